@@ -100,7 +100,7 @@ impl Engine {
             device_draft_model: draft_on_device.zip(draft_model.as_ref().and_then(|draft| draft.gemma4.clone())),
             draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
             ngrams: Arc::new(NgramPool::default()),
-            pages: PagePool::new(options.kv_memory),
+            pages: models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone()),
         };
         let parts = Parts {
             sources,
@@ -160,11 +160,6 @@ impl Engine {
     /// Whether the drafter `mtp` is available: an assistant is loaded, or the model has a NextN head.
     pub fn has_mtp(&self) -> bool {
         self.parts.sources.has_mtp()
-    }
-
-    /// Whether the models run on a device.
-    pub(crate) fn is_on_device(&self) -> bool {
-        self.parts.models.is_some()
     }
 
     /// Whether both are clones of one engine.

@@ -74,8 +74,10 @@ pub(crate) fn read(
     let (draft_model, draft_weights) = draft.transpose()?.unzip();
     let on_device = |weights: Option<TextModel<DeviceOps>>, assistant| {
         let both = device.zip(weights);
-        both.map(|(device, weights)| Models::new(device.clone(), weights, assistant, suppressed).map(Arc::new))
-            .transpose()
+        let new = |(device, weights): (&Arc<dyn Device>, _)| {
+            Models::new(device.clone(), weights, assistant, suppressed, options.kv_memory).map(Arc::new)
+        };
+        both.map(new).transpose()
     };
     Ok(ReadModels {
         on_device: on_device(model, assistant_model)?,

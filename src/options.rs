@@ -34,7 +34,7 @@ pub struct EngineOptions {
     pub quantize: Option<WeightType>,
     /// The assistant's centroids. Default: its own.
     pub centroids: Centroids,
-    /// Limit in bytes of all sessions' K and V together, on the CPU. Default: none.
+    /// Limit in bytes of all sessions' K and V together. Default: none; on a device, what is free after loading, but for a sixteenth.
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,

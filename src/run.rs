@@ -7,14 +7,13 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::engine::Engine;
-use crate::kv::SequenceState;
 use crate::options::{GenerateOptions, Pipeline};
 use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step, Tracer, Work,
-    run_pass,
+    Cancel, Checkpoint, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step,
+    Tracer, Work, run_pass,
 };
 use crate::stop::{FinishReason, TextEnd};
 use crate::tokenizer::Tokenizer;
@@ -44,8 +43,8 @@ pub(crate) struct Run {
 struct Undo {
     len: usize,
     newest: Option<DecodeState>,
-    /// If the prompt takes several passes and the state is on the host.
-    state: Option<SequenceState>,
+    /// If the prompt takes several passes.
+    state: Option<Checkpoint>,
 }
 
 impl Run {
@@ -144,10 +143,8 @@ impl Run {
             let most_rows = most_rows.min(next_cut.unwrap_or(usize::MAX));
             let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
-            if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none())
-                && decoder.backend.device.is_none()
-            {
-                undo.state = Some(decoder.state.fork());
+            if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none()) {
+                undo.state = Some(decoder.checkpoint()?);
             }
             return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
         }
@@ -303,16 +300,10 @@ impl Run {
     fn restore(&mut self, session: &mut Session) {
         let Some(undo) = self.undo.take() else { return };
         self.prompt.clear();
-        let engine = session.engine.clone();
         let decoder = session.decoder().0;
+        // Without a checkpoint the prompt is one pass, which failed.
         if let Some(state) = undo.state {
-            decoder.state = state;
-        } else if decoder.state.rewind(undo.len).is_err()
-            && let Err(error) = engine.run(|| decoder.read_again(undo.len))
-        {
-            tracing::warn!(%error, "the sequence before a failed prompt could not be restored; the session is empty");
-            decoder.drafting.truncate(0);
-            return;
+            decoder.restore(state);
         }
         decoder.drafting.truncate(undo.len);
         if let Some(newest) = undo.newest {

@@ -1,7 +1,6 @@
 //! A session: one sequence with its KV cache.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +11,6 @@ use rand::rngs::StdRng;
 
 use crate::engine::Engine;
 use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
-use crate::nn::tensor;
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
@@ -127,34 +125,17 @@ impl Session {
     /// A copy that continues independently. Both share the memory of their common prefix.
     ///
     /// # Errors
-    /// If memory is exhausted. On a device, where pages are not shared, K and V are copied through the host.
+    /// If memory is exhausted.
     pub fn fork(&mut self) -> Result<Self> {
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
         let from = self.decoder().0;
-        let mut newest = from.drafting.newest.clone();
-        let mut fork = match &from.backend.device {
-            None => Self::around(engine, &kv_options, from.backend.clone(), from.state.fork())?,
-            Some(_) => {
-                let mut fork = Self::new(engine, &SessionOptions { kv: kv_options })?;
-                let hidden = newest.as_ref().map(|newest| from.backend.hidden(newest)).transpose()?;
-                if let Some((newest, hidden)) = newest.as_mut().zip(hidden) {
-                    let width = hidden.len();
-                    newest.hidden = tensor(hidden, (1, width))?;
-                }
-                let copy_failed = |cause: io::Error| cause.downcast().unwrap_or_else(Error::io("a fork's K and V"));
-                let mut bytes = Vec::new();
-                from.backend.write_to(from.state.kv(), &mut bytes).map_err(copy_failed)?;
-                let to = fork.decoder().0;
-                let read = to.backend.read_from(to.state.kv_mut(), from.state.len(), newest.as_ref(), &mut &bytes[..]);
-                read.map_err(copy_failed)?;
-                newest = from.drafting.newest.clone();
-                fork
-            }
-        };
+        let device = from.backend.device.as_ref().map(OnDevice::fork).transpose()?;
+        let backend = Backend { device, ..from.backend.clone() };
+        let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
         let to = fork.decoder().0;
         from.drafting.bequeath(&mut to.drafting);
         to.drafting.tokens = from.drafting.tokens.clone();
-        to.drafting.newest = newest;
+        to.drafting.newest = from.drafting.newest.clone();
         Ok(fork)
     }
 

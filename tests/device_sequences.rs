@@ -15,14 +15,15 @@ mod on_device;
 
 use std::collections::HashMap;
 
-use foretoken::kv::KvOptions;
+use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
-    ElementType, Engine, FinishReason, GenerateOptions, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId,
-    SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, FinishReason, GenerateOptions, Pipeline, PrefixCacheOptions, Sampling, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions,
 };
 use on_device::pair::{NARROW, Pair, damaged, exact, mtp, pair, plain, run};
 use on_device::poison::poison;
+use on_device::widened::{Heads, Widths};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -204,15 +205,18 @@ fn drafts_made_ahead_are_kept() {
     assert_eq!(ids, want);
 }
 
-/// A fork continues beside its origin.
+/// A fork continues beside its origin. It takes no pages until one of them writes.
 #[test]
-fn forks_share_passes() {
+fn forks_share_pages_and_passes() {
     let pair = pair("nested", NARROW, None);
     let options = mtp(3, &plain(4));
     let go_on = |engine: &Engine| {
         let mut origin = engine.session(&exact(ElementType::F32)).expect("a session");
-        origin.generate(&[3, 9, 10], &options).expect("a generation").for_each(|piece| drop(piece.expect("a piece")));
+        let pieces = origin.generate(&text(150), &options).expect("a generation");
+        pieces.for_each(|piece| drop(piece.expect("a piece")));
+        let before = engine.pages().held();
         let fork = origin.fork().expect("a fork");
+        assert_eq!(engine.pages().held(), before);
         let mut scheduler = Scheduler::new(engine, SchedulerOptions::default());
         let ids = [(origin, [20, 21]), (fork, [30, 31])]
             .map(|(session, prompt)| scheduler.add(session, &prompt, &options).expect("added"));
@@ -222,9 +226,59 @@ fn forks_share_passes() {
                 texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
             }
         }
+        // The page of all positions is copied, and rings; not the one before.
+        let after = engine.pages().held();
+        assert!(before < after && after < 2 * before, "{before} bytes before, {after} after");
         ids.map(|id| texts.remove(&id))
     };
     assert_eq!(go_on(&pair.device), go_on(&pair.cpu));
+    assert_eq!(pair.device.pages().held(), 0, "pages are left");
+}
+
+fn text(len: usize) -> Vec<u32> {
+    (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
+}
+
+/// Prompts continue from cached prefixes, also after quantized pages, and nothing of them is left.
+#[test]
+fn prefixes_are_kept() {
+    let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
+    let pair = pair("nested", widths, None);
+    let zones = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
+    let codes = KvOptions {
+        key: CodeFormat::Tqc5.into(),
+        value: CodeFormat::Tqc4.into(),
+        exact: zones,
+        ..exact(ElementType::F16).kv
+    };
+    let prefix_cache = Some(PrefixCacheOptions { interval: 64, ..PrefixCacheOptions::default() });
+    for kv in [exact(ElementType::F32).kv, codes] {
+        let session = SessionOptions { kv };
+        let mut scheduler = Scheduler::new(
+            &pair.device,
+            SchedulerOptions { prefix_cache: prefix_cache.clone(), ..SchedulerOptions::default() },
+        );
+        let mut computed = Vec::new();
+        for (shared, own) in [(150, 0), (150, 10), (140, 10)] {
+            let prompt = [text(shared), (0..own).map(|i| 300 + i).collect()].concat();
+            let new = scheduler.session(&session).expect("a session");
+            let id = scheduler.add(new, &prompt, &plain(4)).expect("added");
+            let mut ids = Vec::new();
+            while scheduler.is_active() {
+                ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
+            }
+            assert_eq!(ids, run(&pair.device, &session, &prompt, &plain(4)).0);
+            let statistics = scheduler.statistics(id).expect("a sequence");
+            computed.push(statistics.prompt_tokens - statistics.cached_tokens);
+            drop(scheduler.remove(id));
+        }
+        assert!(
+            computed[0] == 150 && computed[1] < 60 && computed[2] < 100,
+            "{computed:?} tokens of prompts are computed"
+        );
+        drop(scheduler);
+        assert_eq!(pair.device.pages().held(), 0, "pages are left");
+    }
 }
 
 /// NaN in the K of one sequence is that sequence's error.

@@ -5,11 +5,12 @@
 //! Rollback is a smaller length, held by the caller. One difference: with K = V, K's rotary channels are stored in exact formats
 //! as well.
 
+mod cache;
 mod file;
 mod recomputed_keys;
 mod storage;
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized};
@@ -22,11 +23,12 @@ use foretoken_kernels::ElementType;
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
-use super::pages::{Arena, Tables, page_memory_error};
+use super::pages::{Table, Tables};
 use super::queue::Queue;
 use super::temporaries::Temporary;
 use crate::Result;
 use crate::kv::{KEqV, KvLayout, KvOptions, PAGE, StoreLayout, first_exact_page, not_finite};
+pub(crate) use cache::DeviceKv;
 use recomputed_keys::RecomputedKeys;
 use storage::{Storage, StoragePlan};
 
@@ -54,18 +56,6 @@ pub(crate) struct KvPlan {
     tables: usize,
     options: KvOptions, // without limits
     context: usize,     // positions that tables hold
-}
-
-/// The K and V of a sequence.
-pub(crate) struct DeviceKv {
-    plan: Arc<KvPlan>,
-    /// Addresses of all pages; each table is a range of it.
-    tables: Buffer<u64>,
-    addresses: Vec<u64>,
-    held: Vec<usize>, // pages of every table
-    written: bool,    // whether `tables` equals `addresses`
-    arena: Arena,
-    reserved: usize,
 }
 
 /// The K and V of one layer.
@@ -206,6 +196,23 @@ impl KvPlan {
         })
     }
 
+    /// The tables, and the number of pages in each after positions below `end` were written.
+    fn held(&self, end: usize) -> impl Iterator<Item = (&Table, usize)> {
+        let sides = self.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
+        sides.flat_map(move |(side, zones)| side.held(end, zones))
+    }
+
+    /// The tables, and the pages in each that a pass over positions `first..end` writes.
+    fn written(&self, first: usize, end: usize) -> impl Iterator<Item = (&Table, Range<usize>)> {
+        let sides = self.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
+        sides.flat_map(move |(side, zones)| {
+            let leaving =
+                zones.map_or(0..0, |Zones { tail, .. }| first_exact_page(first, tail)..first_exact_page(end, tail));
+            let quantized = side.quantized.iter().map(move |(_, table)| (table, leaving.clone()));
+            [(&side.exact, first / PAGE..end.div_ceil(PAGE))].into_iter().chain(quantized)
+        })
+    }
+
     /// Whether the pages that leave an exact tail in a pass of `rows` rows were complete before it.
     pub fn completes_pages_before(&self, rows: usize) -> bool {
         self.stores.iter().all(|store| store.zones.is_none_or(|zones| rows <= zones.tail))
@@ -236,59 +243,6 @@ pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<(
     match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
         None => Ok(()),
         Some((layer, name, position)) => Err(not_finite(name, layer, position as usize, None)),
-    }
-}
-
-impl DeviceKv {
-    /// An empty cache.
-    ///
-    /// # Errors
-    /// If the device is out of memory.
-    pub fn new(device: Arc<dyn Device>, plan: Arc<KvPlan>) -> Result<Self> {
-        let tables = Buffer::new(&*device, plan.entries)?;
-        let arena = Arena { device, chunks: Vec::new(), used: 0 };
-        let (addresses, held) = (vec![0; plan.entries], vec![0; plan.tables]);
-        Ok(Self { plan, tables, addresses, held, written: true, arena, reserved: 0 })
-    }
-
-    /// How it is stored.
-    pub fn plan(&self) -> &Arc<KvPlan> {
-        &self.plan
-    }
-
-    /// The page tables.
-    pub fn tables(&self) -> DeviceSlice<u64> {
-        self.tables.slice()
-    }
-
-    /// Bytes allocated.
-    pub fn bytes(&self) -> usize {
-        self.arena.chunks.iter().map(Buffer::len).sum()
-    }
-
-    /// Allocates the pages of positions below `end`, and writes their addresses to the tables.
-    ///
-    /// # Errors
-    /// If the device is out of memory; earlier allocations stay.
-    pub fn reserve(&mut self, end: usize) -> Result<()> {
-        let plan = &self.plan;
-        let sides = plan.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
-        for (table, pages) in sides.flat_map(|(side, zones)| side.held(end, zones)) {
-            let held = &mut self.held[table.index];
-            while *held < pages.min(table.slots) {
-                let address = self.arena.take(table.page_bytes);
-                self.addresses[table.start + *held] =
-                    address.map_err(|error| page_memory_error(error, &*self.arena.device, end, self.reserved))?;
-                *held += 1;
-                self.written = false;
-            }
-        }
-        if !self.written {
-            self.tables.write(0, &self.addresses)?;
-            self.written = true;
-        }
-        self.reserved = self.reserved.max(end);
-        Ok(())
     }
 }
 

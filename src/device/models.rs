@@ -9,18 +9,23 @@ use super::buffer::Buffer;
 use super::kv::KvPlan;
 use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::DeviceOps;
+use super::pages::PageMemory;
 use super::passes::Passes;
 use super::sequence::Sequence;
 use crate::Result;
 use crate::gemma4::{AssistantModel, TextModel};
-use crate::kv::{KvLayout, KvOptions};
+use crate::kv::{KvLayout, KvOptions, PagePool};
 
 /// A target and its assistant, if any, on a device; shared by any number of sequences.
 pub(crate) struct Models {
     pub(super) loaded: LoadedModels,
     plans: Mutex<Plans>,
+    pages: Arc<PageMemory>,
     passes: Mutex<Passes>,
 }
+
+/// The part of the free memory that is left for activations: one of so many.
+const ACTIVATIONS: usize = 16;
 
 /// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only if the memory suffices for them.
 const TABLES: usize = 1 << 20;
@@ -34,7 +39,7 @@ struct Plans {
 
 impl Models {
     /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`](super::OnDevice). `suppressed` ids
-    /// are never chosen.
+    /// are never chosen. Pages take at most `kv_memory` bytes, by default what is free, but for activations.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -43,12 +48,30 @@ impl Models {
         target: TextModel<DeviceOps>,
         assistant: Option<(AssistantModel<DeviceOps>, Vec<usize>)>,
         suppressed: &[u32],
+        kv_memory: Option<u64>,
     ) -> Result<Self> {
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
         let passes = Mutex::new(Passes::new(&device, target.config())?);
+        let (free, _) = device.memory()?;
+        let limit = kv_memory.unwrap_or((free - free / ACTIVATIONS) as u64);
+        let pages = Arc::new(PageMemory::new(device.clone(), PagePool::new(Some(limit))));
         tracing::info!(device = device.name(), "weights loaded to the device");
-        Ok(Self { loaded: LoadedModels { device, target, assistant, suppressed }, plans: Mutex::default(), passes })
+        let loaded = LoadedModels { device, target, assistant, suppressed };
+        Ok(Self { loaded, plans: Mutex::default(), pages, passes })
+    }
+
+    /// Counts the pages of all sequences.
+    pub fn pages(&self) -> &PagePool {
+        self.pages.pool()
+    }
+
+    /// A sequence that continues `sequence` independently. Pages are shared until either writes them.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn fork(&self, sequence: &Sequence) -> Result<Sequence> {
+        sequence.fork(self.passes().workspace.launcher())
     }
 
     /// The device.
@@ -70,7 +93,7 @@ impl Models {
         options.check(layout)?;
         let device = self.device();
         let (free, _) = device.memory()?;
-        let memory = options.memory.unwrap_or((free - free / 16) as u64);
+        let memory = options.memory.unwrap_or((free - free / ACTIVATIONS) as u64);
         let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
         // A session file may request more rows than the context has positions.
@@ -78,7 +101,7 @@ impl Models {
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
         let longest = options.max_context.unwrap_or(default).min(context.max(TABLES));
         let plan = self.plan(layout, &options, longest)?;
-        Ok((Sequence::new(device.clone(), plan, self.loaded.hidden_size())?, context))
+        Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size())?, context))
     }
 
     /// The plan of sequences with these options, whose tables hold `context` positions.

@@ -1,12 +1,17 @@
-//! Pages of K and V: page tables, and the arena that pages are allocated from.
+//! Pages of K and V: page tables, and the memory that pages are allocated from.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
+use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::pages::Pages;
+use foretoken_gpu::plan::words::copy_words;
+use parking_lot::Mutex;
 
 use super::Device;
 use super::buffer::Buffer;
-use crate::kv::{PAGE, Retention, SMALLER};
+use super::launcher::Launcher;
+use crate::kv::{Counted, PAGE, PagePool, Retention, SMALLER};
 use crate::{Error, Result};
 
 /// The entries of one page table.
@@ -35,13 +40,6 @@ impl Tables {
     }
 }
 
-/// Allocates pages from large buffers.
-pub(super) struct Arena {
-    pub(super) device: Arc<dyn Device>,
-    pub(super) chunks: Vec<Buffer<u8>>,
-    pub(super) used: usize, // bytes of the newest chunk
-}
-
 impl Table {
     pub(super) fn pages(&self) -> Pages {
         match self.retention.ring() {
@@ -51,43 +49,139 @@ impl Table {
     }
 }
 
-/// Bytes per chunk.
+/// Bytes per chunk, unless less is left.
 const CHUNK: usize = 32 << 20;
 
 /// Alignment of pages.
 const ALIGN: usize = 256;
 
-impl Arena {
-    pub(super) fn take(&mut self, bytes: usize) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        if self.chunks.last().is_none_or(|chunk| chunk.len() - self.used < bytes) {
-            // If no whole chunk is left, a single page may still fit.
-            let chunk = Buffer::new(&*self.device, bytes.max(CHUNK)).or_else(|_| Buffer::new(&*self.device, bytes))?;
-            self.chunks.push(chunk);
-            self.used = 0;
+/// Memory for the pages of all sequences of a model: chunks of pages of one size, each freed with the last of its pages.
+pub(super) struct PageMemory {
+    device: Arc<dyn Device>,
+    pool: PagePool,                                  // counts the pages in use
+    chunks: Mutex<HashMap<usize, Vec<Weak<Chunk>>>>, // by bytes of a page
+}
+
+struct Chunk {
+    buffer: Buffer<u8>,
+    stride: usize,
+    slots: Mutex<Slots>,
+}
+
+struct Slots {
+    dropped: Vec<usize>,
+    unused: std::ops::Range<usize>, // zeros
+}
+
+/// A page: shared by forks, and copied before it is written.
+pub(super) struct Page {
+    chunk: Arc<Chunk>,
+    slot: usize,
+    bytes: usize,
+    _counted: Counted,
+}
+
+/// What a new page has.
+pub(super) enum Contents<'a> {
+    Zeros,
+    CopyOf(&'a Page),
+}
+
+impl PageMemory {
+    /// Memory on `device`, counted by `pool`.
+    pub fn new(device: Arc<dyn Device>, pool: PagePool) -> Self {
+        Self { device, pool, chunks: Mutex::default() }
+    }
+
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// A page of `bytes` bytes, a multiple of 4.
+    ///
+    /// # Errors
+    /// If the pool's limit is reached, or the device is out of memory or fails.
+    pub fn take(&self, launcher: &Launcher, bytes: usize, contents: Contents<'_>) -> Result<Arc<Page>> {
+        let limit = || Error::Memory {
+            what: "a page of K and V".into(),
+            needed: Some(bytes as u64),
+            available: self.pool.available(),
+            fits: None,
+            remedy: SMALLER.into(),
+        };
+        let counted = self.pool.count(bytes as u64).ok_or_else(limit)?;
+        let (chunk, slot, is_zero) = self.slot(bytes.next_multiple_of(ALIGN))?;
+        let page = Page { chunk, slot, bytes, _counted: counted };
+        match contents {
+            Contents::Zeros if is_zero => {}
+            Contents::Zeros => launcher.run(copy_words(page.words(), None))?,
+            Contents::CopyOf(other) => launcher.run(copy_words(page.words(), Some(other.words())))?,
         }
-        let chunk = self.chunks.last().map_or(0, |chunk| chunk.slice().address());
-        let address = chunk + self.used as u64;
-        self.used += bytes;
-        Ok(address)
+        Ok(Arc::new(page))
     }
 
-    /// Reads the page at `address`, `bytes` long.
-    pub(super) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>> {
-        let (chunk, at) = self.place(address);
-        chunk.read(at, bytes)
+    /// A slot of a chunk, and whether it has zeros.
+    fn slot(&self, stride: usize) -> Result<(Arc<Chunk>, usize, bool)> {
+        let mut chunks = self.chunks.lock();
+        let of_size = chunks.entry(stride).or_default();
+        of_size.retain(|chunk| chunk.strong_count() > 0);
+        for chunk in of_size.iter().filter_map(Weak::upgrade) {
+            let taken = chunk.slots.lock().take();
+            if let Some((slot, is_zero)) = taken {
+                return Ok((chunk, slot, is_zero));
+            }
+        }
+        // If no whole chunk is left, a single page may still fit.
+        let new = |count: usize| Ok::<_, Error>((Buffer::new(&*self.device, count * stride)?, count));
+        let (buffer, count) = new((CHUNK / stride).max(1)).or_else(|_| new(1))?;
+        let slots = Mutex::new(Slots { dropped: Vec::new(), unused: 1..count });
+        let chunk = Arc::new(Chunk { buffer, stride, slots });
+        of_size.push(Arc::downgrade(&chunk));
+        Ok((chunk, 0, true))
+    }
+}
+
+impl Slots {
+    fn take(&mut self) -> Option<(usize, bool)> {
+        self.dropped.pop().map(|slot| (slot, false)).or_else(|| self.unused.next().map(|slot| (slot, true)))
+    }
+}
+
+impl Page {
+    pub fn address(&self) -> u64 {
+        self.chunk.buffer.slice().address() + self.at() as u64
     }
 
-    /// Overwrites the page at `address`.
-    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        let (chunk, at) = self.place(address);
-        chunk.write(at, bytes)
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    fn place(&self, address: u64) -> (&Buffer<u8>, usize) {
-        let at = |chunk: &Buffer<u8>| address.checked_sub(chunk.slice().address()).map(|at| at as usize);
-        let found = self.chunks.iter().find_map(|chunk| Some((chunk, at(chunk).filter(|at| *at < chunk.len())?)));
-        found.expect("every page is in a chunk")
+    /// The page's bytes.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        self.chunk.buffer.read(self.at(), self.bytes)
+    }
+
+    /// Overwrites the page.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        self.chunk.buffer.write(self.at(), bytes)
+    }
+
+    fn at(&self) -> usize {
+        self.slot * self.chunk.stride
+    }
+
+    fn words(&self) -> DeviceSlice<u32> {
+        DeviceSlice::new(self.address(), self.bytes / 4)
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.chunk.slots.lock().dropped.push(self.slot);
     }
 }
 

@@ -226,7 +226,7 @@ impl Passes {
         let (mut all, mut outputs) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
         for part in pass.iter_mut() {
             let (first, rows, end) = (given.len(), part.ids.len(), part.position + part.ids.len());
-            part.sequence.kv_mut().reserve(end)?;
+            part.sequence.kv_mut().reserve(launcher, part.position, end)?;
             part.sequence.set(launcher, (part.position, part.ids[0]), None)?;
             given.push(ON_DEVICE);
             given.extend(&part.ids[1..]);

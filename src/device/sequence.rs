@@ -11,6 +11,7 @@ use super::Device;
 use super::buffer::Buffer;
 use super::kv::{DeviceKv, KvPlan};
 use super::launcher::Launcher;
+use super::pages::PageMemory;
 use crate::Result;
 
 /// Placeholder for a drafted token whose id the host has not read yet.
@@ -29,10 +30,23 @@ impl Sequence {
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub(super) fn new(device: Arc<dyn Device>, plan: Arc<KvPlan>, hidden: usize) -> Result<Self> {
-        let on = &*device;
-        let (state, hidden) = (Buffer::new(on, 1 + plan.max_rows())?, Buffer::new(on, hidden)?);
-        Ok(Self { kv: DeviceKv::new(device, plan)?, state, hidden, known: None })
+    pub(super) fn new(memory: &Arc<PageMemory>, plan: Arc<KvPlan>, hidden: usize) -> Result<Self> {
+        Self::of(&**memory.device(), DeviceKv::new(memory.clone(), plan)?, hidden)
+    }
+
+    fn of(device: &dyn Device, kv: DeviceKv, hidden: usize) -> Result<Self> {
+        let (state, hidden) = (Buffer::new(device, 1 + kv.plan().max_rows())?, Buffer::new(device, hidden)?);
+        Ok(Self { kv, state, hidden, known: None })
+    }
+
+    /// A sequence that continues independently. Pages are shared until either writes them.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub(super) fn fork(&self, launcher: &Launcher) -> Result<Self> {
+        let mut fork = Self::of(launcher.device(), self.kv.fork()?, self.hidden.len())?;
+        fork.set(launcher, self.known.unwrap_or_default(), Some(self.hidden.slice()))?;
+        Ok(fork)
     }
 
     /// How K and V are stored. Sequences of the same plan share passes.

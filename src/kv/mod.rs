@@ -30,6 +30,8 @@ pub use format::{ExactZones, KvFormat, KvPreset};
 pub use layout::{KvLayout, StoreLayout};
 pub use options::{KEqV, KvOptions, LayerFormat, available_memory};
 pub use pool::PagePool;
+
+pub(crate) use pool::Counted;
 pub use recurrent::Recurrent;
 pub use round::{Borrowed, Committed, KvAccess, Round};
 pub use state::SequenceState;

@@ -1,7 +1,7 @@
 //! Pages of K and V: memory shared by the sequences of an engine, under one limit.
 //!
 //! Pages are reference-counted and copied on write ([`PagePool::make_unique`]). A page returns to the pool when its
-//! last reference is dropped, and is zeroed when it is reused.
+//! last reference is dropped, and is zeroed when it is reused. Pages on a device are only counted.
 
 use std::sync::Arc;
 
@@ -52,6 +52,17 @@ impl PagePool {
         shared.limit.map(|limit| limit.saturating_sub(shared.held))
     }
 
+    /// Counts `bytes` of pages elsewhere, on a device, as in use until the result is dropped; `None` if the limit is reached.
+    pub(crate) fn count(&self, bytes: u64) -> Option<Counted> {
+        let mut shared = self.shared.lock();
+        let held = shared.held + bytes;
+        if shared.limit.is_some_and(|limit| held > limit) {
+            return None;
+        }
+        shared.held = held;
+        Some(Counted { bytes, pool: self.clone() })
+    }
+
     /// A page of `len` zeroed bytes; `None` if the limit is reached or the system is out of memory.
     pub(super) fn take(&self, len: usize) -> Option<SharedPage> {
         let mut shared = self.shared.lock();
@@ -88,6 +99,18 @@ pub(super) fn page_mut(page: &mut SharedPage) -> &mut [u8] {
 impl Page {
     pub(super) fn as_slice(&self) -> &[u8] {
         self.memory.as_ref().map_or(&[], Allocation::as_slice)
+    }
+}
+
+/// Bytes that a [`PagePool`] counts.
+pub(crate) struct Counted {
+    bytes: u64,
+    pool: PagePool,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.pool.shared.lock().held -= self.bytes;
     }
 }
 

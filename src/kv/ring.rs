@@ -43,7 +43,7 @@ impl Retention {
     }
 
     /// Slot of page `page` of the sequence.
-    pub(super) fn slot(self, page: usize) -> usize {
+    pub(crate) fn slot(self, page: usize) -> usize {
         match self {
             Retention::Ring { pinned, newest } if page >= pinned => pinned + (page - pinned) % newest,
             _ => page,

@@ -32,8 +32,7 @@ pub struct SchedulerOptions {
     /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads as many prompt rows as
     /// measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity up to `max_rows`. Default: 3.
     pub prompt_slowdown: f64,
-    /// Caches states of the sequences, so that shared prefixes of prompts are not computed again. Not on a device, where pages
-    /// are not shared. Default: none.
+    /// Caches states of the sequences, so that shared prefixes of prompts are not computed again. Default: none.
     pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
@@ -103,10 +102,6 @@ impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
         let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
-        if prefix_cache.is_some() && engine.is_on_device() {
-            tracing::info!("no prefixes are kept: pages on a device are not shared");
-        }
-        let prefix_cache = prefix_cache.filter(|_| !engine.is_on_device());
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
         Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0 }

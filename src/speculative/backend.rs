@@ -111,6 +111,15 @@ impl OnDevice {
         DevicePass::run(&self.models, vec![self.part(ids.to_vec(), position, outputs)])
     }
 
+    /// A sequence that continues independently. Pages are shared until either writes them.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn fork(&self) -> Result<Self> {
+        let fork = self.models.fork(&self.sequence.lock())?;
+        Ok(Self { models: self.models.clone(), sequence: Arc::new(Mutex::new(fork)) })
+    }
+
     /// This sequence's part of a pass.
     pub fn part(&self, ids: Vec<u32>, position: usize, outputs: OutputRows) -> PassPart<'_> {
         PassPart { sequence: &self.sequence, ids, position, outputs }

@@ -10,8 +10,8 @@ use super::chain::{Link, lengthen};
 use super::decode_state::DecodeState;
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
-use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
-use crate::device::{DRAFTED, DevicePass};
+use super::{Backend, Cancel, Drafting, ForwardOutput, OnDevice, Others, Proposal, Round};
+use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
@@ -22,6 +22,12 @@ pub(crate) struct SpeculativeDecoder {
     pub backend: Backend,
     pub state: SequenceState,
     pub drafting: Drafting,
+}
+
+/// A sequence's cache at some time.
+pub(crate) struct Checkpoint {
+    state: SequenceState,
+    device: Option<Sequence>,
 }
 
 /// A sequence's work in a pass.
@@ -75,15 +81,22 @@ impl SpeculativeDecoder {
         complete(&mut [Proposing { decoder: self, proposal, cancel }]).pop().unwrap_or(Ok(()))
     }
 
-    /// Recomputes the state of the first `len` tokens.
+    /// The sequence as it is, to be restored. Pages are shared until they are written.
     ///
     /// # Errors
-    /// The pass's; the state is empty then.
-    pub fn read_again(&mut self, len: usize) -> Result<()> {
-        self.state.rewind(0)?;
-        let tokens = self.drafting.tokens[..len.min(self.drafting.tokens.len())].to_vec();
-        let read = tokens.chunks(self.state.kv().max_round_rows()).try_for_each(|ids| self.read(ids));
-        read.inspect_err(|_| drop(self.state.rewind(0)))
+    /// The device's.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        let device = self.backend.device.as_ref();
+        let device = device.map(|device| device.models.fork(&device.sequence.lock())).transpose()?;
+        Ok(Checkpoint { state: self.state.fork(), device })
+    }
+
+    /// Returns to a checkpoint.
+    pub fn restore(&mut self, checkpoint: Checkpoint) {
+        self.state = checkpoint.state;
+        if let Some((OnDevice { sequence, .. }, before)) = self.backend.device.as_ref().zip(checkpoint.device) {
+            *sequence.lock() = before;
+        }
     }
 
     /// One pass over `ids`: all rows are kept, no outputs requested.

@@ -1,11 +1,11 @@
-//! Words written by a launch, in order with others and without a wait: `words.cpp`.
+//! Words written by a launch, in order with others and without a wait, and copies of words: `words.cpp`.
 
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, dimension, optional};
 
 /// Words of one launch, at most.
 pub const MAX_WORDS: usize = 240;
 
-/// Parameters of the kernel.
+/// Parameters of [`write_words`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct WordsParams {
@@ -14,7 +14,7 @@ pub struct WordsParams {
     words: [u32; MAX_WORDS],
 }
 
-// SAFETY: the `Params` of words.cpp.
+// SAFETY: the `WordsParams` of words.cpp.
 unsafe impl Params for WordsParams {}
 
 /// Writes at most [`MAX_WORDS`] words.
@@ -29,4 +29,30 @@ pub fn write_words(to: DeviceSlice<u32>, from: &[u32]) -> Result<Launch<WordsPar
     start.copy_from_slice(from);
     let params = WordsParams { to: to.checked_unaligned("the words", from.len())?, count: from.len() as i32, words };
     Ok(Launch { kernel: "write_words", grid: [1, 1, 1], block: [256, 1, 1], params })
+}
+
+/// Parameters of [`copy_words`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CopyParams {
+    to: u64,
+    from: u64,
+    count: i32,
+}
+
+// SAFETY: the `CopyParams` of words.cpp.
+unsafe impl Params for CopyParams {}
+
+/// Copies `from` to `to`, which has as many words; zeros if `None`.
+///
+/// # Errors
+/// If `from` is shorter.
+pub fn copy_words(to: DeviceSlice<u32>, from: Option<DeviceSlice<u32>>) -> Result<Launch<CopyParams>, LaunchError> {
+    let params = CopyParams {
+        to: to.checked("the copy", to.len())?,
+        from: optional(from, "the words", to.len())?,
+        count: dimension("words", to.len())?,
+    };
+    let grid = [dimension("words", to.len().div_ceil(1024).max(1))? as u32, 1, 1];
+    Ok(Launch { kernel: "copy_words", grid, block: [256, 1, 1], params })
 }

@@ -13,7 +13,7 @@ use foretoken_gpu::plan::segments::{ON_DEVICE, Place, Segment, Segments};
 use foretoken_gpu::plan::vocabulary::{
     Chosen, Grouped, KEPT, Largest, NO_ID, Scores, argmax, argmax_parts, largest, largest_parts, top_k,
 };
-use foretoken_gpu::plan::words::{MAX_WORDS, write_words};
+use foretoken_gpu::plan::words::{MAX_WORDS, copy_words, write_words};
 use foretoken_kernels::norm::{self, AfterNorm};
 use foretoken_kernels::quant::{WeightType, dequantize_row};
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, Isa, activation, gemm as cpu, vocabulary};
@@ -575,6 +575,17 @@ fn words_case(count: usize) -> Case {
     })
 }
 
+fn copy_case(count: usize) -> Case {
+    Case::new(format!("a copy of {count} words"), &["words.cpp"], move |device| {
+        let words: Vec<u32> = (1..=count as u32).collect();
+        let (from, to) = (device.of(&words), device.poisoned(count));
+        device.run(copy_words(to, Some(from)))?;
+        same("the copy", &device.read(to), &words)?;
+        device.run(copy_words(to, None))?;
+        same("zeros", &device.read(to), &vec![0; count])
+    })
+}
+
 fn read_case(words: usize, blocks: usize) -> Case {
     Case::new(format!("read {words} words by {blocks} blocks"), &["read.cpp"], move |device| {
         let mut numbers = Numbers::new(words as u64);
@@ -638,7 +649,7 @@ pub fn small() -> Vec<Case> {
     cases.extend([argmax_case(3, 4500, Some(30.0), false, None), argmax_case(3, 512, None, true, Some(1))]);
     cases.extend([largest_case(2, 4130), largest_case(3, 40)]);
     cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);
-    cases.extend([angles_case(5, 130), keep_case(300), words_case(5)]);
+    cases.extend([angles_case(5, 130), keep_case(300), words_case(5), copy_case(1030)]);
     cases.push(experts_case(5, 40, 3));
     cases.push(read_case(6002, 2));
     cases.push(centroid_case(ElementType::F16, 2, 20, 6, 5));

@@ -10,6 +10,9 @@ use foretoken_kernels::{ElementType, Isa};
 
 use super::recomputed_keys::RecomputedKeys;
 use super::{DeviceKv, Store};
+use crate::device::launcher::Launcher;
+use crate::device::pages::Page;
+use crate::device::temporaries::Temporaries;
 use crate::kv::PAGE;
 use crate::nn::Rotary;
 
@@ -17,8 +20,7 @@ use crate::nn::Rotary;
 struct FilePage<'a> {
     store: &'a Store,
     slot: usize,
-    address: u64,
-    bytes: usize,
+    page: &'a Page,
 }
 
 impl DeviceKv {
@@ -27,8 +29,8 @@ impl DeviceKv {
     /// # Errors
     /// Those of `to`, or the device's inside an `io::Error`.
     pub fn write_to(&self, end: usize, to: &mut impl Write) -> io::Result<()> {
-        for FilePage { store, address, bytes, .. } in self.file_pages(end) {
-            let mut page = self.arena.read(address, bytes).map_err(io::Error::other)?;
+        for FilePage { store, page, .. } in self.file_pages(end) {
+            let mut page = page.read().map_err(io::Error::other)?;
             if let Some(RecomputedKeys { rotary_first: Some(rotary_first), .. }) = &store.recomputed_keys {
                 let mut values = store.element.read(&page);
                 rotary_first.restore(&mut values);
@@ -44,10 +46,12 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory, or those of `from`.
     pub fn read_from(&mut self, end: usize, from: &mut impl Read) -> io::Result<()> {
-        self.reserve(end).map_err(io::Error::other)?;
+        let device = self.memory.device();
+        let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
+        self.reserve(&launcher, 0, end).map_err(io::Error::other)?;
         let rotary = Rotary::new(self.plan.inverse_frequencies.clone(), Isa::best());
-        for FilePage { store, slot, address, bytes } in self.file_pages(end) {
-            let mut page = vec![0; bytes];
+        for FilePage { store, slot, page: to } in self.file_pages(end) {
+            let mut page = vec![0; to.bytes()];
             from.read_exact(&mut page)?;
             if let Some(recomputed_keys) = &store.recomputed_keys {
                 let mut values = store.element.read(&page);
@@ -57,10 +61,10 @@ impl DeviceKv {
                     (keys, values) = (rotary_first.rotary_keys(&keys), rotary_first.reorder(&values));
                     page = narrowed(store.element, &values);
                 }
-                let address = self.addresses[store.keys.exact.start + slot];
-                self.arena.write(address, &narrowed(store.element, &keys)).map_err(io::Error::other)?;
+                let of_keys = &self.pages[store.keys.exact.index][slot];
+                of_keys.write(&narrowed(store.element, &keys)).map_err(io::Error::other)?;
             }
-            self.arena.write(address, &page).map_err(io::Error::other)?;
+            to.write(&page).map_err(io::Error::other)?;
         }
         Ok(())
     }
@@ -72,8 +76,8 @@ impl DeviceKv {
             let tables =
                 keys.into_iter().chain([&store.values]).flat_map(move |storage| storage.held(end, store.zones));
             tables.flat_map(move |(table, held)| {
-                let addresses = self.addresses[table.start..][..held].iter().enumerate();
-                addresses.map(|(slot, address)| FilePage { store, slot, address: *address, bytes: table.page_bytes })
+                let pages = self.pages[table.index][..held].iter().enumerate();
+                pages.map(|(slot, page)| FilePage { store, slot, page })
             })
         })
     }

@@ -1,0 +1,96 @@
+//! The K and V of a sequence: its pages, and their tables.
+
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+
+use super::KvPlan;
+use crate::Result;
+use crate::device::buffer::Buffer;
+use crate::device::launcher::Launcher;
+use crate::device::pages::{Contents, Page, PageMemory, page_memory_error};
+
+/// The K and V of a sequence.
+pub(crate) struct DeviceKv {
+    pub(super) plan: Arc<KvPlan>,
+    pub(super) memory: Arc<PageMemory>,
+    pub(super) pages: Vec<Vec<Arc<Page>>>, // of every table, by slot
+    /// The pages' addresses; each table is a range of it.
+    tables: Buffer<u64>,
+    addresses: Vec<u64>,
+    written: bool, // whether `tables` equals `addresses`
+    reserved: usize,
+}
+
+impl DeviceKv {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(memory: Arc<PageMemory>, plan: Arc<KvPlan>) -> Result<Self> {
+        let tables = Buffer::new(&**memory.device(), plan.entries)?;
+        let addresses = vec![0; plan.entries];
+        let pages = std::iter::repeat_with(Vec::new).take(plan.tables).collect();
+        Ok(Self { plan, memory, pages, tables, addresses, written: true, reserved: 0 })
+    }
+
+    /// A cache with the same rows; pages are shared until either writes them.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn fork(&self) -> Result<Self> {
+        let (plan, memory, reserved) = (self.plan.clone(), self.memory.clone(), self.reserved);
+        let tables = Buffer::of(&**memory.device(), &self.addresses)?;
+        let (pages, addresses) = (self.pages.clone(), self.addresses.clone());
+        Ok(Self { plan, memory, pages, tables, addresses, written: true, reserved })
+    }
+
+    /// How it is stored.
+    pub fn plan(&self) -> &Arc<KvPlan> {
+        &self.plan
+    }
+
+    /// The page tables.
+    pub fn tables(&self) -> DeviceSlice<u64> {
+        self.tables.slice()
+    }
+
+    /// Bytes of its pages, including those shared with forks.
+    pub fn bytes(&self) -> usize {
+        self.pages.iter().flatten().map(|page| page.bytes()).sum()
+    }
+
+    /// Allocates what a pass over positions `first..end` writes, copies what is shared of it, and writes the addresses to the tables.
+    ///
+    /// # Errors
+    /// If the device is out of memory; earlier allocations stay.
+    pub fn reserve(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
+        let out_of_memory = |error| page_memory_error(error, &**self.memory.device(), end, self.reserved);
+        for (table, held) in self.plan.held(end) {
+            let pages = &mut self.pages[table.index];
+            while pages.len() < held.min(table.slots) {
+                let page = self.memory.take(launcher, table.page_bytes, Contents::Zeros).map_err(out_of_memory)?;
+                self.addresses[table.start + pages.len()] = page.address();
+                self.written = false;
+                pages.push(page);
+            }
+        }
+        for (table, pages) in self.plan.written(first, end) {
+            for slot in pages.map(|page| table.retention.slot(page)) {
+                let page = &mut self.pages[table.index][slot];
+                if Arc::strong_count(page) > 1 {
+                    let copy = self.memory.take(launcher, table.page_bytes, Contents::CopyOf(page));
+                    *page = copy.map_err(out_of_memory)?;
+                    self.addresses[table.start + slot] = page.address();
+                    self.written = false;
+                }
+            }
+        }
+        if !self.written {
+            self.tables.write(0, &self.addresses)?;
+            self.written = true;
+        }
+        self.reserved = self.reserved.max(end);
+        Ok(())
+    }
+}

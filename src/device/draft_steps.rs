@@ -35,8 +35,9 @@ pub(super) struct DraftRow<'a> {
 pub(super) struct DraftSteps {
     lists: Option<Lists>,
     angles: DraftAngles,
-    /// In order of rows. A sequence whose draft is complete goes on in vain, because the others' rows are beside its own.
-    sequences: Vec<Weak<Mutex<Sequence>>>,
+    /// In order of rows, and the memory of each. A sequence whose draft is complete goes on in vain, because the others' rows are
+    /// beside its own.
+    sequences: Vec<(Weak<Mutex<Sequence>>, u64)>,
     done: usize, // steps
 }
 
@@ -84,7 +85,10 @@ impl DraftSteps {
     /// of the last step are lost, and all steps are repeated. They stay alive until the step is launched; memory is freed after the
     /// kernels that read it.
     fn continued(&self, rows: &[DraftRow<'_>], step: usize) -> Option<Vec<Arc<Mutex<Sequence>>>> {
-        let sequences: Vec<_> = self.sequences.iter().map(Weak::upgrade).collect::<Option<_>>()?;
+        // Not replaced by a checkpoint. A sequence that is locked waits for this workspace.
+        let same = |sequence: &Mutex<Sequence>, id| sequence.try_lock().is_some_and(|sequence| sequence.id() == id);
+        let alive = |(sequence, id): &(Weak<_>, _)| sequence.upgrade().filter(|sequence| same(sequence, *id));
+        let sequences: Vec<_> = self.sequences.iter().map(alive).collect::<Option<_>>()?;
         let is_in = |row: &DraftRow<'_>| sequences.iter().any(|one| Arc::ptr_eq(one, row.sequence));
         (step > 0 && self.done == step && rows.iter().all(is_in)).then_some(sequences)
     }
@@ -97,17 +101,17 @@ impl DraftSteps {
         rows: &[DraftRow<'_>],
     ) -> Result<Vec<Arc<Mutex<Sequence>>>> {
         self.grow(workspace, models, rows.len())?;
-        let mut segments = Vec::with_capacity(rows.len());
+        let (mut segments, mut sequences) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (i, row) in rows.iter().enumerate() {
             let mut sequence = row.sequence.lock();
             sequence.set(workspace.launcher(), (row.position, row.tokens[0]), None)?;
             segments.push(sequence.segment(i, 1));
+            sequences.push((Arc::downgrade(row.sequence), sequence.id()));
         }
         if let Some(lists) = &mut self.lists {
             lists.segments.set(workspace.launcher(), &segments)?;
         }
-        self.sequences = rows.iter().map(|row| Arc::downgrade(row.sequence)).collect();
-        self.done = 0;
+        (self.sequences, self.done) = (sequences, 0);
         Ok(rows.iter().map(|row| row.sequence.clone()).collect())
     }
 

@@ -59,6 +59,11 @@ impl Sequence {
         self.kv.bytes()
     }
 
+    /// The address of its state, which no other existing sequence has.
+    pub(super) fn id(&self) -> u64 {
+        self.state.slice().address()
+    }
+
     pub(super) fn kv_mut(&mut self) -> &mut DeviceKv {
         &mut self.kv
     }

@@ -97,10 +97,9 @@ impl<'a> DevicePass<'a> {
     /// # Errors
     /// If K or V were NaN or infinite, or the driver fails.
     pub fn wait(&mut self, count: Option<usize>) -> Result<()> {
-        match count {
-            Some(count) => self.output(0).largest_logits(0, count)?,
-            None => None,
-        };
+        if let Some(count) = count {
+            self.output(0).largest_logits(0, count)?;
+        }
         self.passes.wait()
     }
 }

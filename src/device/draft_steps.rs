@@ -35,8 +35,7 @@ pub(super) struct DraftRow<'a> {
 pub(super) struct DraftSteps {
     lists: Option<Lists>,
     angles: DraftAngles,
-    /// In order of rows, and the memory of each. A sequence whose draft is complete goes on in vain, because the others' rows are
-    /// beside its own.
+    /// In order of rows, and the memory of each. A sequence whose draft is complete keeps its row, which is computed and not used.
     sequences: Vec<(Weak<Mutex<Sequence>>, u64)>,
     done: usize, // steps
 }
@@ -85,7 +84,7 @@ impl DraftSteps {
     /// of the last step are lost, and all steps are repeated. They stay alive until the step is launched; memory is freed after the
     /// kernels that read it.
     fn continued(&self, rows: &[DraftRow<'_>], step: usize) -> Option<Vec<Arc<Mutex<Sequence>>>> {
-        // Not replaced by a checkpoint. A sequence that is locked waits for this workspace.
+        // Not replaced by a snapshot. A sequence that is locked waits for this workspace.
         let same = |sequence: &Mutex<Sequence>, id| sequence.try_lock().is_some_and(|sequence| sequence.id() == id);
         let alive = |(sequence, id): &(Weak<_>, _)| sequence.upgrade().filter(|sequence| same(sequence, *id));
         let sequences: Vec<_> = self.sequences.iter().map(alive).collect::<Option<_>>()?;
@@ -175,9 +174,11 @@ impl DraftSteps {
         }
         let assistant = models.assistant.as_ref().ok_or_else(no_assistant)?;
         let (on, rows) = (&*models.device, rows.next_power_of_two().max(MIN_ROWS));
+        // Both or neither, if memory is exhausted.
+        let outputs = assistant.outputs(on, rows, models.hidden_size())?;
+        let lists = Lists { given: List::new(on, rows)?, segments: List::new(on, rows)? };
         workspace.recordings.clear();
-        workspace.ops.draft = Some(Arc::new(assistant.outputs(on, rows, models.hidden_size())?));
-        self.lists = Some(Lists { given: List::new(on, rows)?, segments: List::new(on, rows)? });
+        (workspace.ops.draft, self.lists) = (Some(Arc::new(outputs)), Some(lists));
         Ok(())
     }
 

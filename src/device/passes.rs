@@ -260,9 +260,10 @@ impl Passes {
         if shape.rows > self.memory.rows || shape.segments > self.memory.segments {
             let rows = shape.rows.max(self.memory.rows).next_power_of_two();
             let segments = shape.segments.max(self.memory.segments).next_power_of_two();
+            let memory = Memory::new(on, rows, segments)?;
             self.workspace.recordings.clear();
             self.workspace.readback.grow(on, (segments, rows))?;
-            self.memory = Memory::new(on, rows, segments)?;
+            self.memory = memory;
         }
         if shape.output_rows > self.workspace.ops.outputs.rows {
             self.workspace.recordings.clear();

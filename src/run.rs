@@ -12,7 +12,7 @@ use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, Checkpoint, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step,
+    Cancel, DecodeState, Done, Others, Path, Proposal, Round, Snapshot, SpeculationStats, SpeculativeDecoder, Step,
     Tracer, Work, run_pass,
 };
 use crate::stop::{FinishReason, TextEnd};
@@ -44,7 +44,7 @@ struct Undo {
     len: usize,
     newest: Option<DecodeState>,
     /// If the prompt takes several passes.
-    state: Option<Checkpoint>,
+    state: Option<Snapshot>,
 }
 
 impl Run {
@@ -144,7 +144,7 @@ impl Run {
             let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
             if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none()) {
-                undo.state = Some(decoder.checkpoint()?);
+                undo.state = Some(decoder.snapshot()?);
             }
             return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
         }
@@ -301,7 +301,7 @@ impl Run {
         let Some(undo) = self.undo.take() else { return };
         self.prompt.clear();
         let decoder = session.decoder().0;
-        // Without a checkpoint the prompt is one pass, which failed.
+        // Without a snapshot the prompt is one pass, which failed.
         if let Some(state) = undo.state {
             decoder.restore(state);
         }

@@ -25,7 +25,7 @@ pub(crate) struct SpeculativeDecoder {
 }
 
 /// A sequence's cache at some time.
-pub(crate) struct Checkpoint {
+pub(crate) struct Snapshot {
     state: SequenceState,
     device: Option<Sequence>,
 }
@@ -85,16 +85,16 @@ impl SpeculativeDecoder {
     ///
     /// # Errors
     /// The device's.
-    pub fn checkpoint(&self) -> Result<Checkpoint> {
+    pub fn snapshot(&self) -> Result<Snapshot> {
         let device = self.backend.device.as_ref();
         let device = device.map(|device| device.models.fork(&device.sequence.lock())).transpose()?;
-        Ok(Checkpoint { state: self.state.fork(), device })
+        Ok(Snapshot { state: self.state.fork(), device })
     }
 
-    /// Returns to a checkpoint.
-    pub fn restore(&mut self, checkpoint: Checkpoint) {
-        self.state = checkpoint.state;
-        if let Some((OnDevice { sequence, .. }, before)) = self.backend.device.as_ref().zip(checkpoint.device) {
+    /// Returns to a snapshot.
+    pub fn restore(&mut self, snapshot: Snapshot) {
+        self.state = snapshot.state;
+        if let Some((OnDevice { sequence, .. }, before)) = self.backend.device.as_ref().zip(snapshot.device) {
             *sequence.lock() = before;
         }
     }

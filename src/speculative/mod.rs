@@ -50,7 +50,7 @@ pub use trace::Trace;
 
 pub(crate) use accept::{Verification, accept_rows};
 pub(crate) use backend::{Backend, ForwardOutput, OnDevice};
-pub(crate) use decoder::{Checkpoint, Done, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
+pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::check_vocabulary;
 pub(crate) use drafting::{Drafting, Round};
 pub(crate) use planner::BatchPlanner;

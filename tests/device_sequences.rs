@@ -267,7 +267,7 @@ fn prefixes_are_kept() {
             while scheduler.is_active() {
                 ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
             }
-            assert_eq!(ids, run(&pair.device, &session, &prompt, &plain(4)).0);
+            assert_eq!(ids, run(&pair.cpu, &session, &prompt, &plain(4)).0);
             let statistics = scheduler.statistics(id).expect("a sequence");
             computed.push(statistics.prompt_tokens - statistics.cached_tokens);
             drop(scheduler.remove(id));

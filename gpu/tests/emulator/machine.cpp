@@ -18,7 +18,8 @@ NEAR int mutant = 0;
 
 namespace {
 
-constexpr size_t STACK = 64 << 10;
+// Not a multiple of 4 KiB: the tops of the stacks are in different sets of the caches.
+constexpr size_t STACK = (32 << 10) + 5 * 64;
 constexpr unsigned char POISON = 0xa5;
 
 // A synchronization point: of a warp or of the block.
@@ -60,6 +61,8 @@ struct Machine {
     std::vector<Guarded> shared; // one, or none yet
     std::vector<Guarded> buffers;
     Fiber* running = nullptr;
+    size_t left = 0; // threads that have not returned
+    bool backwards = false;
     jmp_buf scheduler;
     sigjmp_buf escape;
     bool launched = false;
@@ -100,12 +103,43 @@ bool intact(const Guarded& g) {
     return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len - page);
 }
 
+void run_fiber();
+[[noreturn]] void stuck();
+
+// Runs the fiber until it waits or ends.
+[[noreturn]] void resume(Fiber& fiber, size_t index) {
+    m->running = &fiber;
+    self = fiber.self;
+    fiber.waits = nullptr;
+    if (fiber.context->started) _longjmp(fiber.context->resume, 1);
+    fiber.context->started = true;
+    getcontext(&m->entry);
+    m->entry.uc_stack.ss_sp = m->stacks + index * STACK;
+    m->entry.uc_stack.ss_size = STACK;
+    m->entry.uc_link = nullptr;
+    makecontext(&m->entry, run_fiber, 0);
+    setcontext(&m->entry);
+    abort();
+}
+
+// Switches to the next fiber that can run, in turn; to the scheduler after the last.
+[[noreturn]] void next() {
+    if (m->left == 0) _longjmp(m->scheduler, 1);
+    size_t n = m->fibers.size(), index = size_t(m->running - m->fibers.data());
+    for (size_t i = 0; i < n; i++) {
+        index = m->backwards ? (index == 0 ? n : index) - 1 : (index + 1 == n ? 0 : index + 1);
+        Fiber& fiber = m->fibers[index];
+        if (!fiber.done && !(fiber.waits && fiber.waits->generation == fiber.generation)) resume(fiber, index);
+    }
+    stuck();
+}
+
 // Yields until the gate opens.
 void wait(Gate& gate) {
     Fiber* own = m->running;
     own->waits = &gate;
     own->generation = gate.generation;
-    if (_setjmp(own->context->resume) == 0) _longjmp(m->scheduler, 1);
+    if (_setjmp(own->context->resume) == 0) next();
 }
 
 void arrive(Gate& gate, const char* what, int expected) {
@@ -125,27 +159,12 @@ void run_fiber() {
     for (;;) {
         m->kernel(m->params);
         m->running->done = true;
-        if (_setjmp(m->running->context->resume) == 0) _longjmp(m->scheduler, 1);
+        m->left--;
+        if (_setjmp(m->running->context->resume) == 0) next();
     }
 }
 
-// Resumes the fiber until it waits or ends.
-void resume(Fiber& fiber, size_t index) {
-    m->running = &fiber;
-    self = fiber.self;
-    fiber.waits = nullptr;
-    if (_setjmp(m->scheduler)) return;
-    if (fiber.context->started) _longjmp(fiber.context->resume, 1);
-    fiber.context->started = true;
-    getcontext(&m->entry);
-    m->entry.uc_stack.ss_sp = m->stacks + index * STACK;
-    m->entry.uc_stack.ss_size = STACK;
-    m->entry.uc_link = nullptr;
-    makecontext(&m->entry, run_fiber, 0);
-    setcontext(&m->entry);
-}
-
-void stuck() {
+[[noreturn]] void stuck() {
     int done = 0, at_barrier = 0, at_exchange = 0;
     const Fiber* first = nullptr;
     for (const Fiber& fiber : m->fibers) {
@@ -160,23 +179,13 @@ void stuck() {
          at_barrier, at_exchange, done, first->self.linear, first->waits->what);
 }
 
-void run_block(bool backwards) {
-    size_t n = m->fibers.size(), left = n;
+void run_block() {
     for (Guarded& s : m->shared) memset(s.data, 0xff, s.len);
     for (Gate& gate : m->warps) gate = Gate();
     m->block = Gate();
-    while (left > 0) {
-        bool progress = false;
-        for (size_t i = 0; i < n; i++) {
-            size_t index = backwards ? n - 1 - i : i;
-            Fiber& fiber = m->fibers[index];
-            if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
-            resume(fiber, index);
-            progress = true;
-            if (fiber.done) left--;
-        }
-        if (!progress) stuck();
-    }
+    m->left = m->fibers.size();
+    size_t first = m->backwards ? m->left - 1 : 0;
+    if (_setjmp(m->scheduler) == 0) resume(m->fibers[first], first);
 }
 
 void on_signal(int signal, siginfo_t* info, void*) {
@@ -322,6 +331,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
     m->shared.clear();
     m->kernel = kernel;
     m->params = params;
+    m->backwards = backwards;
     m->warps.assign(n / WARP, Gate());
     m->error[0] = 0;
     m->launched = true;
@@ -338,7 +348,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
                 m->fibers[t].context = &m->contexts[t];
                 m->fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
             }
-            run_block(backwards);
+            run_block();
         }
         for (const Guarded& s : m->shared)
             if (!intact(s)) snprintf(m->error, sizeof m->error, "shared memory was written outside its bounds");

@@ -196,6 +196,15 @@ fn a_pair_loads_by_name() {
     assert_eq!(server.state().requests.len(), asked);
 }
 
+#[test]
+fn a_head_in_a_file_of_its_own() {
+    let mut all = files("test/target", &fixture().0.join("target"));
+    all.insert("test/target/mtp.safetensors".into(), vec![0; 100]);
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    let target = resolve("test/target", &server.options(cache.path())).expect("the target");
+    assert!(target.join("mtp.safetensors").exists());
+}
+
 /// The edge fixture's target as `test/sharded`: two shards and an index. The whole file is returned separately.
 fn sharded() -> (BTreeMap<String, Vec<u8>>, Vec<u8>) {
     let (path, _) = fixture();

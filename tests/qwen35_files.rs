@@ -640,6 +640,11 @@ fn a_head_is_there_or_not() {
     };
     let folder = directory(case, |_| true, without_key);
     assert!(Engine::load(&EngineOptions::new(folder.path())).expect("a head").has_mtp());
+    // A head in a file of its own.
+    let folder = directory(case, |name| !name.starts_with("mtp."), no_change);
+    let head = directory(case, |name| name.starts_with("mtp."), no_change);
+    std::fs::copy(head.path().join("model.safetensors"), folder.path().join("mtp.safetensors")).expect("a copy");
+    assert!(Engine::load(&EngineOptions::new(folder.path())).expect("a head").has_mtp());
     for part in ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.pre_fc_norm_hidden.weight"] {
         let folder = directory(case, |name| name != part, no_change);
         let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();

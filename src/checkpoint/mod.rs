@@ -45,5 +45,5 @@ pub(crate) use partial::Partial;
 pub(crate) use placeholder::refuse_placeholder;
 pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
-pub(crate) use safetensors::weights;
+pub(crate) use safetensors::{HEAD, weights};
 pub use tensor::{RawTensor, TensorType};

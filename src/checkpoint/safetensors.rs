@@ -27,10 +27,10 @@ pub(super) struct Tensors {
 
 impl Tensors {
     pub(super) fn open(directory: &Path) -> Result<Self> {
-        let (index, whole) = (directory.join("model.safetensors.index.json"), directory.join(WHOLE));
+        let index = directory.join("model.safetensors.index.json");
         let map = index.exists().then(|| WeightMap::read(&index)).transpose()?;
-        let map = map.filter(|map| map.is_read(whole.is_file()));
-        let files = map.as_ref().map_or_else(|| vec![whole], |map| map.files(directory));
+        let map = map.filter(|map| map.is_read(directory.join(WHOLE).is_file()));
+        let files = map.as_ref().map_or_else(|| without_index(directory), |map| map.files(directory));
         let mut tensors = BTreeMap::new();
         for file in &files {
             read(file, &mut tensors)?;
@@ -110,6 +110,15 @@ impl Tensors {
 /// The file of an unsharded checkpoint.
 const WHOLE: &str = "model.safetensors";
 
+/// The file of a head for drafts that is not among the trunk's tensors.
+pub(crate) const HEAD: &str = "mtp.safetensors";
+
+/// The files that are read without an index.
+fn without_index(directory: &Path) -> Vec<PathBuf> {
+    let head = Some(directory.join(HEAD)).filter(|head| head.is_file());
+    std::iter::once(directory.join(WHOLE)).chain(head).collect()
+}
+
 /// The `weight_map` of an index.
 struct WeightMap {
     fields: Fields,
@@ -165,7 +174,7 @@ impl WeightMap {
 #[cfg(feature = "hub")]
 pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result<Vec<PathBuf>> {
     let map = WeightMap::read(index)?;
-    Ok(if map.is_read(has_whole) { map.files(directory) } else { vec![directory.join(WHOLE)] })
+    Ok(if map.is_read(has_whole) { map.files(directory) } else { without_index(directory) })
 }
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {

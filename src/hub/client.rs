@@ -10,7 +10,7 @@ use hf_hub::{Cache, CacheRepo, Repo};
 use super::gguf_files::{in_directory, parts, tagged};
 use super::name::Name;
 use super::options::{Download, HubOptions, OnDownload};
-use crate::checkpoint::weights;
+use crate::checkpoint::{HEAD, weights};
 use crate::{Error, Result};
 
 /// Small files of a checkpoint; only the first is required.
@@ -66,7 +66,9 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
             download.file(&file.file_name().unwrap_or_default().to_string_lossy())?;
         }
     } else {
-        download.file(WEIGHTS)?;
+        for file in [HEAD, WEIGHTS].into_iter().filter(|file| has(file)) {
+            download.file(file)?;
+        }
     }
     complete(&download.cache, name)
         .ok_or_else(|| Error::file(name.repository, "changed on the Hub during the download; try again"))

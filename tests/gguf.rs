@@ -350,7 +350,6 @@ fn bad_splits_are_refused() {
         (2, "split.no", no(1), "split.no: is not 2"),
         (2, "split.count", no(4), "split.count: is not 3"),
         (0, "split.tensors.count", no(4), "split.tensors.count: is 4"),
-        (0, "split.count", no(0), "split.count: is 0"),
         (0, "split.count", Raw(10, vec![255; 8]), "split.count: is 1844"),
     ];
     for (from, key, value, what) in cases {
@@ -615,6 +614,8 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         ("gemma4.rope.freq_base", Some(f32_value(0.0)), "must be a positive number"),
         ("gemma4.rope.scaling.type", Some(str_value("yarn")), "\"yarn\" is not implemented"),
         ("gemma4.rope.scaling.factor", Some(f32_value(2.0)), "anything but 1 is not implemented"),
+        ("gemma4.rope.scale_linear", Some(f32_value(8.0)), "anything but 1 is not implemented"),
+        ("gemma4.rope.scaling.attn_factor", Some(f32_value(2.0)), "anything but 1 is not implemented"),
     ];
     for (key, value, what) in cases {
         let mut file = file();

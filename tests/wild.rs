@@ -605,13 +605,12 @@ fn packed_integers_are_the_dequantized_weights() {
     }
 }
 
-/// An output head next to a tied embedding, as in Google's w4a16 files, is not used.
+/// With a copy of the tied head, as in Google's w4a16 files.
 #[test]
 fn packed_checkpoints_load_whole_pairs() {
     let (packed, _) = packed_pair("edge", |_| 32);
     packed.tensors(WEIGHTS, |tensors| {
-        let (dtype, shape, bytes) = tensors["model.embed_tokens.weight"].clone();
-        tensors.insert("lm_head.weight".into(), (dtype, shape, vec![0; bytes.len()]));
+        tensors.insert("lm_head.weight".into(), tensors["model.embed_tokens.weight"].clone());
     });
     let engine = engine(&packed.path("target"), Some(&packed.path("assistant"))).expect("a pair");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
@@ -738,8 +737,10 @@ fn fp8_is_the_dequantized_weights() {
                 exact.insert(name.clone(), (Dtype::BF16, shape.clone(), values));
                 tensors.insert(format!("{name}_{suffix}"), (Dtype::F32, of_scales, f32_bytes(scales)));
                 if config["activation_scheme"] == "static" {
-                    let of_inputs = format!("{}.input_scale", name.strip_suffix(".weight").expect("a matrix"));
-                    tensors.insert(of_inputs, (Dtype::F32, vec![], f32_bytes([0.02])));
+                    let module = name.strip_suffix(".weight").expect("a matrix");
+                    for of_inputs in ["input_scale", "activation_scale"].map(|scale| format!("{module}.{scale}")) {
+                        tensors.insert(of_inputs, (Dtype::F32, vec![], f32_bytes([0.02])));
+                    }
                 }
                 tensors.insert(name, (Dtype::F8_E4M3, shape, coded));
             }
@@ -750,7 +751,8 @@ fn fp8_is_the_dequantized_weights() {
             }
         });
         plain.tensors(WEIGHTS, |tensors| tensors.extend(exact));
-        fp8.json(CONFIG, |json| json["quantization_config"] = config.clone());
+        let field = if config["config_groups"].is_null() { "quantization_config" } else { "compression_config" };
+        fp8.json(CONFIG, |json| json[field] = config.clone());
         let ids = case("edge").ids("input_ids");
         let got = target(&fp8.path("target")).unwrap_or_else(|error| panic!("{config}: {error}"));
         let want = target(&plain.path("target")).expect("a target");
@@ -823,6 +825,36 @@ fn experts_apart_are_the_stacks() {
     let ids = case.ids("input_ids");
     let of = |twin: &Twin| logits(&target(&twin.path("target")).expect("a target"), &ids);
     assert_eq!(of(&fp8), of(&plain));
+    // In stacks: a scale per row, or per half of a matrix.
+    for of_rows in [true, false] {
+        let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
+        let scale = |row: usize, rows: usize| scale(if of_rows { row } else { row / (rows / 2) });
+        let stacks = |tensors: &Tensors| -> Vec<(String, Vec<usize>)> {
+            let stacks = tensors.iter().filter(|(name, _)| name.contains(".experts."));
+            stacks.map(|(name, (_, shape, _))| (name.clone(), shape.clone())).collect()
+        };
+        fp8.tensors(WEIGHTS, |tensors| {
+            for (name, shape) in stacks(tensors) {
+                let (count, rows) = (shape[0], if of_rows { shape[1] } else { 2 });
+                let scales = (0..count * rows).map(|i| if of_rows { scale(i % rows, rows) } else { scale(i % 2, 2) });
+                tensors.insert(format!("{name}_scale_inv"), (Dtype::F32, vec![count, rows, 1], f32_bytes(scales)));
+                let of_inputs = (Dtype::F32, vec![count], f32_bytes(vec![0.5; count]));
+                tensors.insert(format!("{name}_activation_scale"), of_inputs);
+                let bytes = (0..shape.iter().product()).map(byte).collect();
+                tensors.insert(name, (Dtype::F8_E4M3, shape, bytes));
+            }
+        });
+        fp8.json(CONFIG, |json| json["quantization_config"] = json!({"quant_method": "fp8"}));
+        plain.tensors(WEIGHTS, |tensors| {
+            for (name, shape) in stacks(tensors) {
+                let value = |i: usize| e4m3(byte(i)) as f32 * scale(i / shape[2] % shape[1], shape[1]);
+                let values = (0..shape.iter().product()).map(|i| half::bf16::from_f32(value(i)));
+                let bytes = values.flat_map(half::bf16::to_le_bytes).collect();
+                tensors.insert(name, (Dtype::BF16, shape.clone(), bytes));
+            }
+        });
+        assert_eq!(of(&fp8), of(&plain), "of rows: {of_rows}");
+    }
     // Also known before they are loaded.
     let checkpoint = Checkpoint::open(fp8.path("target")).expect("a checkpoint");
     let loaded = Target::load(&checkpoint, Isa::best()).expect("a target").step_cost().bytes as u64;
@@ -1162,6 +1194,23 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
     ] {
         refused(set(name, value), &[CONFIG, name]);
     }
+    // What a layer type lacks is that of the whole configuration.
+    let lacking = |layers: &str, field: &str| {
+        let moved = with(&|config: &mut Value| {
+            let own = config["rope_parameters"][layers].as_object_mut().expect("an object");
+            own.remove(field);
+            config[field] = json!(if field == "rope_theta" { 1e6 } else { 0.5 });
+        });
+        moved.expect("a target").config().clone()
+    };
+    assert_eq!(lacking("full_attention", "partial_rotary_factor").rope_full.partial_rotary_factor, 0.5);
+    assert_eq!(lacking("sliding_attention", "rope_theta").rope_sliding.theta, 1e6);
+    let named = with(&|config: &mut Value| {
+        let full = config["rope_parameters"]["full_attention"].as_object_mut().expect("an object");
+        let kind = full.remove("rope_type").expect("a type");
+        full.insert("type".into(), kind);
+    });
+    assert_eq!(named.expect("a target").config().rope_full.partial_rotary_factor, 0.25);
     let flat = json!({"rope_theta": 1e6, "rope_type": "default"});
     refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is not a layer type"]);
     for (layers, field, value) in [
@@ -1535,8 +1584,9 @@ fn engines_with_tokenizers(normal: &[usize], template: &str) -> Vec<(String, Eng
         for add_bos in [None, Some(false), Some(true)] {
             let mut file =
                 vocabulary.in_gguf(twin.gguf("target"), model, normal).without("tokenizer.ggml.add_bos_token");
-            if let Some(add_bos) = add_bos {
-                file = file.key("tokenizer.ggml.add_bos_token", bool_value(add_bos));
+            if let Some(value) = add_bos.map(bool_value) {
+                file = file.key("tokenizer.ggml.add_bos_token", value.clone());
+                file = file.without("tokenizer.ggml.add_space_prefix").key("tokenizer.ggml.add_space_prefix", value);
             }
             let file = file.with("tokenizer.chat_template", str_value(template));
             let path = twin.write("files/model.gguf", file.bytes());
@@ -2054,6 +2104,15 @@ fn an_assistant_beside_its_target_is_found() {
         assert!(engine(&model, found.only()).expect("a pair").assistant().is_some());
     }
     // Directories.
+    let directory = tempfile::tempdir().expect("a directory");
+    let model = directory.path().join("gemma-4-E2B-it-Q4_K_M.gguf");
+    std::fs::write(&model, &target).expect("written");
+    let heads = directory.path().join("MTP");
+    std::fs::create_dir(&heads).expect("a directory");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(twin.path("assistant").join(file), heads.join(file)).expect("a copy");
+    }
+    assert_eq!(find_assistants(&model).expect("one").only(), Some(heads.as_path()));
     std::fs::rename(twin.path("assistant"), twin.path("target-assistant")).expect("renamed");
     let found = find_assistants(&twin.path("target")).expect("one");
     assert_eq!(found.only(), Some(twin.path("target-assistant").as_path()));
@@ -2199,7 +2258,31 @@ fn a_blob_with_towers_computes_the_references() {
     refused(target(&short), &["short", "not a GGUF file", "use the checkpoint's directory"]);
 }
 
-/// Prefixes, a head next to a tied embedding, K and V of KV-shared layers, towers in a shard of their own.
+/// As in transformers: a head with other values than the embedding is used, also if the configuration ties them.
+#[test]
+fn a_head_that_differs_from_the_embedding_is_the_head() {
+    let ids = case("edge").ids("input_ids");
+    let with_head = |tied: bool| {
+        let twin = Twin::of("edge");
+        twin.tensors(WEIGHTS, |tensors| {
+            let (dtype, shape, bytes) = tensors["model.embed_tokens.weight"].clone();
+            let reversed = bytes.rchunks_exact(4).flatten().copied().collect();
+            tensors.insert("lm_head.weight".into(), (dtype, shape, reversed));
+        });
+        twin.json(CONFIG, |config| config["tie_word_embeddings"] = tied.into());
+        twin
+    };
+    let twin = with_head(true);
+    let used = logits(&target(&twin.path("target")).expect("a target"), &ids);
+    assert_eq!(used, logits(&target(&with_head(false).path("target")).expect("a target"), &ids));
+    assert_ne!(used, logits(&target(&Twin::of("edge").path("target")).expect("a target"), &ids));
+
+    // Alone.
+    twin.tensors(WEIGHTS, |tensors| drop(tensors.remove("model.embed_tokens.weight")));
+    refused(target(&twin.path("target")), &["embed_tokens.weight", "is missing", "there is lm_head.weight"]);
+}
+
+/// Prefixes, a copy of the tied head, K and V of KV-shared layers, towers in a shard of their own.
 #[test]
 fn directories_of_every_layout_compute_the_references() {
     let case = case("edge");
@@ -2211,7 +2294,7 @@ fn directories_of_every_layout_compute_the_references() {
             // A copy of the tied head, which is ignored.
             let (dtype, shape, bytes) = tensors[&format!("{prefix}embed_tokens.weight")].clone();
             let head = format!("{}lm_head.weight", if prefix.starts_with("language") { "language_model." } else { "" });
-            tensors.insert(head, (dtype, shape, vec![0; bytes.len()]));
+            tensors.insert(head, (dtype, shape, bytes));
         });
         computes_the_references(&case, &target(&twin.path("target")).expect(prefix));
     }
@@ -2236,8 +2319,7 @@ fn directories_of_every_layout_compute_the_references() {
                     .collect();
                 tensors.extend(copies);
             }
-            let (dtype, shape, bytes) = tensors["model.embed_tokens.weight"].clone();
-            tensors.insert("lm_head.weight".into(), (dtype, shape, vec![0; bytes.len()]));
+            tensors.insert("lm_head.weight".into(), tensors["model.embed_tokens.weight"].clone());
         });
         computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
     }
@@ -2386,6 +2468,12 @@ fn split_files_compute_the_references() {
     for path in &paths {
         computes_the_references(&case, &target(path).expect("a target"));
     }
+    std::fs::rename(twin.path("assistant"), twin.path("split/model-assistant")).expect("renamed");
+    let found = find_assistants(&paths[0]).expect("one");
+    assert_eq!(found.only(), Some(twin.path("split/model-assistant").as_path()));
+    // Merged by llama-gguf-split.
+    let merged = twin.gguf("target").key("split.count", Raw(2, vec![0; 2]));
+    computes_the_references(&case, &target(&twin.write("merged.gguf", merged.bytes())).expect("a target"));
     std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
     refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
     refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "restore its name"]);

@@ -30,7 +30,7 @@ pub(super) const FP8: &str = "F8_E4M3";
 pub(super) enum Compressed {
     /// Unsigned 4-bit integers, eight per `I32`, and a scale for every group of a row: `(q - 8) * scale`.
     Int4 { packed: RawTensor, scales: RawTensor, shape: Option<RawTensor> },
-    /// E4M3 values and a scale for the matrix, each row or each block.
+    /// E4M3 values and a scale for the matrix, each row or each block; or a stack of such matrices.
     Fp8 { weight: RawTensor, scales: RawTensor, block: Fp8Block },
 }
 
@@ -48,7 +48,8 @@ impl Fp8Block {
         let default = Self([128, 128]);
         let path = directory.join("config.json");
         let config = if path.exists() { Fields::read(&path)? } else { return Ok(default) };
-        let Some(fields) = config.optional_object("quantization_config")? else { return Ok(default) };
+        let text = config.optional_object("text_config")?;
+        let Some(fields) = description([Some(&config), text.as_ref()])? else { return Ok(default) };
         let of_groups = || {
             let groups = fields.get("config_groups")?.as_object()?;
             groups.values().find_map(|group| group.get("weights")?.get("block_structure"))
@@ -70,6 +71,18 @@ impl Fp8Block {
             }
         }
     }
+}
+
+/// The first description of a quantization in `places`.
+fn description(places: [Option<&Fields>; 2]) -> Result<Option<Fields>> {
+    for fields in places.into_iter().flatten() {
+        for name in ["quantization_config", "compression_config"] {
+            if let Some(found) = fields.optional_object(name)? {
+                return Ok(Some(found));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Moves the tensors of quantized matrices of the checkpoint in `directory` out of `tensors`, by the matrix's name.
@@ -96,7 +109,11 @@ pub(super) fn collect(
         let Some(scales) = scales.or_else(|| tensors.remove(&format!("{name}_scale_inv"))) else { continue };
         let Some(weight) = tensors.remove(&name) else { continue };
         // The scale of its inputs, which are not quantized here.
-        name.strip_suffix("weight").and_then(|module| tensors.remove(&format!("{module}input_scale")));
+        let module = name.strip_suffix("weight");
+        let of_inputs =
+            module.map(|module| ["input_scale", "activation_scale"].map(|scale| format!("{module}{scale}")));
+        let of_inputs = of_inputs.into_iter().flatten().chain([format!("{name}_activation_scale")]);
+        of_inputs.for_each(|scale| drop(tensors.remove(&scale)));
         found.insert(name, Compressed::Fp8 { weight, scales, block });
     }
     Ok(found)
@@ -181,15 +198,24 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
 
 fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Result<RawTensor, String> {
     let (rows, inputs) = match weight.shape[..] {
-        [rows, inputs] if rows > 0 && inputs > 0 => (rows, inputs),
+        [rows, inputs] | [_, rows, inputs] if !weight.shape.contains(&0) => (rows, inputs),
         _ => return Err(format!("is of shape {:?}, but only matrices are supported in FP8; {INSTEAD}", weight.shape)),
+    };
+    // Of one matrix of a stack.
+    let scale_shape = match weight.shape[..] {
+        [count, _, _] => scales.shape.strip_prefix(&[count]).ok_or_else(|| {
+            format!("has scales of shape {:?} for a stack of {count} matrices; {INSTEAD}", scales.shape)
+        })?,
+        _ => &scales.shape,
     };
     let values = floats(scales)
         .ok_or_else(|| format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()))?;
     let by_blocks = [rows.div_ceil(block[0]), inputs.div_ceil(block[1])];
     // The scales per row, and the inputs of each.
-    let (rows_of, inputs_of) = match scales.shape[..] {
+    let (rows_of, inputs_of) = match *scale_shape {
         [] | [1] | [1, 1] => (rows, inputs),
+        // Gate and up.
+        [2, 1] if weight.shape.len() == 3 && rows % 2 == 0 => (rows / 2, inputs),
         [count] | [count, 1] if count == rows => (1, inputs),
         [a, b] if [a, b] == by_blocks => (block[0], block[1]),
         _ => {
@@ -200,12 +226,12 @@ fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Res
             ));
         }
     };
-    let in_row = inputs.div_ceil(inputs_of);
+    let (in_row, in_matrix) = (inputs.div_ceil(inputs_of), scale_shape.iter().product::<usize>());
     let numbers = e4m3();
-    let mut bytes = vec![0; rows * inputs * 2];
+    let mut bytes = vec![0; weight.shape.iter().product::<usize>() * 2];
     let source = weight.bytes.as_slice().par_chunks(inputs);
     bytes.par_chunks_mut(inputs * 2).zip(source).enumerate().for_each(|(row, (out, weights))| {
-        let scales = &values[row / rows_of * in_row..][..in_row];
+        let scales = &values[row / rows * in_matrix + row % rows / rows_of * in_row..][..in_row];
         for ((i, weight), out) in weights.iter().enumerate().zip(out.as_chunks_mut().0) {
             *out = bf16::from_f32(numbers[usize::from(*weight)] * scales[i / inputs_of]).to_le_bytes();
         }

@@ -7,7 +7,7 @@ use super::gguf::Gguf;
 use super::unread_tensors::{Experts, refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig};
+use crate::gemma4::{AssistantConfig, HEADS, TextConfig};
 use crate::sampler::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -30,13 +30,51 @@ impl Checkpoint {
                 let fields = self.config()?;
                 refuse_quantized(&fields, self, Experts::Stacked)?;
                 refuse_other_head(&fields)?;
-                TextConfig::target(&fields)
+                let mut config = TextConfig::target(&fields)?;
+                config.tie_word_embeddings = config.tie_word_embeddings && !self.unties_head()?;
+                Ok(config)
             }
             Files::Gguf(gguf) => {
                 let config = gguf::target_config(gguf)?;
                 refuse_types(self).map(|()| config)
             }
         }
+    }
+
+    /// Whether the files have an output head with other values than the embedding, although the configuration ties the two. As in
+    /// transformers, it is used then.
+    ///
+    /// # Errors
+    /// If one of the two cannot be read.
+    pub(crate) fn unties_head(&self) -> Result<bool> {
+        if let Some(known) = self.has_own_head.get() {
+            return Ok(*known);
+        }
+        let (Files::HuggingFace(_), Ok(prefix)) = (&self.files, self.text_prefix()) else { return Ok(false) };
+        let unties = match HEADS.into_iter().find(|head| self.has(head)) {
+            Some(head) => !self.is_copy(head, &format!("{prefix}embed_tokens.weight"))?,
+            None => false,
+        };
+        if unties {
+            let path = self.path.display();
+            tracing::warn!(%path, "tie_word_embeddings is true, but the output head differs from the embedding and is used");
+        }
+        Ok(*self.has_own_head.get_or_init(|| unties))
+    }
+
+    /// Whether the tensor `name` is bit for bit the tensor `original`; not if one is missing.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub(crate) fn is_copy(&self, name: &str, original: &str) -> Result<bool> {
+        let (Some(own), Some(original)) = (self.get(name)?, self.get(original)?) else { return Ok(false) };
+        let is_copy = own.dtype == original.dtype
+            && own.shape == original.shape
+            && own.bytes.as_slice() == original.bytes.as_slice();
+        if is_copy {
+            [&own, &original].iter().for_each(|tensor| tensor.bytes.release(0..tensor.bytes.as_slice().len()));
+        }
+        Ok(is_copy)
     }
 
     /// The configuration's source, for families other than Gemma 4.

@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use super::fields::Fields;
 use super::gguf::{Gguf, GgufTensor, Value};
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, tensor_type};
 use super::{safetensors, unread};
+use crate::gemma4::HEADS;
 use crate::{Error, Result};
 
 /// An opened checkpoint. Files are mapped, not read.
@@ -15,6 +17,7 @@ pub struct Checkpoint {
     pub(super) path: PathBuf,
     pub(super) files: Files,
     pub(super) config: &'static [&'static str], // path of the field of config.json that describes it; empty: the whole file
+    pub(super) has_own_head: OnceLock<bool>,    // see `unties_head`
 }
 
 pub(super) enum Files {
@@ -57,7 +60,7 @@ impl Checkpoint {
             unread::refuse_other_kind(&gguf)?;
             Files::Gguf(Box::new(gguf))
         };
-        Ok(Self { path: path.to_owned(), files, config: &[] })
+        Ok(Self { path: path.to_owned(), files, config: &[], has_own_head: OnceLock::new() })
     }
 
     /// The directory or file.
@@ -135,10 +138,18 @@ impl Checkpoint {
         let found = prefixes.into_iter().find(|prefix| self.has(&format!("{prefix}embed_tokens.weight")));
         found.ok_or_else(|| {
             let other = self.names().into_iter().find(|name| name.ends_with("embed_tokens.weight"));
-            let why = other.map_or("this is not a supported target".to_owned(), |name| {
-                let name: String = name.chars().take(100).collect();
-                format!("there is {name}: save the model without the wrapper of training (torch.compile, PEFT, DDP)")
-            });
+            let head = || HEADS.into_iter().find(|head| self.has(head));
+            let why = match other {
+                Some(name) => {
+                    let name: String = name.chars().take(100).collect();
+                    format!(
+                        "there is {name}: save the model without the wrapper of training (torch.compile, PEFT, DDP)"
+                    )
+                }
+                None => head().map_or("this is not a supported target".to_owned(), |head| {
+                    format!("there is {head}: if the two are tied, save the model with save_pretrained")
+                }),
+            };
             let problem = format!("is missing, as is model.embed_tokens.weight; {why}");
             let tensor = "model.language_model.embed_tokens.weight".into();
             Error::Tensor { path: self.path.clone(), tensor, problem }

@@ -82,10 +82,11 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     if let Some(inside) = inside {
         found.extend(gguf_files(inside).filter(|path| file_name(path).is_some_and(|name| is_assistants_name(&name))));
         let named_mtp = entries(inside).filter(|path| file_name(path).is_some_and(|name| name == "mtp"));
-        found.extend(named_mtp.flat_map(|path| gguf_files(&path)));
-        found.extend(Some(inside.join("assistant")).filter(|path| path.join("config.json").exists()));
+        found.extend(named_mtp.flat_map(|path| gguf_files(&path).chain(is_checkpoint(&path).then_some(path))));
+        found.extend(Some(inside.join("assistant")).filter(|path| is_checkpoint(path)));
     }
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
+        let stem = without_part(stem);
         let names = [stem, without_type(stem)]
             .map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf"), format!("{stem}-mtp.gguf")]);
         found.extend(names.concat().iter().map(|name| parent.join(name)));
@@ -95,6 +96,20 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     found.sort();
     found.dedup();
     found
+}
+
+fn is_checkpoint(directory: &Path) -> bool {
+    directory.join("config.json").exists()
+}
+
+/// The name without the number of a split file at its end: `-00001-of-00002`.
+fn without_part(stem: &str) -> &str {
+    let is_number = |number: &str| number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit());
+    let part = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?, of)));
+    match part {
+        Some(((name, part), of)) if is_number(part) && is_number(of) => name,
+        _ => stem,
+    }
 }
 
 /// Whether a GGUF file of this lowercase name is an assistant's.

@@ -1,6 +1,7 @@
 //! An assistant merged into its target's directory: its tensors under `mtp.`, its configuration as a field of the target's.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::fields::Fields;
 use super::files::{Checkpoint, Files};
@@ -39,6 +40,7 @@ impl Checkpoint {
             path: self.path.clone(),
             files: Files::HuggingFace(tensors.under(prefix)),
             config: place,
+            has_own_head: OnceLock::new(),
         };
         Ok(place.map(inner))
     }

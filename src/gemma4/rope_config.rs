@@ -42,9 +42,12 @@ pub(super) fn rope(fields: &Fields, types: [&str; 2]) -> Result<(RopeConfig, Rop
         let problem = format!("is not a layer type; expected one of {}, {}", types[0], types[1]);
         return Err(parameters.unsupported(name, problem));
     }
+    // As in transformers, what a layer type lacks is that of the whole configuration.
+    let whole = fields.optional_number("partial_rotary_factor")?;
+    let theta = fields.optional_number("rope_theta")?;
     let read = |name: &str, default: RopeConfig| match &parameters {
         Some(parameters) => match parameters.optional_object(name)? {
-            Some(own) => rope_of_type(&own, default.theta),
+            Some(own) => rope_of_type(&own, theta.unwrap_or(default.theta), whole.unwrap_or(1.0)),
             None => Ok(default),
         },
         None => Ok(default),
@@ -67,7 +70,7 @@ pub(super) fn rope(fields: &Fields, types: [&str; 2]) -> Result<(RopeConfig, Rop
     Ok((sliding, full))
 }
 
-fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
+fn rope_of_type(fields: &Fields, default_theta: f64, default_partial: f64) -> Result<RopeConfig> {
     let theta = fields.optional_number("rope_theta")?.unwrap_or(default_theta);
     if theta <= 0.0 {
         return Err(fields.error("rope_theta", format!("is {theta}, must be positive")));
@@ -77,13 +80,14 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
         None => Ok(()),
     };
     neutral("attention_factor")?;
-    let config = match fields.optional_string("rope_type")?.as_deref().unwrap_or("default") {
+    let rope_type = fields.optional_string("rope_type")?.or(fields.optional_string("type")?);
+    let config = match rope_type.as_deref().unwrap_or("default") {
         "default" => {
             ["partial_rotary_factor", "factor"].into_iter().try_for_each(neutral)?;
             RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 }
         }
         "proportional" => {
-            let partial_rotary_factor = fields.optional_number("partial_rotary_factor")?.unwrap_or(1.0);
+            let partial_rotary_factor = fields.optional_number("partial_rotary_factor")?.unwrap_or(default_partial);
             if !(0.0..=1.0).contains(&partial_rotary_factor) {
                 return Err(fields.error("partial_rotary_factor", "must be from 0 to 1"));
             }

@@ -10,7 +10,7 @@ pub(crate) fn is_tower(name: &str) -> bool {
 }
 
 /// The names of the output head: published, and nested in other ways.
-pub(super) const HEADS: [&str; 4] =
+pub(crate) const HEADS: [&str; 4] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
 
 /// Whether the tensor is the output head.

@@ -18,7 +18,11 @@ impl TextConfig {
     /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
         match checkpoint.config_source()? {
-            ConfigSource::Json(fields) => Self::target(&fields),
+            ConfigSource::Json(fields) => {
+                let mut config = Self::target(&fields)?;
+                config.tie_word_embeddings = config.tie_word_embeddings && !checkpoint.unties_head()?;
+                Ok(config)
+            }
             ConfigSource::Gguf(gguf) => config(gguf),
         }
     }

@@ -191,7 +191,10 @@ pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
         }
     }
     only(keys, "attn_logit_softcapping", &[0.0])?;
-    only(keys, "rope.scaling.factor", &[1.0])?;
+    for factor in ["rope.scaling.factor", "rope.scale_linear"] {
+        only(keys, factor, &[1.0, 0.0])?; // 0 means none, as in llama.cpp
+    }
+    only(keys, "rope.scaling.attn_factor", &[1.0])?;
     if let Some(kind) = keys.value("pooling_type").filter(|kind| number(*kind) != Some(0.0)) {
         let problem = format!("is {kind:?}: an embedding model, which generates no text; {SUPPORTED}");
         return Err(keys.unsupported("pooling_type", problem));

@@ -43,9 +43,9 @@ impl Gguf {
 /// Number of files of the checkpoint that `gguf` belongs to.
 fn count(gguf: &Gguf) -> Result<usize> {
     match number(gguf, "split.count")? {
-        None => Ok(1),
+        None | Some(0) => Ok(1), // 0: merged from several
         Some(count @ 1..=MAX_FILES) => Ok(count),
-        Some(count) => Err(gguf.key_error("split.count", format!("is {count}, must be from 1 to {MAX_FILES}"))),
+        Some(count) => Err(gguf.key_error("split.count", format!("is {count}, must be at most {MAX_FILES}"))),
     }
 }
 

@@ -4,9 +4,9 @@
 //! say `gemma4` and list the merges; some say `llama`, with merges or with only scores, which imply the merges.
 
 use tokenizers::decoders::sequence::Sequence;
-use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse, strip::Strip};
+use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse};
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
-use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence as Normalizers};
+use tokenizers::normalizers::{NormalizerWrapper, Replace};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -169,20 +169,12 @@ fn failed<'a>(keys: &'a Keys<'_>, key: &'a str) -> impl FnOnce(Box<dyn std::erro
     move |e| keys.error(key, format!("does not form a tokenizer ({e}); convert the checkpoint again"))
 }
 
-/// Spaces become `▁` in tokens, with one prepended if the file says so, and spaces again in texts.
+/// Spaces become `▁` in tokens, and spaces again in texts. Nothing is prepended, regardless of `add_space_prefix`.
 fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Tokenizer) -> Result<()> {
-    let prefix = keys.optional_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
     let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(keys, MODEL))?.into();
-    let normalizer = match prefix {
-        true => Normalizers::new(vec![Prepend::new(SPACE.into()).into(), to_tokens]).into(),
-        false => to_tokens,
-    };
-    tokenizer.with_normalizer(Some(normalizer)).map_err(failed(keys, MODEL))?;
+    tokenizer.with_normalizer(Some(to_tokens)).map_err(failed(keys, MODEL))?;
     let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(keys, MODEL))?.into();
-    let mut decoders = vec![to_text, ByteFallback::new().into(), Fuse::new().into()];
-    if prefix {
-        decoders.push(Strip::new(' ', 1, 0).into());
-    }
+    let decoders = vec![to_text, ByteFallback::new().into(), Fuse::new().into()];
     tokenizer.with_decoder(Some(Sequence::new(decoders)));
     Ok(())
 }

@@ -151,7 +151,8 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                 running.remove(&id);
                 assert!(want[i].ids.starts_with(&written.ids), "{what}");
                 if session.kv().max_context() - session.kv().len() > 8 {
-                    let more = GenerateOptions { max_tokens: 2, ..GenerateOptions::default() };
+                    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+                    let more = GenerateOptions { max_tokens: 2, stop, ..GenerateOptions::default() };
                     assert_eq!(session.generate(&[5, 6], &more).expect("a generation").count(), 2, "{what}");
                 }
             }
@@ -177,7 +178,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                 forks += 1;
                 let fork = scheduler.fork_prompt(id, &jobs[i].options);
                 // A recurrent state cannot be rewound, not even by one token.
-                assert!(fork.is_ok() || written.ids.len() > 1 || name.contains("qwen"), "{what}: {fork:?}");
+                assert!(fork.is_ok() || written.ids.len() > 1 || engine.gemma4().is_none(), "{what}: {fork:?}");
                 if let Ok(fork) = fork {
                     running.insert(fork, (i, Written::default()));
                 }

@@ -383,6 +383,10 @@ fn block_counts_with_and_without_the_head_are_read() {
     refused(&without("blk.0."), "there is no block 0");
     refused(&without("blk.0."), "contains only a NextN head, or is incomplete; use the model's file");
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
+    // The head is not counted, and not there.
+    let mut trunk = with(4);
+    trunk.tensors.retain(|tensor| !tensor.name.starts_with(b"blk.4."));
+    assert!(!load(&trunk, folder.path()).expect("a trunk alone").has_nextn());
 }
 
 /// Output of other converters: Ollama's blobs with towers and shorter names, rates that are not negated, heads in another order.
@@ -640,6 +644,27 @@ fn a_head_is_there_or_not() {
     };
     let folder = directory(case, |_| true, without_key);
     assert!(Engine::load(&EngineOptions::new(folder.path())).expect("a head").has_mtp());
+    // Everything inside another model.
+    let folder = directory(case, |_| true, no_change);
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("the tensors");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    for (trunk, around) in
+        [("language_model.model.", "language_model."), ("model.language_model.", "model.language_model.")]
+    {
+        let nested =
+            |name: String| match ["model.language_model.", "model."].iter().find_map(|own| name.strip_prefix(own)) {
+                Some(own) => format!("{trunk}{own}"),
+                None => format!("{around}{name}"),
+            };
+        let tensors = file.tensors().into_iter().map(|(name, tensor)| (nested(name), tensor));
+        serialize_to_file(tensors, None, &path).expect("the tensors");
+        assert!(Engine::load(&EngineOptions::new(folder.path())).expect(trunk).has_mtp());
+        computes_the_references(
+            case,
+            &Target::load(&Checkpoint::open(folder.path()).expect("a directory"), Isa::best()).expect(trunk),
+        );
+    }
     // A head in a file of its own.
     let folder = directory(case, |name| !name.starts_with("mtp."), no_change);
     let head = directory(case, |name| name.starts_with("mtp."), no_change);

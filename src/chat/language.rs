@@ -48,6 +48,10 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
         true => Ok(out.write_str(&json::repr(value))?),
         false => escape_formatter(out, state, value),
     });
+    environment.add_filter("string", |value: Value| match value.is_number() && !value.is_integer() {
+        true => json::repr(&value),
+        false => value.to_string(),
+    });
     environment.add_filter("trim", python::trim);
     environment.add_filter("length", python::length);
     environment.add_filter("count", python::length);

@@ -7,7 +7,7 @@ use super::gguf::Gguf;
 use super::unread_tensors::{Experts, refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
-use crate::gemma4::{AssistantConfig, HEADS, TextConfig};
+use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::sampler::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -17,6 +17,15 @@ pub(crate) enum ConfigSource<'a> {
     Json(Fields),
     /// In metadata.
     Gguf(&'a Gguf),
+}
+
+/// The names of the output head: published, and nested in other ways.
+pub(super) const HEADS: [&str; 4] =
+    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
+
+/// Whether the tensor is the output head.
+pub(crate) fn is_head(name: &str) -> bool {
+    HEADS.contains(&name)
 }
 
 impl Checkpoint {
@@ -41,6 +50,11 @@ impl Checkpoint {
         }
     }
 
+    /// The name of the output head: published, or nested in another way if it is there.
+    pub(crate) fn head_name(&self) -> &'static str {
+        HEADS.into_iter().find(|name| self.has(name)).unwrap_or(HEADS[0])
+    }
+
     /// Whether the files have an output head with other values than the embedding, although the configuration ties the two. As in
     /// transformers, it is used then.
     ///
@@ -51,10 +65,8 @@ impl Checkpoint {
             return Ok(*known);
         }
         let (Files::HuggingFace(_), Ok(prefix)) = (&self.files, self.text_prefix()) else { return Ok(false) };
-        let unties = match HEADS.into_iter().find(|head| self.has(head)) {
-            Some(head) => !self.is_copy(head, &format!("{prefix}embed_tokens.weight"))?,
-            None => false,
-        };
+        let head = self.head_name();
+        let unties = self.has(head) && !self.is_copy(head, &format!("{prefix}embed_tokens.weight"))?;
         if unties {
             let path = self.path.display();
             tracing::warn!(%path, "tie_word_embeddings is true, but the output head differs from the embedding and is used");

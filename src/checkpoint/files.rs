@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::configuration::HEADS;
 use super::fields::Fields;
 use super::gguf::{Gguf, GgufTensor, Value};
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, tensor_type};
 use super::{safetensors, unread};
-use crate::gemma4::HEADS;
 use crate::{Error, Result};
 
 /// An opened checkpoint. Files are mapped, not read.

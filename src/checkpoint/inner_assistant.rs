@@ -11,8 +11,8 @@ use crate::Result;
 const FIELD: &str = "mtp_assistant_config";
 /// Paths of the field.
 const PLACES: [&[&str]; 2] = [&["text_config", FIELD], &[FIELD]];
-/// Prefixes of the assistant's tensor names.
-const PREFIXES: [&str; 4] = ["language_model.mtp.", "model.language_model.mtp.", "model.mtp.", "mtp."];
+/// Prefix of the assistant's tensor names, which those of the model around it were removed from.
+const PREFIX: &str = "mtp.";
 
 impl Checkpoint {
     /// Opens an assistant: a checkpoint, or the assistant inside its target's.
@@ -30,15 +30,14 @@ impl Checkpoint {
     /// If config.json is malformed.
     pub fn inner_assistant(&self) -> Result<Option<Self>> {
         let Files::HuggingFace(tensors) = &self.files else { return Ok(None) };
-        let names = tensors.names();
-        let Some(prefix) = PREFIXES.iter().find(|prefix| names.iter().any(|name| name.starts_with(**prefix))) else {
+        if !tensors.names().iter().any(|name| name.starts_with(PREFIX)) {
             return Ok(None);
-        };
+        }
         let config = self.config()?;
         let place = PLACES.into_iter().find(|place| nested(&config, place).is_ok_and(|found| found.is_some()));
         let inner = |place: &'static [&'static str]| Self {
             path: self.path.clone(),
-            files: Files::HuggingFace(tensors.under(prefix)),
+            files: Files::HuggingFace(tensors.under(PREFIX)),
             config: place,
             has_own_head: OnceLock::new(),
         };
@@ -54,6 +53,6 @@ fn nested(fields: &Fields, place: &[&str]) -> Result<Option<Fields>> {
 
 /// Whether a tensor belongs to an assistant inside its target, by the names that converters use.
 pub(crate) fn is_inner_assistants(name: &str) -> bool {
-    let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp_"];
-    named.iter().chain(&PREFIXES).any(|part| name.starts_with(part)) || name.contains("nextn.")
+    let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp_", PREFIX];
+    named.iter().any(|part| name.starts_with(part)) || name.contains("nextn.")
 }

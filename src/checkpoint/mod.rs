@@ -27,7 +27,7 @@ mod unread;
 mod unread_tensors;
 
 pub(crate) use architecture::Architecture;
-pub(crate) use configuration::ConfigSource;
+pub(crate) use configuration::{ConfigSource, is_head};
 pub use facts::{Drafts, TargetFacts};
 pub use fields::Fields;
 pub use files::Checkpoint;

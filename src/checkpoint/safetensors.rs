@@ -36,6 +36,7 @@ impl Tensors {
             read(file, &mut tensors)?;
         }
         map.map_or(Ok(()), |map| map.check(&tensors))?;
+        let mut tensors = tensors.into_iter().map(|(name, tensor)| (drafting_name(name), tensor)).collect();
         let compressed = compressed::collect(directory, &mut tensors)?;
         let stacks = separate_experts::collect(tensors.keys().chain(compressed.keys()).map(String::as_str));
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
@@ -112,6 +113,13 @@ const WHOLE: &str = "model.safetensors";
 
 /// The file of a head for drafts that is not among the trunk's tensors.
 pub(crate) const HEAD: &str = "mtp.safetensors";
+
+/// The name of a tensor of the part that drafts without the prefixes of the model around it: `mtp.*`.
+fn drafting_name(name: String) -> String {
+    let nested =
+        ["model.language_model.", "language_model.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix));
+    nested.filter(|name| name.starts_with("mtp.")).map(str::to_owned).unwrap_or(name)
+}
 
 /// The files that are read without an index.
 fn without_index(directory: &Path) -> Vec<PathBuf> {

@@ -1,9 +1,10 @@
 //! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
+use super::configuration::is_head;
 use super::files::{Checkpoint, Files};
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_head, is_tower};
+use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};
 use foretoken_kernels::quant::WeightType;
 
 /// A tensor's name, dimensions, and bytes when loaded.

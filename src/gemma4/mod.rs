@@ -29,5 +29,5 @@ pub(crate) use facts::facts;
 pub(crate) use pair::check_pair;
 pub use rope_config::RopeConfig;
 pub use target::Target;
-pub(crate) use tensor_names::{HEADS, is_dead, is_head, is_tower};
+pub(crate) use tensor_names::{is_dead, is_tower};
 pub(crate) use text_model::TextModel;

@@ -6,9 +6,9 @@ use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
-use super::tensor_names::{HEADS, is_dead, is_head, is_tower};
+use super::tensor_names::{is_dead, is_tower};
 use super::text_model::{PassOutput, TextModel};
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, WeightUse, is_inner_assistants};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, WeightUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request};
 use crate::nn::{Embedding, F32View};
@@ -84,8 +84,7 @@ impl Target {
             true => to.tied_head(&embed_tokens),
             false => {
                 let mut loader = Loader::new(checkpoint, "", options).for_use(to.weight_use());
-                let name = HEADS.into_iter().find(|name| loader.has(name)).unwrap_or(HEADS[0]);
-                let lm_head = to.linear(loader.head(name, config.vocab_size, hidden)?)?;
+                let lm_head = to.linear(loader.head(checkpoint.head_name(), config.vocab_size, hidden)?)?;
                 step = step.and(loader.step_cost());
                 lm_head
             }

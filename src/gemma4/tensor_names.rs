@@ -1,4 +1,4 @@
-//! Which tensors of a checkpoint belong to no text model, or are the output head.
+//! Which tensors of a checkpoint belong to no text model.
 
 use super::config::TextConfig;
 
@@ -7,15 +7,6 @@ pub(crate) fn is_tower(name: &str) -> bool {
     ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
-}
-
-/// The names of the output head: published, and nested in other ways.
-pub(crate) const HEADS: [&str; 4] =
-    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
-
-/// Whether the tensor is the output head.
-pub(crate) fn is_head(name: &str) -> bool {
-    HEADS.contains(&name)
 }
 
 /// Unused K and V weights of KV-shared layers, which published checkpoints contain.

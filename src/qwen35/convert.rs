@@ -10,7 +10,7 @@ use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
+use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
 use crate::nn::Bytes;
 
 /// Describes the GGUF file of a checkpoint.
@@ -23,7 +23,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let has_head = source.names().iter().any(|name| name.starts_with("mtp."));
     let names = names(has_head.then_some(layers as u32));
     let name = |own: &str| {
-        let own = own.strip_prefix(prefix).unwrap_or(own);
+        let own = if is_head(own) { "lm_head.weight" } else { own.strip_prefix(prefix).unwrap_or(own) };
         if is_vision(own) {
             return Err("the vision tower is not part of a text model");
         }
@@ -96,7 +96,11 @@ fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_
         config.layers.iter().enumerate().all(|(i, layer)| full(layer) == (i + 1).is_multiple_of(*interval))
     }) {
         Some(interval) => file.value(&key("full_attention_interval"), interval as u32),
-        None => file.array(&key("attention.recurrent_layers"), config.layers.iter().map(|layer| !full(layer))),
+        // One flag per block, the head's included.
+        None => {
+            let flags = config.layers.iter().map(|layer| !full(layer)).chain(has_head.then_some(false));
+            file.array(&key("attention.recurrent_layers"), flags)
+        }
     }
 }
 
@@ -208,7 +212,7 @@ fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> 
         "ssm_norm.weight" => None,
         _ if rest.ends_with("norm.weight") => Some(Box::new(move |tensor| floats(tensor, norm))),
         "ssm_a" => Some(Box::new(move |tensor| blocks(floats(tensor, rate)?, 0, 1, order()))),
-        "ssm_dt.bias" | "ssm_alpha.weight" | "ssm_beta.weight" => {
+        "ssm_dt.bias" | "ssm_dt" | "ssm_alpha.weight" | "ssm_beta.weight" => {
             Some(Box::new(move |tensor| blocks(tensor, 0, 1, order())))
         }
         "attn_gate.weight" => Some(Box::new(move |tensor| blocks(tensor, 0, width, order()))),

@@ -14,7 +14,7 @@ use crate::checkpoint::{Drafts, TargetFacts};
 pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
     let config = TextConfig::of(checkpoint)?;
     let linear = config.layers.iter().filter(|layer| **layer == LayerType::Linear).count();
-    let (net, head) = (&config.delta_net, "lm_head.weight");
+    let (net, head) = (&config.delta_net, checkpoint.head_name());
     let moe =
         |moe: &super::MoeConfig| format!("{} of {} experts for a token", moe.num_experts_per_tok, moe.num_experts);
     let state = net.values() * net.key_head_dim + (net.conv_kernel_dim - 1) * net.channels();

@@ -114,6 +114,7 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
         }
         count => count.unwrap_or(usize::from(head.is_some())),
     };
+    let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
     // Some converters count the head among the blocks, some do not.
     let count = match head {
         Some(head) if head == blocks || head + 1 == blocks => head,
@@ -121,9 +122,9 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
             let problem = format!("is {blocks}, but the NextN head is block {head}; convert the checkpoint again");
             return Err(keys.error("block_count", problem));
         }
-        None => blocks.saturating_sub(nextn),
+        None if nextn <= blocks && missing(blocks - nextn) => blocks - nextn,
+        None => blocks,
     };
-    let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
     if let Some(block) = (0..count).find(|block| missing(*block)) {
         let problem = format!("is {blocks}, but there is no block {block} (blk.{block}.attn_norm.weight)");
         let remedy = match head {

@@ -5,7 +5,7 @@ use super::config::{LayerType, TensorLayout, TextConfig};
 use super::nextn::LM_HEAD;
 use super::target::is_vision;
 use crate::Result;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, is_head};
 use crate::verify::expected::{Expected, Implied, Kind};
 
 /// What a target's configuration implies, including the NextN head's tensors if any of them is present.
@@ -19,7 +19,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     list.push(Kind::Matrix, format!("{prefix}embed_tokens.weight"), &[vocab, hidden]);
     list.norm(format!("{prefix}norm.weight"), hidden);
     if !config.tie_word_embeddings {
-        list.push(Kind::Matrix, "lm_head.weight".into(), &[vocab, hidden]);
+        list.push(Kind::Matrix, checkpoint.head_name().into(), &[vocab, hidden]);
     }
     for (i, layer) in config.layers.iter().enumerate() {
         list.layer(&format!("{prefix}layers.{i}."), *layer);
@@ -39,7 +39,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let tensors = list.tensors;
     let head = if has_head { ", a NextN head" } else { "" };
     let summary = format!("{} layers, hidden size {hidden}{head}", config.layers.len());
-    let is_known = |name: &str| is_vision(name) || name == "lm_head.weight";
+    let is_known = |name: &str| is_vision(name) || is_head(name);
     Ok(Implied { summary, vocab_size: vocab, tensors, is_known: Box::new(is_known) })
 }
 

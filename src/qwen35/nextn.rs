@@ -52,7 +52,7 @@ impl Head {
         };
         let trunks = match config.tie_word_embeddings {
             true => format!("{}embed_tokens.weight", checkpoint.text_prefix()?),
-            false => "lm_head.weight".to_owned(),
+            false => checkpoint.head_name().to_owned(),
         };
         let lm_head = match root.has(LM_HEAD) && !root.is_copy(LM_HEAD, &trunks)? {
             true => Some(root.head(LM_HEAD, config.vocab_size, hidden)?),

@@ -25,8 +25,8 @@ enum State {
     Text { begin: bool },
     /// Reasoning; at its start, where a tag and line ends are dropped.
     Reasoning { begin: bool },
-    /// A call.
-    Call,
+    /// A call, which began in reasoning or in text.
+    Call { in_reasoning: bool },
 }
 
 impl XmlReply {
@@ -49,14 +49,19 @@ impl XmlReply {
         }
         let offered = &CALL[..usize::from(!self.tools.is_empty())];
         let ends: &[&str] = match self.state {
-            State::Text { .. } => &[&THINK[..1], offered].concat(),
-            State::Reasoning { .. } => &[&THINK[..], offered].concat(),
-            State::Call => &CALL[1..],
+            State::Text { begin: true } => &[&THINK[..1], offered].concat(),
+            State::Text { begin: false } => offered,
+            State::Reasoning { begin: true } => &[&THINK[..], offered].concat(),
+            State::Reasoning { begin: false } => &[&THINK[1..], offered].concat(),
+            State::Call { in_reasoning: true } => &[CALL[1], THINK[1]],
+            State::Call { in_reasoning: false } => &CALL[1..],
         };
-        let found = ends.iter().filter_map(|tag| Some((self.rest.find(tag)?, *tag))).min();
+        let found = ends.iter().filter_map(|tag| Some((self.rest.find(tag)?, *tag)));
+        // Reasoning begins a reply.
+        let found = found.filter(|(at, tag)| *tag != THINK[0] || *at == 0).min();
         let Some((at, tag)) = found else {
             let sure = self.rest.len() - uncertain(&self.rest, ends, self.state);
-            if self.state != State::Call && sure > 0 {
+            if !matches!(self.state, State::Call { .. }) && sure > 0 {
                 let text: String = self.rest.drain(..sure).collect();
                 self.hand_out(text, parts);
             }
@@ -64,13 +69,23 @@ impl XmlReply {
         };
         let before: String = self.rest.drain(..at + tag.len()).take(at).collect();
         match self.state {
-            State::Call => add(parts, self.call(&before, tag)),
+            State::Call { in_reasoning } => {
+                // What the end of the reasoning cuts short is part of it.
+                let (text, end) = if tag == CALL[1] { (&*before, tag) } else { (before.trim_end_matches('\n'), "") };
+                let part = self.call(text, end, in_reasoning);
+                let goes_on = tag == CALL[1] && matches!(part, ReplyPart::Reasoning(_));
+                add(parts, part);
+                if goes_on {
+                    self.state = State::Reasoning { begin: false };
+                    return true;
+                }
+            }
             State::Reasoning { .. } => self.hand_out(before.trim_end_matches('\n').to_owned(), parts),
             State::Text { .. } => self.hand_out(before, parts),
         }
         self.state = match tag {
             "<think>" => State::Reasoning { begin: true },
-            "<tool_call>" => State::Call,
+            "<tool_call>" => State::Call { in_reasoning: matches!(self.state, State::Reasoning { .. }) },
             _ => State::Text { begin: true },
         };
         true
@@ -86,15 +101,17 @@ impl XmlReply {
                 *begin = *begin && text.is_empty();
                 add(parts, ReplyPart::Text(text));
             }
-            State::Call => {}
+            State::Call { .. } => {}
         }
     }
 
     /// The call in `text`, or `text` itself, with its tags.
-    fn call(&self, text: &str, end: &str) -> ReplyPart {
+    fn call(&self, text: &str, end: &str, in_reasoning: bool) -> ReplyPart {
+        let written = || format!("{}{text}{end}", CALL[0]);
         match parse(text, &self.tools) {
             Some(call) => ReplyPart::ToolCall(call),
-            None => ReplyPart::Text(format!("{}{text}{end}", CALL[0])),
+            None if in_reasoning => ReplyPart::Reasoning(written()),
+            None => ReplyPart::Text(written()),
         }
     }
 }
@@ -119,7 +136,7 @@ impl ReplySyntax for XmlReply {
         match self.state {
             State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
             State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
-            State::Call => add(&mut parts, self.call(&rest, "")),
+            State::Call { in_reasoning } => add(&mut parts, self.call(&rest, "", in_reasoning)),
         }
         self.state = State::Text { begin: true };
         parts
@@ -163,17 +180,63 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
     }
 }
 
-/// A value as JSON: unchanged, if the tool's schema has a type other than string for it and it is JSON.
+/// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a string. The
+/// template writes `True`, `False` and `None` for what is not a string.
 fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
-    let get = |value: &Value, key: &str| value.get_attr(key).unwrap_or_default();
     let functions = tools.iter().map(|tool| get(&tool.0, "function"));
     let mut schema = functions
         .filter(|function| get(function, "name").as_str() == Some(name))
         .map(|function| get(&get(&get(&function, "parameters"), "properties"), key));
-    let is_string = |schema: &Value| schema.is_undefined() || get(schema, "type").as_str() == Some("string");
-    let other = schema.next().is_some_and(|schema| !is_string(&schema));
-    let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok();
-    if other && is_json() { Some(value.to_owned()) } else { string(value) }
+    let Some(schema) = schema.next().filter(|schema| !schema.is_undefined()) else { return string(value) };
+    let text = match value {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        other => other,
+    };
+    let Ok(json) = serde_json::from_str::<serde_json::Value>(text) else { return string(value) };
+    let mut types = Vec::new();
+    add_types(&schema, &mut types);
+    let is_string = types.iter().any(|of| of == "string");
+    if is_string && (json.is_string() || !types.iter().any(|of| is_of_type(&json, of))) {
+        return string(value);
+    }
+    Some(text.to_owned())
+}
+
+fn get(value: &Value, key: &str) -> Value {
+    value.get_attr(key).unwrap_or_default()
+}
+
+/// The names of the types that a schema lists, or that its constants have; none if it does not say.
+fn add_types(schema: &Value, types: &mut Vec<String>) {
+    let listed = |list: Value| list.try_iter().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    let own = get(schema, "type");
+    match own.as_str() {
+        Some(one) => types.push(one.to_owned()),
+        None => types.extend(listed(own).iter().filter_map(|one| one.as_str().map(str::to_owned))),
+    }
+    for choice in ["anyOf", "oneOf"].into_iter().flat_map(|choices| listed(get(schema, choices))) {
+        add_types(&choice, types);
+    }
+    if types.is_empty() {
+        let constants = listed(get(schema, "enum")).into_iter().chain([get(schema, "const")]);
+        if constants.into_iter().any(|constant| constant.as_str().is_some()) {
+            types.push("string".to_owned());
+        }
+    }
+}
+
+fn is_of_type(json: &serde_json::Value, of: &str) -> bool {
+    match of {
+        "boolean" => json.is_boolean(),
+        "null" => json.is_null(),
+        "integer" => json.is_i64() || json.is_u64(),
+        "number" => json.is_number(),
+        "array" => json.is_array(),
+        "object" => json.is_object(),
+        _ => false,
+    }
 }
 
 fn string(text: &str) -> Option<String> {
@@ -186,7 +249,8 @@ mod tests {
     use crate::piece::ControlToken;
 
     const TOOL: &str = r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
-        {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}}}}"#;
+        {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}, "b": {"type": ["boolean", "null"]},
+        "o": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["1", "2"]}}}}}"#;
 
     fn reply(state: State, tools: bool) -> XmlReply {
         let tools = if tools { vec![Json::parse(TOOL).expect("JSON")] } else { Vec::new() };
@@ -253,11 +317,36 @@ mod tests {
                 assert_eq!(parts, want, "{written:?} in pieces of {size}");
             }
         }
+        // Values of several types, and as the template writes them.
+        for (key, value, want) in [
+            ("b", "True", "true"),
+            ("b", "None", "null"),
+            ("b", "false", "false"),
+            ("o", "2024", "\"2024\""),
+            ("o", "true", "\"true\""),
+            ("o", "None", "null"),
+            ("e", "1", "\"1\""),
+            ("n", "1.5", "1.5"),
+            ("a", "None", "\"None\""),
+        ] {
+            let written =
+                format!("<tool_call><function=f><parameter={key}>\n{value}\n</parameter></function></tool_call>");
+            let parts = parts(&written, reply(State::Text { begin: true }, true), 5);
+            assert_eq!(parts, [call("f", &format!("{{\"{key}\":{want}}}"))]);
+        }
         let thinking = || reply(State::Reasoning { begin: true }, true);
         for size in [1, 3, 1000] {
             assert_eq!(parts("A\n</think>\n\nC", thinking(), size), [reasoning("A"), text("C")]);
             assert_eq!(parts("<think>\nA\n", thinking(), size), [reasoning("A\n")]);
             assert_eq!(parts(&format!("A\n{f}"), thinking(), size), [reasoning("A"), of_f()]);
+            // Tags that are only mentioned.
+            let mentioned = "maybe <tool_call> is it\n</think>\n\nThe <think> tag.";
+            assert_eq!(
+                parts(mentioned, thinking(), size),
+                [reasoning("maybe <tool_call> is it"), text("The <think> tag.")]
+            );
+            let malformed = "a <tool_call>x</tool_call> b</think>c";
+            assert_eq!(parts(malformed, thinking(), size), [reasoning("a <tool_call>x</tool_call> b"), text("c")]);
             let without = reply(State::Text { begin: true }, false);
             assert_eq!(parts(f, without, size), [text(f)], "no tool was offered");
         }

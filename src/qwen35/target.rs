@@ -8,7 +8,7 @@ use super::layer::{DecoderLayer, Mixer};
 use super::nextn::Head;
 use super::norm::zero_centred;
 use super::state::{DeltaNetMatrices, DeltaNetState};
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, NextnHead, Output, Request, places, select_rows};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm, Rotary, linear};
@@ -50,12 +50,12 @@ impl Target {
         let mut root = Loader::new(checkpoint, "", &options);
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embed_tokens.weight().clone(), isa),
-            false => root.head("lm_head.weight", config.vocab_size, hidden)?,
+            false => root.head(checkpoint.head_name(), config.vocab_size, hidden)?,
         };
         let step = loader.step_cost().and(root.step_cost());
         let nextn = Head::load(&mut root, checkpoint, &config)?;
         loader.absorb(root);
-        loader.finish(|name| is_vision(name) || name == "lm_head.weight")?;
+        loader.finish(|name| is_vision(name) || is_head(name))?;
         let rotary = Rotary::of_leading(config.inverse_frequencies(), isa);
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");

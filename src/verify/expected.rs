@@ -1,8 +1,8 @@
 //! The tensors that a configuration implies.
 
 use crate::Result;
-use crate::checkpoint::{Checkpoint, is_inner_assistants};
-use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_head, is_tower};
+use crate::checkpoint::{Checkpoint, is_head, is_inner_assistants};
+use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_tower};
 
 /// What a target's configuration implies.
 pub(crate) struct Implied {

@@ -7,8 +7,8 @@ use super::plan::{Description, Directory, plan};
 use super::{config_json, describe};
 use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
-use crate::checkpoint::{Checkpoint, Fields};
-use crate::gemma4::{AssistantConfig, TextConfig, is_head, is_tower};
+use crate::checkpoint::{Checkpoint, Fields, is_head};
+use crate::gemma4::{AssistantConfig, TextConfig, is_tower};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";
 

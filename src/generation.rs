@@ -61,7 +61,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
         self.run.finish_reason()
     }
 
-    /// Stops it from any thread: before the next chunk of the prompt, or before the next round.
+    /// Stops this generation alone, from any thread: before the next chunk of the prompt, or before the next round.
     pub fn cancel_handle(&self) -> Cancel {
         self.run.cancel.clone()
     }

@@ -98,7 +98,7 @@ pub struct GenerateOptions {
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
-    /// Cancels the generation from any thread, before the next prefill chunk or round. Default: a new handle.
+    /// Cancels every generation with this handle from any thread, before the next prefill chunk or round. Default: a new handle.
     pub cancel: Cancel,
 }
 

@@ -81,7 +81,7 @@ impl Run {
         Ok(Self {
             rng: StdRng::seed_from_u64(options.seed),
             pipeline,
-            cancel: options.cancel.clone(),
+            cancel: options.cancel.child(),
             prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
             cuts: Vec::new(),

@@ -14,7 +14,8 @@ use crate::piece::Piece;
 use crate::speculative::Cancel;
 use crate::{Error, Result};
 
-/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels the generation before its next pass.
+/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels this generation before its next pass, and
+/// no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
 pub struct GenerationStream {
     state: State,
     cancel: Cancel,
@@ -46,7 +47,7 @@ impl Generation {
 }
 
 impl GenerationStream {
-    /// Stops it from anywhere: before the next chunk of the prompt, or before the next round.
+    /// Stops this generation alone, from anywhere: before the next chunk of the prompt, or before the next round.
     pub fn cancel_handle(&self) -> Cancel {
         self.cancel.clone()
     }
@@ -105,6 +106,8 @@ impl Stream for GenerationStream {
 
 impl Drop for GenerationStream {
     fn drop(&mut self) {
-        self.cancel.cancel();
+        if !matches!(self.state, State::Ended) {
+            self.cancel.cancel();
+        }
     }
 }

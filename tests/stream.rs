@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use foretoken::{
-    Engine, EngineOptions, GenerateOptions, Generation, Pipeline, SessionOptions, Speculation, SpeculationOptions,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream, Pipeline, SessionOptions,
+    Speculation, SpeculationOptions, Stop,
 };
 use futures_core::Stream;
 
@@ -65,4 +66,35 @@ fn a_stream_writes_what_the_iterator_writes() {
             std::iter::from_fn(|| next(cancelled.as_mut())).map(|piece| piece.expect("a piece").tokens.len()).sum();
         assert_eq!((first.tokens.len(), rest), (1, 0));
     }
+}
+
+/// Generations with the same options share a handle; the end or the drop of one stream concerns no other.
+#[test]
+fn a_dropped_stream_cancels_no_other() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(demo) }).expect("the demo");
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 6, stop, ..GenerateOptions::default() };
+    let begin = || {
+        let session = engine.session(&SessionOptions::default()).expect("a session");
+        Box::pin(session.into_generation(&[300, 301, 302], &options).expect("a generation").into_stream())
+    };
+    let rest = |stream: &mut Pin<Box<GenerationStream>>| -> usize {
+        std::iter::from_fn(|| next(stream.as_mut())).map(|piece| piece.expect("a piece").tokens.len()).sum()
+    };
+    let (mut ended, mut dropped, mut other) = (begin(), begin(), begin());
+    let handle = ended.cancel_handle();
+    assert_eq!(rest(&mut ended), 6);
+    drop(ended);
+    assert!(!handle.is_cancelled());
+    let handle = dropped.cancel_handle();
+    next(dropped.as_mut()).expect("a piece").expect("no error");
+    drop(dropped);
+    assert!(handle.is_cancelled() && !options.cancel.is_cancelled());
+    assert_eq!((rest(&mut other), rest(&mut begin())), (6, 6));
+
+    // The shared handle cancels all.
+    let mut both = [begin(), begin()];
+    options.cancel.cancel();
+    assert_eq!(both.each_mut().map(rest), [0, 0]);
 }

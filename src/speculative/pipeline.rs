@@ -35,9 +35,15 @@ use rayon::{ThreadPool, Yield};
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     cancelled: Arc<AtomicBool>,
+    parent: Option<Arc<Cancel>>,
 }
 
 impl Cancel {
+    /// A handle of one job among those that `self` cancels.
+    pub(crate) fn child(&self) -> Self {
+        Self { cancelled: Arc::default(), parent: Some(Arc::new(self.clone())) }
+    }
+
     /// Requests cancellation.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
@@ -46,7 +52,7 @@ impl Cancel {
     /// True once cancelled.
     pub fn is_cancelled(&self) -> bool {
         // Only a hint: results are synchronized by channels.
-        self.cancelled.load(Ordering::Relaxed)
+        self.cancelled.load(Ordering::Relaxed) || self.parent.as_ref().is_some_and(|parent| parent.is_cancelled())
     }
 }
 

@@ -131,6 +131,7 @@ fn parameters_out_of_range_are_refused() {
         (with_dry(&|dry| dry.allowed_length = 0), "dry.allowed_length"),
         (Sampling { top_n_sigma: Some(0.0), ..default() }, "top_n_sigma"),
         (Sampling { top_n_sigma: Some(f32::NAN), ..default() }, "top_n_sigma"),
+        (Sampling { top_n_sigma: Some(f32::INFINITY), ..default() }, "top_n_sigma"),
         (Sampling { typical_p: 0.0, ..default() }, "typical_p"),
         (Sampling { typical_p: 1.5, ..default() }, "typical_p"),
         (Sampling { xtc: Some(Xtc { probability: 1.1, ..Xtc::default() }), ..default() }, "xtc.probability"),

@@ -74,8 +74,8 @@ impl Sampling {
         self.dry.iter().try_for_each(Dry::check)?;
         match self {
             s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),
-            s if !s.top_n_sigma.is_none_or(|n| n > 0.0) => {
-                refuse("top_n_sigma", "must be above 0; omit it to keep all tokens")
+            s if !s.top_n_sigma.is_none_or(|n| n > 0.0 && n.is_finite()) => {
+                refuse("top_n_sigma", "must be above 0 and finite; omit it to keep all tokens")
             }
             s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; omit it to keep all tokens"),
             s if !(s.typical_p > 0.0 && s.typical_p <= 1.0) => refuse("typical_p", "must be above 0 and at most 1"),

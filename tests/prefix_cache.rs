@@ -3,12 +3,13 @@
 mod cases;
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::speculative::BlockSize;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, PrefixCacheOptions, Scheduler,
-    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, MtpOptions, PrefixCacheOptions, Sampling,
+    Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -138,6 +139,42 @@ fn fixtures_of_every_family() {
         let vocab = engine.target().num_readable_tokens() as u32;
         let kv = KvOptions { max_round_rows: 64, ..KvOptions::default() };
         trace(&engine, &SessionOptions { kv }, vocab, (150, 2), &case.name);
+    }
+}
+
+/// A sampled text depends on the drafts: the NextN head's state is cached, and passed to forks of forks.
+#[test]
+fn sampled_drafts_are_those_of_a_fresh_session() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let engine = Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(demo) }).expect("an engine");
+    let text = engine.tokenizer().and_then(|t| t.encode(include_str!("prefix_cache.rs"))).expect("tokens");
+    let (prompt, session) = (text[..300].to_vec(), SessionOptions::default());
+    for seed in 0..3 {
+        let options = GenerateOptions {
+            sampling: Sampling { temperature: 0.8, ..Sampling::default() },
+            seed,
+            speculation: Speculation::Mtp(MtpOptions::default()),
+            ..options(40, &engine)
+        };
+        let ids = |session: &mut Session, prompt: &[u32], options: &GenerateOptions| -> Vec<u32> {
+            let generation = session.generate(prompt, options).expect("a generation");
+            generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+        };
+        let mut scheduler = scheduler(&engine, Some(u64::MAX));
+        let want = cold(&engine, &session, &prompt, &options);
+        for computed in [300, 300 - 2 * INTERVAL] {
+            let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+            assert_eq!(results, [(want.clone(), computed)], "seed {seed}");
+        }
+
+        let mut first = engine.session(&session).expect("a session");
+        let written = ids(&mut first, &prompt, &GenerateOptions { max_tokens: 5, ..options.clone() });
+        let mut second = first.fork().expect("a fork");
+        let mut third = second.fork().expect("a fork");
+        let want = cold(&engine, &session, &[&prompt[..], &written, &[7, 8, 9]].concat(), &options);
+        for (name, session) in [("third", &mut third), ("second", &mut second), ("first", &mut first)] {
+            assert_eq!(ids(session, &[7, 8, 9], &options), want, "{name}, seed {seed}");
+        }
     }
 }
 

@@ -80,12 +80,12 @@ impl Drafting {
 
     pub fn set_drafters(&mut self, list: Vec<DrafterOptions>, drafters: Vec<Box<dyn Drafter>>) {
         (self.list, self.drafters) = (list, drafters);
-        self.inherited.clear();
     }
 
-    /// Passes copies of the drafters to a fork, with their state.
+    /// Passes copies of the drafters to a fork, with their state; also of those inherited, if no generation has begun since.
     pub fn bequeath(&self, to: &mut Self) {
-        let drafters = self.list.iter().zip(&self.drafters);
+        let inherited = self.inherited.iter().map(|(options, drafter)| (options, drafter));
+        let drafters = self.list.iter().zip(&self.drafters).chain(inherited);
         to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
     }
 
@@ -97,6 +97,8 @@ impl Drafting {
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
+        // They do not observe this generation.
+        self.inherited.clear();
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
         self.planner = planner(&costs);
         self.settings = settings;
@@ -162,7 +164,8 @@ impl Drafting {
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.newest = None;
-        self.drafters.iter_mut().for_each(|drafter| drafter.truncate(len));
+        let inherited = self.inherited.iter_mut().map(|(_, drafter)| drafter);
+        self.drafters.iter_mut().chain(inherited).for_each(|drafter| drafter.truncate(len));
     }
 
     /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results, and the next token is drawn.

@@ -46,6 +46,10 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
+    /// Positions below it were written, and may have replaced others in a sliding window. Files before this field may have
+    /// dropped a round after `len`.
+    #[serde(default)]
+    written: Option<usize>,
     /// The last token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
     /// Number of values in the recurrent state.
@@ -77,6 +81,7 @@ impl Session {
             max_context: kv.max_context(),
             max_round_rows: kv.max_round_rows(),
             len: kv.len(),
+            written: Some(kv.written()),
             last: newest.as_ref().map(|newest| (newest.last, state.len())),
             recurrent: recurrent.len(),
         };
@@ -133,7 +138,8 @@ impl Engine {
                 Some(DecodeState { last, hidden: tensor(file.numbers(width, f32::from_le_bytes)?, (1, width))? })
             }
         };
-        let read = backend.read_from(state.kv_mut(), header.len, newest.as_ref(), &mut file.from);
+        let written = header.written.unwrap_or(header.len.saturating_add(header.max_round_rows));
+        let read = backend.read_from(state.kv_mut(), (header.len, written), newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
         if !state.load_recurrent(&file.numbers(header.recurrent, f32::from_le_bytes)?) {
             return Err(file.problem("has another model's recurrent state; save the session again"));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
-use foretoken::{EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Stop};
+use foretoken::{ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Stop};
 
 fn engine() -> Engine {
     let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
@@ -40,6 +40,26 @@ fn a_loaded_session_goes_on_as_the_saved_one() {
         assert_eq!(generate(&mut loaded, &prompt(5), 60), generate(&mut saved, &prompt(5), 60), "{format}");
         assert!(loaded.kv().same_rows(saved.kv()), "{format}: other K and V afterwards");
     }
+}
+
+/// Dropped rows have replaced others in a sliding window, and the file says so.
+#[test]
+fn a_loaded_session_is_rewound_as_the_saved_one() {
+    let engine = engine();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let mut saved = session(&engine, ElementType::F16.into());
+    generate(&mut saved, &prompt(262), 0);
+    // The third page replaced the first, and only the first two are saved.
+    saved.rewind(256).expect("the rows of the window");
+    saved.save(&path).expect("a file");
+    let mut loaded = engine.load_session(&path).expect("the session");
+    for session in [&mut saved, &mut loaded] {
+        let message = session.rewind(100).expect_err("no such rows").to_string();
+        assert!(message.contains("overwritten"), "{message}");
+        session.rewind(255).expect("the rows of the window");
+    }
+    assert_eq!(generate(&mut loaded, &prompt(5), 8), generate(&mut saved, &prompt(5), 8));
 }
 
 #[test]

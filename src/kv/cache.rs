@@ -114,6 +114,11 @@ impl KvCache {
         self.len
     }
 
+    /// Positions below it were written, committed or not, since the cache was last empty.
+    pub(crate) fn written(&self) -> usize {
+        self.written
+    }
+
     /// Whether nothing is committed.
     pub fn is_empty(&self) -> bool {
         self.len == 0

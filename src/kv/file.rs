@@ -19,11 +19,12 @@ impl KvCache {
         self.stores.iter().map(|store| store.bytes_at(len)).fold(0, usize::saturating_add)
     }
 
-    /// Fills an empty cache of the same layout and options from [`KvCache::write_to`]'s output at `len` positions.
+    /// Fills an empty cache of the same layout and options from [`KvCache::write_to`]'s output at `len` positions; those below
+    /// `written` had been written then, committed or not.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) inside an `io::Error`; or those of `from`.
-    pub(crate) fn read_from(&mut self, len: usize, from: &mut impl Read) -> io::Result<()> {
+    pub(crate) fn read_from(&mut self, (len, written): (usize, usize), from: &mut impl Read) -> io::Result<()> {
         for store in &mut self.stores {
             store.reserve(&self.pool, 0..len).map_err(io::Error::other)?;
             store.pages_mut(len).into_iter().try_for_each(|page| from.read_exact(page_mut(page)))?;
@@ -31,12 +32,12 @@ impl KvCache {
         if self.stores.iter().any(Store::derives_keys) {
             self.angles.reserve(&self.pool, len).map_err(io::Error::other)?;
         }
-        (self.len, self.written) = (len, len);
+        self.count(len, written);
         Ok(())
     }
 
-    /// Sets the length of a cache whose rows are already on a device.
-    pub(crate) fn count(&mut self, len: usize) {
-        (self.len, self.written) = (len, len);
+    /// Sets the length of a cache whose rows are already there or on a device; positions below `written` were written.
+    pub(crate) fn count(&mut self, len: usize, written: usize) {
+        (self.len, self.written) = (len, written.max(len));
     }
 }

@@ -82,22 +82,23 @@ impl Backend {
         }
     }
 
-    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows.
+    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows; positions below `written`
+    /// had been written.
     ///
     /// # Errors
     /// If memory is exhausted, or the device's, wrapped in `io`'s; or `from`'s.
     pub fn read_from(
         &self,
         kv: &mut KvCache,
-        len: usize,
+        (len, written): (usize, usize),
         newest: Option<&DecodeState>,
         from: &mut impl Read,
     ) -> io::Result<()> {
-        let Some(OnDevice { sequence, .. }) = &self.device else { return kv.read_from(len, from) };
+        let Some(OnDevice { sequence, .. }) = &self.device else { return kv.read_from((len, written), from) };
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
         let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
         sequence.lock().read_from(len, newest, from)?;
-        kv.count(len);
+        kv.count(len, written);
         Ok(())
     }
 }

@@ -104,7 +104,7 @@ impl Session {
 }
 
 impl Engine {
-    /// Loads a session saved by [`Session::save`].
+    /// Loads a session saved by [`Session::save`]. If its context does not fit memory, it becomes the largest that fits.
     ///
     /// # Errors
     /// If the file has another version, is of another model, is damaged or truncated, or its K and V do not fit memory.
@@ -118,8 +118,7 @@ impl Engine {
             Error::Argument { name, problem } => file.damaged_header(format!(" ({name}: {problem})")),
             other => other,
         };
-        let options = header.options().map_err(refused)?;
-        let mut session = self.session(&SessionOptions { kv: options }).map_err(refused)?;
+        let mut session = self.session_of(&header).map_err(refused)?;
         let width = self.target().hidden_size();
         let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
         if header.len > state.kv().max_context() || header.last.is_some_and(|(_, len)| len != width) {
@@ -151,6 +150,27 @@ impl Engine {
         }
         (drafting.tokens, drafting.newest) = (tokens, newest);
         Ok(session)
+    }
+
+    /// An empty session with the header's options. Its context is smaller if that does not fit memory, but has all positions.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the positions do not fit memory.
+    fn session_of(&self, header: &Header) -> Result<Session> {
+        let options = header.options()?;
+        let error = match self.session(&SessionOptions { kv: options.clone() }) {
+            Err(error @ Error::Memory { .. }) => error,
+            session => return session,
+        };
+        let kv = KvOptions { max_context: None, ..options };
+        match self.session(&SessionOptions { kv }) {
+            Ok(mut session) if session.kv().max_context() >= header.len => {
+                let kv = session.decoder().0.state.kv_mut();
+                kv.set_max_context(kv.max_context().min(header.max_context));
+                Ok(session)
+            }
+            _ => Err(error),
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
-use foretoken::{ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Stop};
+use foretoken::{
+    ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Session, SessionOptions, Stop,
+};
 
 fn engine() -> Engine {
     let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
@@ -112,6 +114,31 @@ fn files_that_are_no_such_session_are_refused() {
     assert!(saved.save(folder.path()).is_err(), "a folder is not a file");
     std::fs::remove_file(&path).expect("the file");
     assert!(engine.load_session(&path).is_err());
+}
+
+/// An automatic context is what fit memory when the session was opened; less may be free when it is loaded.
+#[test]
+fn a_context_that_does_not_fit_is_reduced() {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let load = |kv_memory| {
+        let options = EngineOptions { threads: Some(1), kv_memory: Some(kv_memory), ..EngineOptions::new(&target) };
+        Engine::load(&options).expect("the demo")
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let options = SessionOptions::default();
+    let of_all = engine().session(&options).expect("a session").kv().bytes_at(3000) as u64;
+    let mut saved = load(of_all).session(&options).expect("a session");
+    generate(&mut saved, &prompt(100), 4);
+    saved.save(&path).expect("a file");
+    let mut loaded = load(of_all * 9 / 10).load_session(&path).expect("the session");
+    let (less, all) = (loaded.kv().max_context(), saved.kv().max_context());
+    assert!((104..all).contains(&less), "{less} of {all}");
+    assert_eq!(generate(&mut loaded, &prompt(5), 8), generate(&mut saved, &prompt(5), 8));
+    // The positions of the file must fit.
+    let of_file = saved.kv().bytes_at(104) as u64;
+    let error = load(of_file / 2).load_session(&path).err().expect("no memory");
+    assert!(matches!(error, Error::Memory { .. }), "{error}");
 }
 
 /// Models with a recurrent state: it is in the file, after K and V.

@@ -78,8 +78,8 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,
-    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed block.
-    /// Default: 0.
+    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed block,
+    /// except `ngram-mod`, whose table all sequences of the engine fill. Default: 0.
     pub seed: u64,
     /// Speculation. Default: if the engine has an assistant, a NextN head or a draft model.
     pub speculation: Speculation,

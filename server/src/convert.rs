@@ -215,8 +215,8 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
 /// Rows per verification of a sampled request that has a seed.
 const SEEDED_BLOCK: usize = 4;
 
-/// `default`, if its drafts do not depend on measured times; else the model's own drafter with a fixed block size, or none. Otherwise a
-/// seed would not determine the sampled text.
+/// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the model's own
+/// drafter with a fixed block size, or none. Otherwise a seed would not determine the sampled text.
 fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
     let options = match default {
         Speculation::Off => return Speculation::Off,
@@ -224,8 +224,9 @@ fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
         Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
         _ => SpeculationOptions::default(),
     };
-    let is_fixed = matches!(options.block, BlockSize::Fixed(_)) && matches!(options.drafters, Drafters::Priority(_));
-    match is_fixed {
+    let is_shared = |drafter: &DrafterOptions| matches!(drafter, DrafterOptions::NgramMod(_));
+    let is_own = matches!(&options.drafters, Drafters::Priority(list) if !list.iter().any(is_shared));
+    match is_own && matches!(options.block, BlockSize::Fixed(_)) {
         true => default.clone(),
         false if engine.has_mtp() => Speculation::With(SpeculationOptions {
             drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),

@@ -60,7 +60,8 @@ pub struct Event {
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what it would
 /// have written alone, whatever the others do: byte for byte when greedy, or when sampled with speculation off or one drafter
-/// with a fixed block. Finished sequences keep their K/V until [`Scheduler::remove`].
+/// with a fixed block, except `ngram-mod`, whose table all sequences of the engine fill. Finished sequences keep their K/V until
+/// [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};

@@ -1,6 +1,7 @@
 //! Several texts of one prompt, and biased ones.
 
-use foretoken::{GenerateOptions, Sampling, Speculation};
+use foretoken::speculative::BlockSize;
+use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions};
 use serde_json::{Value, json};
 
 use crate::support::{PROMPT, TestServer, alone, keeping_nothing, load, options, wait_until};
@@ -204,14 +205,22 @@ fn biased_tokens_and_origins() {
     assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
 }
 
-/// Without `speculative`, a seed alone determines a sampled text, though the default drafts depend on measured times.
+/// Without `speculative`, a seed alone determines a sampled text, though the default drafts depend on measured times, and those of
+/// `ngram-mod` on other requests.
 #[test]
 fn a_seed_determines_the_text() {
-    let server = TestServer::start(options());
-    let body = json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1, "seed": 11});
-    let first = server.ask(TEXT, &body);
-    assert!(first["timings"]["draft_n"].as_u64() > Some(0), "{first}");
-    for _ in 0..3 {
-        assert_eq!(server.ask(TEXT, &body)["choices"], first["choices"]);
+    let mut shared = options();
+    shared.defaults.speculation = Speculation::With(SpeculationOptions {
+        drafters: "ngram-mod".parse().expect("a drafter"),
+        block: BlockSize::Fixed(8),
+        ..SpeculationOptions::default()
+    });
+    for server in [TestServer::start(options()), TestServer::start_on(load(), shared)] {
+        let body = json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1, "seed": 11});
+        let first = server.ask(TEXT, &body);
+        assert!(first["timings"]["draft_n"].as_u64() > Some(0), "{first}");
+        for _ in 0..3 {
+            assert_eq!(server.ask(TEXT, &body)["choices"], first["choices"]);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::BorrowMut;
 use std::time::Instant;
 
+use crate::engine::Engine;
 use crate::not_started::NotStarted;
 use crate::options::{GenerateOptions, Pipeline};
 use crate::piece::Piece;
@@ -94,10 +95,18 @@ impl<S: BorrowMut<Session>> Generation<S> {
 }
 
 impl Generation {
-    /// The session.
-    pub fn session(&self) -> &Session {
+    /// The session, after the last round that was yielded. Waits for a draft that is being made ([`Pipeline::Ahead`]), which the next
+    /// round uses.
+    pub fn session(&mut self) -> &Session {
         // Only `into_session` takes it, and takes `self`.
-        self.session.as_ref().expect("the session is there until it is taken")
+        let session = self.session.as_mut().expect("the session is there until it is taken");
+        session.wait();
+        session
+    }
+
+    /// The session's engine.
+    pub fn engine(&self) -> &Engine {
+        self.session.as_ref().expect("the session is there until it is taken").engine()
     }
 
     /// Ends the generation after the last round that it yielded, and returns the session.

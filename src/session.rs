@@ -33,9 +33,14 @@ enum Place {
     Idle(Box<SpeculativeDecoder>),
     /// On the thread that makes the next draft.
     Drafting(Pending<Box<SpeculativeDecoder>, Result<Proposal>>),
+    /// In the session, with the next draft.
+    Drafted(Box<SpeculativeDecoder>, Box<DraftResult>),
     /// Only inside a function that moves it.
     Transient,
 }
+
+/// A draft made ahead of time, or its panic.
+type DraftResult = std::thread::Result<Result<Proposal>>;
 
 impl Session {
     pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Self> {
@@ -101,7 +106,7 @@ impl Session {
 
     fn at_rest(&self) -> &SpeculativeDecoder {
         match &self.place {
-            Place::Idle(decoder) => decoder,
+            Place::Idle(decoder) | Place::Drafted(decoder, _) => decoder,
             Place::Drafting(_) | Place::Transient => {
                 panic!("a leaked generation is still drafting; start another one first")
             }
@@ -174,20 +179,31 @@ impl Session {
     }
 
     /// The decoder, waiting for it if it is drafting, and the draft made meanwhile.
-    pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<std::thread::Result<Result<Proposal>>>) {
+    pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
+        self.wait();
         let mut proposal = None;
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
-            Place::Drafting(pending) => {
-                let (decoder, result) = pending.wait(&self.engine.parts.pool);
-                proposal = Some(result);
+            Place::Drafted(decoder, result) => {
+                proposal = Some(*result);
                 Place::Idle(decoder)
             }
             place => place,
         };
         match &mut self.place {
             Place::Idle(decoder) => (decoder, proposal),
-            Place::Drafting(_) | Place::Transient => unreachable!("it was brought here above"),
+            _ => unreachable!("it was brought here above"),
         }
+    }
+
+    /// Waits for the decoder if it is drafting; the draft is kept.
+    pub(crate) fn wait(&mut self) {
+        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
+            Place::Drafting(pending) => {
+                let (decoder, result) = pending.wait(&self.engine.parts.pool);
+                Place::Drafted(decoder, Box::new(result))
+            }
+            place => place,
+        };
     }
 
     /// Starts the next round's draft on the engine's threads.

@@ -53,7 +53,7 @@ impl GenerationStream {
     }
 
     fn submit(mut generation: Box<Generation>, waker: &Waker) -> Arc<Mutex<Job>> {
-        let engine = generation.session().engine().clone();
+        let engine = generation.engine().clone();
         let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
         let result = job.clone();
         engine.spawn(move || {

@@ -99,6 +99,27 @@ fn a_generation_on_the_engines_thread() {
     assert_eq!(got, ids(&mut fresh, &prompt, &plain(24)));
 }
 
+/// The session can be read between two rounds; the draft being made is used by the next one.
+#[test]
+fn a_session_is_read_while_the_next_draft_is_made() {
+    let engine = demo(1);
+    let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("tokens");
+    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 24);
+    let want = ids(&mut engine.session(&SessionOptions::default()).expect("a session"), &prompt, &plain(24));
+    let session = engine.session(&SessionOptions::default()).expect("a session");
+    let mut generation = session.into_generation(&prompt, &ahead).expect("a generation");
+    let mut written = prompt.clone();
+    while let Some(piece) = generation.next() {
+        written.extend(piece.expect("a piece").tokens);
+        assert_eq!(generation.session().tokens(), written);
+        assert_eq!(generation.session().kv().len(), written.len() - 1);
+    }
+    assert_eq!(written[prompt.len()..], want);
+    let statistics = generation.statistics();
+    assert!(statistics.accepted > 0 && statistics.speculation.cancelled == 0, "{statistics}");
+    assert_eq!(generation.into_session().tokens(), written);
+}
+
 /// Two sessions of one engine with different options, from two threads.
 #[test]
 fn sessions_differ() {

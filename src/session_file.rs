@@ -137,7 +137,8 @@ impl Engine {
                 Some(DecodeState { last, hidden: tensor(file.numbers(width, f32::from_le_bytes)?, (1, width))? })
             }
         };
-        let written = header.written.unwrap_or(header.len.saturating_add(header.max_round_rows)).min(header.max_context);
+        let written =
+            header.written.unwrap_or(header.len.saturating_add(header.max_round_rows)).min(header.max_context);
         let read = backend.read_from(state.kv_mut(), (header.len, written), newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
         if !state.load_recurrent(&file.numbers(header.recurrent, f32::from_le_bytes)?) {

@@ -449,6 +449,37 @@ fn max_tokens_is_exact() {
     });
 }
 
+/// Memory for the target's K and V alone: models draft until they need more, and the text is that without drafts.
+#[test]
+fn memory_for_the_text_is_enough() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
+    let mut kv = session_options(ElementType::F16);
+    kv.kv.max_context = Some(512);
+    for (model, drafters) in [("demo/target", "draft-model"), ("demo-qwen", "mtp")] {
+        let load = |kv_memory| {
+            let (model, draft_model) = (models.join(model), Some(models.join("demo/target")));
+            let draft_model = draft_model.filter(|_| drafters == "draft-model");
+            let options = EngineOptions { threads: Some(1), kv_memory, draft_model, ..EngineOptions::new(&model) };
+            Engine::load(&options).expect("an engine")
+        };
+        let of_text = load(None).session(&kv).expect("a session").kv().bytes_at(512) as u64;
+        let prompt: Vec<u32> = (0..300).map(|i| 10 + i * 7919 % 3000).collect();
+        let write = |speculation| {
+            let options = GenerateOptions { speculation, ..plain(200) };
+            let mut session = load(Some(of_text)).session(&kv).expect("a session");
+            run_pieces(&mut session, &prompt, &options, usize::MAX)
+        };
+        let speculation = SpeculationOptions {
+            drafters: drafters.parse().expect("drafters"),
+            block: BlockSize::Fixed(4),
+            ..SpeculationOptions::default()
+        };
+        let (want, got) = (write(Speculation::Off), write(Speculation::With(speculation)));
+        assert_eq!((want.ids.len(), want.finish), (200, Some(FinishReason::MaxTokens)), "{model}");
+        assert_eq!((got.ids, got.finish), (want.ids, want.finish), "{model}");
+    }
+}
+
 /// The context is used to its last position, and no further.
 fn fills_the_context(pair: &Pair) {
     let engine = pair.engine(2);

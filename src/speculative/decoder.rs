@@ -158,6 +158,18 @@ impl Proposing<'_> {
         self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
     }
 
+    /// Leaves the draft as it is if memory is exhausted.
+    fn settle<T>(&mut self, result: Result<T>) -> Result<()> {
+        match result {
+            Err(Error::Memory { .. }) => {
+                self.decoder.drafting.release();
+                self.proposal.wanted = self.proposal.draft.tokens.len();
+                Ok(())
+            }
+            other => other.map(drop),
+        }
+    }
+
     /// Truncates the draft before the first token that the target cannot read. Those that are on a device were chosen there.
     fn drop_unreadable(&mut self) {
         let backend = &self.decoder.backend;
@@ -174,7 +186,11 @@ impl Proposing<'_> {
 /// Makes the planned drafts of models: for every draft position, one pass of each model over the rows of the sequences that draft
 /// there. An error or a panic is that of the sequence that caused it.
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
-    let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
+    let draft_alone = |one: &mut Proposing<'_>| {
+        let drafted = Error::catch(|| one.draft_alone());
+        one.settle(drafted)
+    };
+    let mut done: Vec<_> = proposing.iter_mut().map(draft_alone).collect();
     loop {
         proposing.iter_mut().for_each(Proposing::drop_unreadable);
         let before: Vec<_> = proposing.iter().map(|one| one.proposal.draft.tokens.len()).collect();
@@ -195,7 +211,7 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
                 count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }
             proposal.lengthened(before[i], time);
-            done[i] = result.map(drop);
+            done[i] = proposing[i].settle(result);
         }
     }
 }
@@ -225,13 +241,17 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
             Ok(done) => return done,
-            Err(error) if steps.len() == 1 => return vec![Err(error)],
+            Err(error) if steps.len() == 1 && !matches!(error, Error::Memory { .. }) => return vec![Err(error)],
             // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
             Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
         }
     }
     let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
-    steps.iter_mut().map(|step| Error::catch(|| alone(step))).collect()
+    let with_room = |step: &mut Step<'_>| match Error::catch(|| alone(step)) {
+        Err(Error::Memory { .. }) if step.decoder.drafting.release() => Error::catch(|| alone(step)),
+        done => done,
+    };
+    steps.iter_mut().map(with_room).collect()
 }
 
 /// Whether the sequences can be in one pass: on a device, they store K and V in the same way.

@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::chain::Link;
+use super::drafters::OutOfMemory;
 use super::proposal::{Call, count_call};
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
@@ -168,6 +169,18 @@ impl Drafting {
         self.drafters.iter_mut().chain(inherited).for_each(|drafter| drafter.truncate(len));
     }
 
+    /// Frees the memory of models that draft, which then draft nothing until the next generation: drafts change the speed, never
+    /// whether a text fits memory. Returns whether there were any.
+    pub fn release(&mut self) -> bool {
+        let models = self.drafters.iter_mut().filter(|drafter| drafter.cost() == DraftCost::PerToken);
+        let released = models.map(|drafter| *drafter = Box::new(OutOfMemory::instead_of(&**drafter))).count() > 0;
+        if released {
+            tracing::warn!("memory is exhausted: models draft no longer");
+            self.list.clear();
+        }
+        released
+    }
+
     /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results, and the next token is drawn.
     ///
     /// # Errors
@@ -189,7 +202,10 @@ impl Drafting {
         if self.reads().hidden {
             let (hidden, taps) = output.hidden_rows(ids.len())?;
             let seen = Observed { tokens: &self.tokens, first, hidden: hidden.as_ref(), taps: &taps, own: None };
-            self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen))?;
+            match self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen)) {
+                Err(Error::Memory { .. }) => _ = self.release(),
+                observed => observed?,
+            }
         }
         if !draws {
             return Ok(None);
@@ -373,6 +389,10 @@ impl Drafting {
             let observed = Error::catch(|| drafter.observe(&seen));
             // The round is committed; the next one reports the error, or the panic.
             self.failed = self.failed.take().or(observed.err());
+        }
+        if matches!(self.failed, Some(Error::Memory { .. })) {
+            self.failed = None;
+            self.release();
         }
         let accept_time = start.elapsed();
 

@@ -11,6 +11,7 @@ mod ngram_map_k;
 mod ngram_map_k4v;
 mod ngram_mod;
 mod ngram_simple;
+mod out_of_memory;
 
 pub(crate) use draft_model::check_vocabulary;
 pub use draft_model::{ChainedModel, DraftModel};
@@ -23,3 +24,4 @@ pub use ngram_map_k::{NgramMapK, NgramMapOptions};
 pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};
 pub use ngram_simple::{NgramSimple, NgramSimpleOptions};
+pub(super) use out_of_memory::OutOfMemory;

@@ -1,0 +1,42 @@
+//! What takes the place of a drafter whose memory the target needs.
+
+use rand::rngs::StdRng;
+
+use super::super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed, Reads};
+use crate::Result;
+
+/// Drafts nothing.
+pub(in crate::speculative) struct OutOfMemory {
+    kind: DrafterKind,
+    reads: Reads, // as before: a pass that is being read may have been asked for them
+}
+
+impl OutOfMemory {
+    pub fn instead_of(drafter: &dyn Drafter) -> Self {
+        Self { kind: drafter.kind(), reads: drafter.reads() }
+    }
+}
+
+impl Drafter for OutOfMemory {
+    fn kind(&self) -> DrafterKind {
+        self.kind
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn reads(&self) -> Reads {
+        self.reads.clone()
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> Result<()> {
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -113,6 +113,23 @@ impl Session {
         }
     }
 
+    /// Extends an automatic context to the largest that fits `memory` bytes of pages on the host.
+    ///
+    /// # Errors
+    /// If no position fits.
+    pub(crate) fn extend_context(&mut self, memory: u64) -> Result<()> {
+        let longest = self.engine.target().max_position_embeddings();
+        let options = self.kv_options.clone();
+        let SpeculativeDecoder { backend, state, .. } = self.decoder().0;
+        let kv = state.kv_mut();
+        if options.max_context.is_none() && backend.device.is_none() && kv.max_context() < longest {
+            let memory = Some(options.memory.map_or(memory, |limit| limit.min(memory)));
+            let context = KvOptions { memory, ..options }.context(longest, |context| kv.bytes_at(context))?;
+            kv.set_max_context(context);
+        }
+        Ok(())
+    }
+
     pub(crate) fn kv_options(&self) -> &KvOptions {
         &self.kv_options
     }

@@ -242,6 +242,38 @@ fn what_is_kept_makes_room() {
     assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
 }
 
+/// The memory of cached prefixes is free for the context of new sequences.
+#[test]
+fn a_context_does_not_depend_on_what_is_kept() {
+    let demo = cases::demo();
+    let load = |kv_memory| {
+        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
+        Engine::load(&options).expect("the demo")
+    };
+    let (mut rng, session) = (StdRng::seed_from_u64(9), SessionOptions::default());
+    let memory = load(None).session(&session).expect("a session").kv().bytes_at(1500) as u64;
+    let engine = load(Some(memory));
+    let empty = engine.session(&session).expect("a session").kv().max_context();
+    let options = options(4, &engine);
+    let mut scheduler = scheduler(&engine, Some(u64::MAX));
+    for len in [500, 1400] {
+        let prompt = text(&mut rng, len, 4000);
+        let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+        assert_eq!(results, [(cold(&load(None), &session, &prompt, &options), len)]);
+        assert!(engine.pages().held() > 0 && engine.pages().held() <= memory);
+        assert_eq!(scheduler.session(&session).expect("a session").kv().max_context(), empty, "{len}");
+        assert!(engine.pages().held() > 0, "nothing was dropped");
+    }
+    // Memory that a running sequence holds is not free.
+    let running = scheduler.session(&session).expect("a session");
+    scheduler.add(running, &text(&mut rng, 500, 4000), &options).expect("added");
+    while scheduler.is_active() {
+        scheduler.step();
+    }
+    let context = scheduler.session(&session).expect("a session").kv().max_context();
+    assert!((1..empty).contains(&context), "{context} of {empty}");
+}
+
 /// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {

@@ -84,6 +84,11 @@ impl ExactRows {
         &self.pages[..self.retention.held(end.div_ceil(PAGE))]
     }
 
+    /// All pages in memory.
+    pub(super) fn held_pages(&self) -> &[SharedPage] {
+        &self.pages
+    }
+
     /// As [`ExactRows::pages`], writable.
     pub(super) fn pages_mut(&mut self, end: usize) -> &mut [SharedPage] {
         &mut self.pages[..self.retention.held(end.div_ceil(PAGE))]

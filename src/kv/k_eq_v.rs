@@ -58,6 +58,11 @@ impl AngleTable {
         rope::k_eq_v(self.isa, values, weight, &cos[angles], &sin[angles], keys);
     }
 
+    /// All pages in memory.
+    pub(super) fn held_pages(&self) -> &[SharedPage] {
+        &self.pages
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.pages.len() * self.page_bytes()
     }

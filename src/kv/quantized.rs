@@ -138,6 +138,11 @@ impl QuantizedKv {
         self.exact.pages(end).iter().chain(&self.pages[..self.num_pages(end) * self.num_kv_heads])
     }
 
+    /// All pages in memory.
+    pub(super) fn held_pages(&self) -> impl Iterator<Item = &SharedPage> {
+        self.exact.held_pages().iter().chain(&self.pages)
+    }
+
     /// As [`QuantizedKv::pages`], writable.
     pub(super) fn pages_mut(&mut self, end: usize) -> impl Iterator<Item = &mut SharedPage> {
         self.quantized_pages = first_exact_page(end, self.zones.tail);

@@ -257,6 +257,11 @@ impl Store {
         self.storages().flat_map(|storage| storage.pages(end)).collect()
     }
 
+    /// All pages in memory.
+    pub(super) fn held_pages(&self) -> Vec<&SharedPage> {
+        self.storages().flat_map(Storage::held_pages).collect()
+    }
+
     /// As [`Store::pages`], writable.
     pub(super) fn pages_mut(&mut self, end: usize) -> Vec<&mut SharedPage> {
         self.storages_mut().flat_map(|storage| storage.pages_mut(end)).collect()
@@ -325,6 +330,13 @@ impl Storage {
         match self {
             Storage::Exact(rows) => rows.pages(end).iter().collect(),
             Storage::Quantized(rows) => rows.pages(end).collect(),
+        }
+    }
+
+    fn held_pages(&self) -> Vec<&SharedPage> {
+        match self {
+            Storage::Exact(rows) => rows.held_pages().iter().collect(),
+            Storage::Quantized(rows) => rows.held_pages().collect(),
         }
     }
 

@@ -108,17 +108,22 @@ impl Scheduler {
         Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0 }
     }
 
-    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted.
+    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted. An automatic context counts the memory of
+    /// cached prefixes as free: they are dropped once a sequence needs it.
     ///
     /// # Errors
     /// As [`Engine::session`].
     pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
-        loop {
+        let mut session = loop {
             match self.engine.session(options) {
                 Err(Error::Memory { .. }) if self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest) => {}
-                session => return session,
+                session => break session?,
             }
+        };
+        if let (Some(prefixes), Some(available)) = (&self.prefixes, self.engine.pages().available()) {
+            session.extend_context(available + prefixes.reclaimable())?;
         }
+        Ok(session)
     }
 
     /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the longest cached

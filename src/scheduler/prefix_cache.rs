@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::path::PathBuf;
 
 use crate::engine::Engine;
-use crate::kv::{KvOptions, available_memory};
+use crate::kv::{KvCache, KvOptions, available_memory};
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -148,6 +148,14 @@ impl PrefixCache {
     /// Drops states until `bytes` are available under the limit of the engine's pages, or no state is left.
     pub fn make_room(&mut self, bytes: u64) {
         while self.engine.pages().available().is_some_and(|available| available < bytes) && self.drop_oldest() {}
+    }
+
+    /// Bytes of the pages that only states hold: those that are free once all are dropped.
+    pub fn reclaimable(&self) -> u64 {
+        KvCache::bytes_of_only(self.states.values().filter_map(|state| match &state.kept {
+            Kept::Memory { session, .. } => Some(session.kv()),
+            Kept::File { .. } => None,
+        }))
     }
 
     /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.

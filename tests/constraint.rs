@@ -768,3 +768,111 @@ fn reasoning_may_come_before_json() {
         assert!(!scripted(thought, &text) && scripted(unthought, &text), "{is_control}");
     }
 }
+
+/// Whether the model may write a text under a constraint, as the whole text.
+fn allows(constraint: &Constraint, text: &str) -> bool {
+    let ids = ENGINE.tokenizer().and_then(|tokenizer| tokenizer.encode(text)).expect("ids");
+    let ids: Vec<_> = ids.into_iter().skip_while(|id| *id == 2).collect();
+    let end = vec![1];
+    let script = Script([ids.as_slice(), &end].concat());
+    let options = GenerateOptions { logits_processor: Some(Arc::new(script)), ..plain(constraint.clone()) };
+    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+    let Ok(generation) = session.generate(&prompt(), &options) else { return false };
+    let written: Result<String, _> = generation.map(|piece| piece.map(|piece| piece.text)).collect();
+    written.is_ok_and(|written| written == text)
+}
+
+/// Asserts which texts a schema allows.
+fn assert_allows(schema: Value, yes: &[&str], no: &[&str]) {
+    let constraint = Constraint::json_schema(schema.to_string());
+    ENGINE.compile(&constraint).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    for text in yes {
+        assert!(allows(&constraint, text), "{schema} refuses {text}");
+    }
+    for text in no {
+        assert!(!allows(&constraint, text), "{schema} allows {text}");
+    }
+}
+
+#[test]
+fn dates_and_times_exist() {
+    let (days, no_days) = (
+        ["\"2024-02-28\"", "\"0001-12-31\"", "\"1000-04-30\"", "\"0100-11-01\""],
+        ["\"0000-01-01\"", "\"2023-02-29\"", "\"2023-04-31\"", "\"2023-13-01\"", "\"2023-01-00\""],
+    );
+    assert_allows(json!({"type": "string", "format": "date"}), &days, &no_days);
+    let (times, no_times) =
+        (["\"23:59:59Z\"", "\"00:00:00.5+23:59\""], ["\"23:59:60Z\"", "\"24:00:00Z\"", "\"10:00:00\""]);
+    assert_allows(json!({"type": "string", "format": "time"}), &times, &no_times);
+    let both = json!({"type": "string", "format": "date-time", "pattern": "^2"});
+    let (yes, no) = (
+        ["\"2023-02-28T23:59:59-01:30\"", "\"2023-12-31t00:00:00.125z\""],
+        ["\"1023-02-28T23:59:59Z\"", "\"2023-02-29T23:59:59Z\"", "\"2023-02-28T23:59:60Z\"", "\"2023-02-28\""],
+    );
+    assert_allows(both, &yes, &no);
+}
+
+#[test]
+fn exclusive_bounds_exclude_integers() {
+    for (bounds, yes, no) in [
+        (json!({"exclusiveMinimum": 0, "maximum": 0.5}), ["0.1", "0.5"], ["0", "0.0"]),
+        (json!({"exclusiveMinimum": 2, "exclusiveMaximum": 2.5}), ["2.1", "2.4"], ["2", "2.5"]),
+        (json!({"minimum": -0.9, "exclusiveMaximum": 0}), ["-0.1", "-0.9"], ["-0", "0"]),
+        (json!({"exclusiveMinimum": -2.5, "exclusiveMaximum": -2}), ["-2.1", "-2.4"], ["-2", "-2.0"]),
+        (json!({"minimum": 1, "exclusiveMinimum": true, "maximum": 1.5}), ["1.1", "1.5"], ["1", "1.0"]),
+        (json!({"allOf": [{"exclusiveMinimum": 10}, {"maximum": 10.5}]}), ["10.1", "10.5"], ["10", "10.0"]),
+        (json!({"exclusiveMinimum": 0}), ["0.1", "1000"], ["0", "0.0"]),
+    ] {
+        let mut schema = bounds;
+        schema["type"] = json!("number");
+        assert_allows(schema, &yes, &no);
+    }
+}
+
+#[test]
+fn large_bounds_are_exact() {
+    let integer = |least: i64, most: i64| json!({"type": "integer", "minimum": least, "maximum": most});
+    assert_allows(
+        integer(9_007_199_254_740_993, 9_007_199_254_740_997),
+        &["9007199254740994", "9007199254740996"],
+        &["9007199254740992", "9007199254740998"],
+    );
+    assert_allows(
+        json!({"type": "integer", "exclusiveMinimum": 9_007_199_254_740_992i64, "maximum": 9_007_199_254_740_999i64}),
+        &["9007199254740994", "9007199254740998"],
+        &["9007199254740992", "9007199254741000"],
+    );
+    let edge = ["0", "-1", "9223372036854774784", "-9223372036854774784"];
+    assert_allows(integer(i64::MIN, i64::MAX), &edge, &["9223372036854775808", "-9223372036854775809", "0.5"]);
+    let unsigned = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
+    assert_allows(unsigned, &["0", "9223372036854774784"], &["-1", "18446744073709551616"]);
+    for most in [f64::from(f32::MAX), f64::MAX, 1e18] {
+        let number = json!({"type": "number", "minimum": -most, "maximum": most});
+        assert_allows(number, &["0", "-12345.5", "999999999999999999"], &["null", "99999999999999999999"]);
+    }
+}
+
+#[test]
+fn references_have_escapes() {
+    let one = |reference: &str, definitions: Value| json!({"$ref": reference, "definitions": definitions});
+    let boolean = json!({"type": "boolean"});
+    for (reference, name) in [
+        ("#/definitions/a~1b", "a/b"),
+        ("#/definitions/a~0b", "a~b"),
+        ("#/definitions/a~01b", "a~1b"),
+        ("#/definitions/a%20b", "a b"),
+        ("#/definitions/Foo%3CBar%3E", "Foo<Bar>"),
+        ("#/definitions/Foo<Bar>", "Foo<Bar>"),
+        ("#/definitions/%C3%BC%25", "ü%"),
+    ] {
+        assert_allows(one(reference, json!({name: boolean})), &["true", "false"], &["1", "\"true\""]);
+    }
+    // A schema that refers to itself, and one that no keyword has.
+    let list = json!({"a/b": {"type": "array", "items": {"$ref": "#/definitions/a~1b"}, "maxItems": 1}});
+    assert_allows(one("#/definitions/a~1b", list), &["[]", "[[]]"], &["[[], []]", "1"]);
+    let elsewhere = json!({"$ref": "#/components/schemas/id", "components": {"schemas": {"id": {"type": "string",
+        "format": "cuid"}}}});
+    assert_allows(elsewhere, &["\"x\""], &["1"]);
+    let problem = refused(Constraint::json_schema(one("#/definitions/a~1c", json!({"a/b": {}})).to_string()));
+    assert!(problem.starts_with("#: "), "{problem}");
+}

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::call::is_name;
 use super::json::Json;
-use crate::constraint::{annotations, refuses};
+use crate::constraint::{references, refuses, rewrite};
 use crate::{Error, Result};
 
 /// What is done with parts of a tool's schema that llguidance cannot compile.
@@ -37,7 +37,7 @@ impl Tool {
             return Err(argument("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'"));
         }
         let mut parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
-        annotations::remove(&mut parameters);
+        rewrite::document(&mut parameters);
         Ok(Self { name, parameters })
     }
 }
@@ -288,7 +288,7 @@ impl Rules {
         if let Some(name) = self.references.get(place) {
             return Some(name.clone());
         }
-        let schema = root.pointer(place.strip_prefix('#')?)?;
+        let schema = references::lookup(root, place)?;
         if self.depth == MAX_DEPTH {
             return None;
         }

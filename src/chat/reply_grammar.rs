@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::call_grammar::{MAX_BYTES, Refused, Rules, Tool, argument, literal};
 use super::channels::{Marker, marker};
 use super::template::{ChatOptions, GenerationPrompt, Thinking};
-use crate::constraint::{Constraint, ConstraintLimits, annotations};
+use crate::constraint::{Constraint, ConstraintLimits, rewrite};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -127,7 +127,7 @@ fn calls(
 fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
     let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
     let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
-    annotations::remove(&mut schema);
+    rewrite::document(&mut schema);
     Ok(limits.with_whitespace(schema))
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::refused::{one_line, refused};
 use super::vocabulary::vocabulary;
-use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, annotations, intersections, merges, schema};
+use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, intersections, merges, rewrite, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -123,7 +123,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
             let malformed =
                 |e: serde_json::Error| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
             let mut schema: Value = serde_json::from_str(source).map_err(malformed)?;
-            annotations::remove(&mut schema);
+            rewrite::document(&mut schema);
             let at_place = |(place, problem)| Error::argument("constraint", format!("{place}: {problem}"));
             check_schema(&schema, limits).map_err(at_place)?;
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_whitespace(schema)));

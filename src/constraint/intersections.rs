@@ -9,7 +9,8 @@ use llguidance::regex_to_lark;
 use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
-use super::schema::{first, lookup};
+use super::references::lookup;
+use super::schema::first;
 
 /// Keywords that make a regular expression for a string; both lengths make one.
 const CONDITIONS: [&str; 4] = ["pattern", "format", "minLength", "maxLength"];

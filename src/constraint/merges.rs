@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
-use super::schema::lookup;
+use super::references::lookup;
 
 /// Types of JSON.
 const KINDS: usize = 6;

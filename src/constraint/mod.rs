@@ -8,15 +8,19 @@
 //! grammar rejects, so that no row is spent on it, and tokens that the grammar forces are drafted by
 //! [`Forced`](crate::speculative::Forced).
 
-pub(crate) mod annotations;
+mod annotations;
+mod bounds;
 #[cfg(feature = "constraint")]
 mod compile;
+mod formats;
 #[cfg(feature = "constraint")]
 mod intersections;
 #[cfg(feature = "constraint")]
 mod merges;
+pub(crate) mod references;
 #[cfg(feature = "constraint")]
 mod refused;
+pub(crate) mod rewrite;
 #[cfg(feature = "constraint")]
 mod schema;
 #[cfg(feature = "constraint")]

@@ -2,10 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// Keys whose values are maps of schemas, lists of schemas, and schemas.
-const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
-const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
-const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
+use super::references::move_inside;
+use super::rewrite::{LISTS, MAPS, ONES};
 
 /// Key of the document while a part of it is compiled.
 const INSIDE: &str = "document";
@@ -21,7 +19,7 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     if let Value::Object(fields) = &mut document {
         fields.remove("x-guidance");
     }
-    move_references(&mut document);
+    move_inside(&mut document, INSIDE);
     let size = document.to_string().len().max(4 << 10);
     let mut left = SEARCHED / size;
     'deeper: loop {
@@ -71,18 +69,6 @@ pub(super) fn first(
     Some((path.join("/"), problem))
 }
 
-/// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
-pub(super) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-    let path = reference.strip_prefix('#')?;
-    if path.is_empty() || path == "/" {
-        return Some(root);
-    }
-    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
-        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
-        part => part.get(key),
-    })
-}
-
 /// The subschemas, by path. llguidance does not follow references with an escaped `/`.
 fn children(schema: &Value) -> Vec<(String, &Value)> {
     let mut found = Vec::new();
@@ -96,25 +82,4 @@ fn children(schema: &Value) -> Vec<(String, &Value)> {
     }
     found.extend(ONES.iter().filter_map(|key| Some((key.to_string(), schema.get(key)?, false))));
     found.into_iter().filter(|(.., escaped)| !escaped).map(|(place, child, _)| (place, child)).collect()
-}
-
-/// Redirects every reference to the document to its new place.
-fn move_references(value: &mut Value) {
-    match value {
-        Value::Array(list) => list.iter_mut().for_each(move_references),
-        Value::Object(fields) => move_references_of(fields),
-        _ => {}
-    }
-}
-
-fn move_references_of(fields: &mut Map<String, Value>) {
-    for (key, value) in fields {
-        match value {
-            Value::String(reference) if key == "$ref" && reference.starts_with('#') => {
-                let path = reference[1..].trim_end_matches('/');
-                *reference = format!("#/{INSIDE}{path}");
-            }
-            value => move_references(value),
-        }
-    }
 }

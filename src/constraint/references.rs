@@ -1,0 +1,127 @@
+//! References within a JSON schema's document.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value, json};
+
+use super::rewrite::MAPS;
+
+/// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
+pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    let path = reference.strip_prefix('#')?;
+    if path.is_empty() || path == "/" {
+        return Some(root);
+    }
+    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
+        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+        part => part.get(key),
+    })
+}
+
+/// As [`lookup`].
+pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value> {
+    let path = reference.strip_prefix('#')?;
+    if path.is_empty() || path == "/" {
+        return Some(root);
+    }
+    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
+        Value::Array(list) => list.get_mut(key.parse::<usize>().ok()?),
+        part => part.get_mut(key),
+    })
+}
+
+/// Finds references without escapes. Schemas in whose path a key has a `/`, `~` or `%` are copied to `$defs`.
+#[derive(Default)]
+pub(super) struct Unescaped {
+    /// The copies, by the JSON pointers of what they are of.
+    copies: HashMap<String, String>,
+    places: HashSet<String>,
+    /// Bytes of them.
+    copied: usize,
+}
+
+/// Limit in bytes of copies: what they are of may overlap.
+const COPIED: usize = 1 << 20;
+
+impl Unescaped {
+    /// `reference` without escapes; `None` if it has none, or refers to nothing, or the copies exceed their limit.
+    pub fn of(&mut self, root: &mut Value, reference: &str) -> Option<String> {
+        let pointer = reference.strip_prefix('#').filter(|path| path.contains(['%', '~']))?;
+        let pointer = percent_decoded(pointer)?;
+        if let Some(copy) = self.copies.get(&pointer) {
+            return Some(copy.clone());
+        }
+        let is_in_copy = |(at, _): (usize, &str)| self.is_copy(&format!("#{}", &pointer[..at]));
+        if self.is_copy(&format!("#{pointer}")) || pointer.match_indices('/').any(is_in_copy) {
+            return None;
+        }
+        let target = root.pointer(&pointer)?;
+        let keys: Vec<_> = pointer.split('/').map(|key| key.replace("~1", "/").replace("~0", "~")).collect();
+        if keys.iter().all(|key| !key.contains(['/', '~', '%'])) {
+            return Some(format!("#{}", keys.join("/")));
+        }
+        self.copied += target.to_string().len();
+        if self.copied > COPIED {
+            return None;
+        }
+        let target = target.clone();
+        let definitions = root.as_object_mut()?.entry("$defs").or_insert_with(|| json!({})).as_object_mut()?;
+        let mut name = keys.last()?.replace(['/', '~', '%'], "_");
+        while definitions.contains_key(&name) {
+            name.push('_');
+        }
+        let copy = format!("#/$defs/{name}");
+        definitions.insert(name, target);
+        self.places.insert(copy.clone());
+        self.copies.insert(pointer, copy.clone());
+        Some(copy)
+    }
+
+    /// Whether the schema at `place` is such a copy.
+    pub fn is_copy(&self, place: &str) -> bool {
+        self.places.contains(place)
+    }
+}
+
+/// A URI's fragment; `None` if it is not UTF-8.
+fn percent_decoded(fragment: &str) -> Option<String> {
+    let (mut bytes, mut rest) = (Vec::new(), fragment.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|digits| *first == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
+        let decoded = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(decoded.unwrap_or(*first));
+        rest = if decoded.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Calls `work` on every reference in `schema`; parts that no keyword has as a schema count, values of `const` and `enum` do not.
+pub(crate) fn each(schema: &mut Value, work: &mut impl FnMut(&mut String)) {
+    match schema {
+        Value::Array(list) => list.iter_mut().for_each(|schema| each(schema, work)),
+        Value::Object(fields) => each_of(fields, work),
+        _ => {}
+    }
+}
+
+fn each_of(fields: &mut Map<String, Value>, work: &mut impl FnMut(&mut String)) {
+    for (key, value) in fields {
+        match (key.as_str(), value) {
+            ("$ref", Value::String(reference)) => work(reference),
+            ("const" | "enum", _) => {}
+            (key, Value::Object(schemas)) if MAPS.contains(&key) => {
+                schemas.values_mut().for_each(|schema| each(schema, work));
+            }
+            (_, schema) => each(schema, work),
+        }
+    }
+}
+
+/// Redirects every reference to the document to its new place, the key `inside`.
+pub(crate) fn move_inside(schema: &mut Value, inside: &str) {
+    each(schema, &mut |reference| {
+        if let Some(path) = reference.strip_prefix('#') {
+            *reference = format!("#/{inside}{}", path.trim_end_matches('/'));
+        }
+    });
+}

@@ -1,0 +1,186 @@
+//! Rewrites JSON schemas to ones that llguidance enforces: every value that they allow, the original allows.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::{Map, Value};
+
+use super::references::{Unescaped, lookup_mut};
+use super::{annotations, bounds, formats};
+
+/// Keywords whose values are maps of schemas, lists of schemas, and schemas.
+pub(super) const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+pub(super) const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
+pub(super) const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
+
+/// Rewrites a document: the schemas in it, and what they refer to.
+pub(crate) fn document(root: &mut Value) {
+    let (mut places, mut seen) = (vec![String::from("#")], HashSet::from([String::from("#")]));
+    let mut unescaped = Unescaped::default();
+    while let Some(place) = places.pop() {
+        let Some(part) = lookup_mut(root, &place) else { continue };
+        let mut references = BTreeMap::new();
+        each(part, &mut |fields| {
+            annotations::remove(fields);
+            formats::restrict(fields);
+            bounds::tighten(fields);
+            references.extend(reference(fields).map(|reference| (reference.clone(), None)));
+        });
+        for (reference, plain) in &mut references {
+            *plain = unescaped.of(root, reference);
+        }
+        if let Some(part) = lookup_mut(root, &place).filter(|_| references.values().any(Option::is_some)) {
+            each(part, &mut |fields| {
+                if let Some(reference) = reference(fields)
+                    && let Some(Some(plain)) = references.get(reference)
+                {
+                    reference.clone_from(plain);
+                }
+            });
+        }
+        let targets = references.into_iter().map(|(reference, plain)| plain.unwrap_or(reference));
+        for target in targets {
+            if (unescaped.is_copy(&target) || !is_covered(&target, &seen)) && seen.insert(target.clone()) {
+                places.push(target);
+            }
+        }
+    }
+}
+
+/// Whether a place is among the schemas in those at the places `seen`.
+fn is_covered(place: &str, seen: &HashSet<String>) -> bool {
+    place.rmatch_indices('/').any(|(at, _)| is_schema(&place[at + 1..]) && seen.contains(&place[..at]))
+}
+
+/// Whether the end of a path leads from a schema to one in it.
+fn is_schema(path: &str) -> bool {
+    let mut keys = path.split('/');
+    while let Some(key) = keys.next() {
+        let is_many = MAPS.contains(&key) || LISTS.contains(&key);
+        if !(ONES.contains(&key) || is_many && keys.next().is_some()) {
+            return false;
+        }
+    }
+    true
+}
+
+fn reference(fields: &mut Map<String, Value>) -> Option<&mut String> {
+    match fields.get_mut("$ref") {
+        Some(Value::String(reference)) => Some(reference),
+        _ => None,
+    }
+}
+
+/// Calls `work` on the objects among a schema and the schemas in it.
+fn each(schema: &mut Value, work: &mut impl FnMut(&mut Map<String, Value>)) {
+    let fields = match schema {
+        Value::Object(fields) => fields,
+        // The older form of `items`.
+        Value::Array(list) => return list.iter_mut().for_each(|schema| each(schema, work)),
+        _ => return,
+    };
+    work(fields);
+    for (key, value) in fields.iter_mut() {
+        match value {
+            Value::Object(schemas) if MAPS.contains(&key.as_str()) => {
+                schemas.values_mut().for_each(|schema| each(schema, work));
+            }
+            schema if LISTS.contains(&key.as_str()) || ONES.contains(&key.as_str()) => each(schema, work),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rewritten(mut schema: Value) -> Value {
+        document(&mut schema);
+        schema
+    }
+
+    #[test]
+    fn only_schemas_lose_annotations() {
+        let schema = json!({
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "properties": {
+                "format": {"type": "string", "format": "cuid"},
+                "day": {"type": "string", "format": "uuid"},
+                "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
+                "list": {"type": "array", "items": [{"format": "int32"}]}
+            },
+            "allOf": [{"propertyNames": true}],
+            "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
+        });
+        let want = json!({
+            "type": "object",
+            "properties": {
+                "format": {"type": "string"},
+                "day": {"type": "string", "format": "uuid"},
+                "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
+                "list": {"type": "array", "items": [{}]}
+            },
+            "allOf": [{}],
+            "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
+        });
+        assert_eq!(rewritten(schema), want);
+    }
+
+    #[test]
+    fn bounds_move_inward() {
+        let largest = 9_223_372_036_854_774_784i64;
+        for (bounds, want) in [
+            (json!({"minimum": -3, "maximum": 2.5}), json!({"minimum": -3, "maximum": 2.5})),
+            (json!({"minimum": i64::MIN, "maximum": u64::MAX}), json!({"minimum": -largest, "maximum": largest})),
+            (json!({"minimum": -f64::MAX, "maximum": 1e300}), json!({"minimum": -largest, "maximum": largest})),
+            (
+                json!({"minimum": 9_007_199_254_740_993i64, "maximum": 9_007_199_254_740_997i64}),
+                json!({"minimum": 9_007_199_254_740_994i64, "maximum": 9_007_199_254_740_996i64}),
+            ),
+            (json!({"exclusiveMinimum": 9_007_199_254_740_992i64}), json!({"minimum": 9_007_199_254_740_994i64})),
+            (
+                json!({"maximum": -9_007_199_254_740_999i64, "exclusiveMaximum": -9_007_199_254_740_993i64}),
+                json!({"maximum": -9_007_199_254_741_000i64}),
+            ),
+            (json!({"exclusiveMinimum": 0, "maximum": 0.5}), json!({"exclusiveMinimum": 1e-9, "maximum": 0.5})),
+            (
+                json!({"exclusiveMaximum": 0.0, "minimum": -1e-12}),
+                json!({"exclusiveMaximum": -5e-13, "minimum": -1e-12}),
+            ),
+            (json!({"type": "integer", "exclusiveMinimum": 0}), json!({"type": "integer", "exclusiveMinimum": 0})),
+            (json!({"minimum": 3, "exclusiveMinimum": true}), json!({"minimum": 3, "exclusiveMinimum": 3.000000001})),
+            (json!({"maximum": 3, "exclusiveMaximum": false}), json!({"maximum": 3})),
+        ] {
+            let moved = rewritten(bounds.clone());
+            assert_eq!(moved, want, "{bounds}");
+            assert_eq!(rewritten(moved), want, "{bounds}");
+        }
+    }
+
+    #[test]
+    fn schemas_are_in_their_keywords() {
+        let seen = HashSet::from(["#".into(), "#/x/y".into()]);
+        for place in ["#/$defs/a", "#/items/anyOf/0/properties/items", "#/x/y/not"] {
+            assert!(is_covered(place, &seen), "{place}");
+        }
+        for place in ["#/$defs", "#/x/z", "#/components/schemas/a", "#/x/y/properties/a/x", "#/items/0/x"] {
+            assert!(!is_covered(place, &seen), "{place}");
+        }
+        let referred = json!({"anyOf": [{"$ref": "#/x/a/b"}, {"$ref": "#/x/a"}], "x": {"a": {"format": "c", "b": {"format": "d"}}}});
+        assert_eq!(rewritten(referred)["x"], json!({"a": {"b": {}}}));
+    }
+
+    #[test]
+    fn references_lose_their_escapes() {
+        let reference =
+            |place: &str| rewritten(json!({"$ref": place, "a<b": 1, "c/d": {"e": {"format": "f"}}, "%7e": 2}));
+        assert_eq!(reference("#/a%3cb")["$ref"], "#/a<b");
+        assert_eq!(reference("#/missing~1")["$ref"], "#/missing~1");
+        assert_eq!(reference("#/%257e")["$ref"], "#/$defs/_7e");
+        let copied = reference("#/c~1d/e");
+        assert_eq!((&copied["$ref"], &copied["$defs"]), (&json!("#/$defs/e"), &json!({"e": {}})));
+    }
+}

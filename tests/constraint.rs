@@ -830,7 +830,7 @@ fn exclusive_bounds_exclude_integers() {
 }
 
 #[test]
-fn large_bounds_are_exact() {
+fn large_numbers_are_exact_or_refused() {
     let integer = |least: i64, most: i64| json!({"type": "integer", "minimum": least, "maximum": most});
     assert_allows(
         integer(9_007_199_254_740_993, 9_007_199_254_740_997),
@@ -849,6 +849,12 @@ fn large_bounds_are_exact() {
     for most in [f64::from(f32::MAX), f64::MAX, 1e18] {
         let number = json!({"type": "number", "minimum": -most, "maximum": most});
         assert_allows(number, &["0", "-12345.5", "999999999999999999"], &["null", "99999999999999999999"]);
+    }
+    assert_allows(json!({"const": 9_007_199_254_740_994i64}), &["9007199254740994"], &["9007199254740993"]);
+    for constant in [json!({"const": 9_007_199_254_740_993i64}), json!({"enum": [1, {"a": [u64::MAX]}]})] {
+        let schema = json!({"type": "object", "properties": {"a": constant}});
+        let problem = refused(Constraint::json_schema(schema.to_string()));
+        assert!(problem.starts_with("#/properties/a: has the constant "), "{problem}");
     }
 }
 
@@ -875,4 +881,23 @@ fn references_have_escapes() {
     assert_allows(elsewhere, &["\"x\""], &["1"]);
     let problem = refused(Constraint::json_schema(one("#/definitions/a~1c", json!({"a/b": {}})).to_string()));
     assert!(problem.starts_with("#: "), "{problem}");
+}
+
+#[test]
+fn properties_are_not_counted_twice() {
+    let of = |more: Value| {
+        let mut schema = json!({"type": "object", "additionalProperties": {"type": "boolean"}});
+        schema.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        schema
+    };
+    for schema in [
+        of(json!({"minProperties": 2})),
+        of(json!({"minProperties": 2, "patternProperties": {"^a": {}}, "additionalProperties": false})),
+        of(json!({"minProperties": 3, "required": ["a", "a"]})),
+    ] {
+        let problem = refused(Constraint::json_schema(json!({"type": "array", "items": schema}).to_string()));
+        assert!(problem.starts_with("#/items: has minProperties "), "{problem}");
+    }
+    assert_allows(of(json!({"minProperties": 1})), &["{\"a\":true}"], &["{}"]);
+    assert_allows(of(json!({"minProperties": 2, "required": ["a"]})), &["{\"a\":true,\"b\":true}"], &["{\"a\":true}"]);
 }

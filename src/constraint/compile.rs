@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::refused::{one_line, refused};
 use super::vocabulary::vocabulary;
-use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, intersections, merges, rewrite, schema};
+use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, enforced, intersections, merges, rewrite, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -141,12 +141,14 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     }
 }
 
-/// Checks a schema against the limits that llguidance does not have. Its cost is about linear in the schema.
+/// Checks a schema against the limits that llguidance does not have, and for what it would not enforce. Its cost is about linear
+/// in the schema.
 ///
 /// # Errors
-/// The path of a part that exceeds a limit, and the problem.
+/// The path of a part that exceeds a limit or is not enforced, and the problem.
 fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
-    if let Some(found) = schema::first(schema, &|fields| too_wide(fields, limits)) {
+    let problem = |fields: &Map<String, Value>| too_wide(fields, limits).or_else(|| enforced::problem(fields));
+    if let Some(found) = schema::first(schema, &problem) {
         return Err(found);
     }
     intersections::check_schema(schema, limits)?;

@@ -12,6 +12,8 @@ mod annotations;
 mod bounds;
 #[cfg(feature = "constraint")]
 mod compile;
+#[cfg(feature = "constraint")]
+mod enforced;
 mod formats;
 #[cfg(feature = "constraint")]
 mod intersections;

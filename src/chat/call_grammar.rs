@@ -378,21 +378,41 @@ impl Rules {
     }
 }
 
-/// `schema` with the definitions of `root`, if it has references.
+/// Key of a tool's schema in a part that is compiled alone.
+const WHOLE: &str = "document";
+
+/// Keys of schemas for references.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
+/// `schema` with what it refers to: the definitions of `root`, or all of it if it refers to other parts.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = match schema {
         Value::Object(fields) => Value::Object(fields.clone()),
         Value::Bool(false) => json!({"not": {}}),
         _ => json!({}),
     };
-    if schema.to_string().contains("\"$ref\"") {
-        for definitions in ["$defs", "definitions"] {
-            if let Some(of_root) = root.get(definitions) {
-                schema[definitions] = of_root.clone();
-            }
+    if !schema.to_string().contains("\"$ref\"") {
+        return schema;
+    }
+    let part = schema.clone();
+    for definitions in DEFINITIONS {
+        if let Some(of_root) = root.get(definitions) {
+            schema[definitions] = of_root.clone();
         }
     }
-    schema
+    let mut has_others = false;
+    references::each(&mut schema, &mut |place| {
+        let mut keys = place.split('/');
+        has_others |= keys.next() == Some("#") && keys.next().is_none_or(|key| !DEFINITIONS.contains(&key));
+    });
+    if !has_others {
+        return schema;
+    }
+    let (mut part, mut whole) = (part, root.clone());
+    references::move_inside(&mut part, WHOLE);
+    references::move_inside(&mut whole, WHOLE);
+    part[WHOLE] = whole;
+    part
 }
 
 /// The strings of `enum` or `const`; `None` if there are none, or other values.

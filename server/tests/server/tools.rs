@@ -418,6 +418,11 @@ fn forced_calls_follow_the_schemas() {
         json!({"$defs": {"p": object(json!({"x": small}), json!(["x"]))}, "type": "object", "properties": {"a": {"$ref": "#/$defs/p"},
             "b": {"type": "array", "prefixItems": [{"$ref": "#/$defs/p"}], "items": false, "minItems": 1}}, "required": ["a", "b"]}),
         json!({"type": "object", "patternProperties": {"^x[0-9]$": small}, "maxProperties": 1, "additionalProperties": false}),
+        object(
+            json!({"v": {"type": "boolean"}, "k": {"type": "array", "prefixItems": [{"$ref": "#/properties/v"}], "items": false,
+            "minItems": 1}}),
+            json!(["v", "k"]),
+        ),
     ];
     for schema in &schemas {
         let plain = forced(&server, schema, json!({"temperature": 0, "speculative": {"enabled": false}}));
@@ -438,6 +443,26 @@ fn forced_calls_follow_the_schemas() {
             || message["content"].as_str().is_some_and(|text| text.starts_with("<|tool_call>call:grow{")),
         "{message}"
     );
+}
+
+/// In a part that is written as JSON, a reference to the document is to the tool's schema.
+#[test]
+fn parts_refer_to_the_whole_schema() {
+    let (server, script) = start();
+    let parameters = json!({"type": "object", "properties": {"v": {"type": "boolean"}, "k": {"type": "array",
+        "prefixItems": [{"$ref": "#"}], "items": false}}, "required": ["v"], "additionalProperties": false});
+    let ask = |arguments: &str| {
+        script.set(&format!("<|tool_call>call:it{arguments}<tool_call|>"));
+        let tool = json!({"type": "function", "function": {"name": "it", "strict": true, "parameters": parameters}});
+        let (_, answer) = server.post(
+            CHAT,
+            &json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "tool_choice": "required",
+                "parallel_tool_calls": false, "max_tokens": 60, "speculative": {"enabled": false}}),
+        );
+        answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].clone()
+    };
+    assert_eq!(ask(r#"{k:[{"v":true,"k":[]}],v:false}"#), r#"{"k":[{"v":true,"k":[]}],"v":false}"#);
+    assert_ne!(ask("{k:[[]],v:false}"), r#"{"k":[[]],"v":false}"#);
 }
 
 #[test]

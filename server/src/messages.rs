@@ -233,9 +233,9 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
                 conversation.result(id, content, &block.name("tool_use_id"))?;
             }
             (kind, role) => {
-                let shown: String = kind.chars().take(32).filter(|c| !c.is_control()).collect();
                 let role = format!("{role:?}").to_lowercase();
-                return Err(block.error("type", format!("{shown:?} is not supported in a message of role {role}")));
+                let problem = format!("{:?} is not supported in a message of role {role}", shown(kind));
+                return Err(block.error("type", problem));
             }
         }
         block.end()?;
@@ -252,6 +252,14 @@ pub(crate) fn required(fields: &mut Fields, name: &str) -> Result<String> {
     fields.string(name)?.ok_or_else(|| fields.error(name, "is required"))
 }
 
+/// The start of a client's text, for errors.
+fn shown(text: &str) -> String {
+    text.chars().take(32).filter(|c| !c.is_control()).collect()
+}
+
+/// Types of the parts of a text.
+const PARTS: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
+
 /// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's responses call them `input_text` and
 /// `output_text`.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
@@ -262,7 +270,10 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
             let name = fields.name(name);
             let part = |(i, value)| {
                 let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
-                part.only("type", &["text", "input_text", "output_text", "refusal"].map(|kind| json!(kind)))?;
+                if let Some(kind) = part.string("type")?.filter(|kind| !PARTS.contains(&kind.as_str())) {
+                    let problem = format!("{:?} is not supported, only {}", shown(&kind), PARTS.join(", "));
+                    return Err(part.error("type", problem).with_code("unsupported_parameter"));
+                }
                 let text = part.string("text")?.or(part.string("refusal")?);
                 let text = text.ok_or_else(|| part.error("text", "is required"))?;
                 part.ignore(&["cache_control", "citations", "annotations", "logprobs"]);

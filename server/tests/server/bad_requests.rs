@@ -227,6 +227,16 @@ fn fields_that_are_wrong_are_named() {
     }
     let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
+    for (path, messages, kind) in [
+        (CHAT, json!({"messages": user(json!([{"type": "image_url", "image_url": {"url": "x"}}]))}), "image_url"),
+        (CHAT, json!({"messages": user(json!([{"type": "input_audio", "input_audio": {}}]))}), "input_audio"),
+        (RESPONSES, json!({"input": user(json!([{"type": "input_image"}]))}), "input_image"),
+        (MESSAGES, json!({"messages": user(json!([{"type": "image"}]))}), "image"),
+    ] {
+        let (status, error) = server.post(path, &body(path, messages));
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(&format!("{kind:?} is not supported")), "{kind}: {error}");
+    }
     let (status, error) = server.post("/tokenize", &json!({"content": "x", "parse_special": 0}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("parse_special")));
     let (status, error) = server.post("/apply-template", &json!({"messages": []}));

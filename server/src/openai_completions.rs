@@ -110,8 +110,11 @@ impl Completion {
             let text = token(of.token);
             offsets.push(*offset);
             *offset += text.chars().count();
-            let best = of.top.iter().map(|(id, logprob)| (token(*id), json!(logprob)));
-            top.push(best.collect::<Map<_, _>>());
+            let mut best: Map<_, _> = of.top.iter().map(|(id, logprob)| (token(*id), json!(logprob))).collect();
+            if !best.is_empty() {
+                best.insert(text.clone(), json!(of.logprob));
+            }
+            top.push(best);
             values.push(of.logprob);
             tokens.push(text);
         }

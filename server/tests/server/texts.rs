@@ -145,4 +145,16 @@ fn token_ids_and_log_probabilities() {
         assert_eq!((top.len(), &top[0]["token"], &top[0]["logprob"]), (2, &token["token"], &token["logprob"]));
         assert!(top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64() && token["logprob"].as_f64() <= Some(0.0));
     }
+    // Sampled: the token is in the list, whether it is one of the most probable ones or not.
+    let body = json!({"prompt": PROMPT, "max_tokens": 24, "logprobs": 1, "temperature": 2.0, "seed": 5});
+    let sampled = server.ask("/v1/completions", &body)["choices"][0]["logprobs"].clone();
+    let list = |name: &str| sampled[name].as_array().expect("a list").clone();
+    let mut lengths = Vec::new();
+    for ((token, logprob), top) in list("tokens").iter().zip(list("token_logprobs")).zip(list("top_logprobs")) {
+        assert_eq!(top[token.as_str().expect("a text")], logprob, "{top}");
+        lengths.push(top.as_object().expect("an object").len());
+    }
+    assert!(lengths.contains(&1) && lengths.contains(&2), "{lengths:?}");
+    let none = server.ask("/v1/completions", &with(&body, json!({"logprobs": 0})));
+    assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], json!(vec![json!({}); 24]));
 }

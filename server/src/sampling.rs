@@ -17,7 +17,9 @@ type Result<T> = std::result::Result<T, ApiError>;
 pub(crate) fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
     let mut number = |field: &str| real(fields, field);
     let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
-    let top_p = number("top_p")?.or(defaults.top_p).unwrap_or(base.top_p);
+    // 0 keeps the most probable token, in OpenAI's API.
+    let top_p = number("top_p")?.map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p });
+    let top_p = top_p.or(defaults.top_p).unwrap_or(base.top_p);
     let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
     let top_k = match fields.integer("top_k")? {
         None => defaults.top_k.or(base.top_k),

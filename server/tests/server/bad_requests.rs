@@ -54,7 +54,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"temperature": 1e300}), "temperature"),
         (TEXT, json!({"temperature": "hot"}), "temperature"),
         (TEXT, json!({"temperature": [1]}), "temperature"),
-        (TEXT, json!({"top_p": 0}), "top_p"),
+        (TEXT, json!({"top_p": -0.1}), "top_p"),
         (TEXT, json!({"top_p": 1.1}), "top_p"),
         (TEXT, json!({"min_p": -0.1}), "min_p"),
         (TEXT, json!({"top_k": -2}), "top_k"),

@@ -158,3 +158,13 @@ fn token_ids_and_log_probabilities() {
     let none = server.ask("/v1/completions", &with(&body, json!({"logprobs": 0})));
     assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], json!(vec![json!({}); 24]));
 }
+
+#[test]
+fn the_smallest_top_p_is_greedy() {
+    let server = TestServer::start(options());
+    let text = |more: Value| {
+        let body = with(&json!({"prompt": PROMPT, "max_tokens": 24}), more);
+        server.ask("/v1/completions", &body)["choices"][0]["text"].clone()
+    };
+    assert_eq!(text(json!({"temperature": 1.5, "top_p": 0, "seed": 5})), text(json!({"temperature": 0})));
+}

@@ -262,7 +262,6 @@ fn a_context_does_not_depend_on_what_is_kept() {
         assert_eq!(results, [(cold(&load(None), &session, &prompt, &options), len)]);
         assert!(engine.pages().held() > 0 && engine.pages().held() <= memory);
         assert_eq!(scheduler.session(&session).expect("a session").kv().max_context(), empty, "{len}");
-        assert!(engine.pages().held() > 0, "nothing was dropped");
     }
     // Memory that a running sequence holds is not free.
     let running = scheduler.session(&session).expect("a session");

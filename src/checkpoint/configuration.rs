@@ -4,6 +4,7 @@ use super::fields::Fields;
 use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
 use super::gguf::Gguf;
+use super::head_names::HEADS;
 use super::unread_tensors::{Experts, refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
@@ -17,15 +18,6 @@ pub(crate) enum ConfigSource<'a> {
     Json(Fields),
     /// In metadata.
     Gguf(&'a Gguf),
-}
-
-/// The names of the output head: published, and nested in other ways.
-pub(super) const HEADS: [&str; 4] =
-    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
-
-/// Whether the tensor is the output head.
-pub(crate) fn is_head(name: &str) -> bool {
-    HEADS.contains(&name)
 }
 
 impl Checkpoint {

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::configuration::HEADS;
 use super::fields::Fields;
 use super::gguf::{Gguf, GgufTensor, Value};
+use super::head_names::HEADS;
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, tensor_type};
 use super::{safetensors, unread};

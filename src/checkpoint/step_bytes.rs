@@ -1,7 +1,7 @@
 //! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
-use super::configuration::is_head;
 use super::files::{Checkpoint, Files};
+use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};

@@ -17,6 +17,7 @@ mod enforced;
 mod formats;
 #[cfg(feature = "constraint")]
 mod intersections;
+mod keywords;
 #[cfg(feature = "constraint")]
 mod merges;
 pub(crate) mod references;

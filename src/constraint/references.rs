@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::rewrite::MAPS;
+use super::keywords::MAPS;
 
 /// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
 pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
@@ -18,14 +18,14 @@ pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> 
     })
 }
 
-/// As [`lookup`].
+/// As [`lookup`], but every place has one reference: an index is written in one way.
 pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value> {
     let path = reference.strip_prefix('#')?;
     if path.is_empty() || path == "/" {
         return Some(root);
     }
     path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
-        Value::Array(list) => list.get_mut(key.parse::<usize>().ok()?),
+        Value::Array(list) => list.get_mut(key.parse::<usize>().ok().filter(|index| index.to_string() == key)?),
         part => part.get_mut(key),
     })
 }

@@ -4,13 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value};
 
+use super::keywords::{LISTS, MAPS, ONES};
 use super::references::{Unescaped, lookup_mut};
 use super::{annotations, bounds, formats};
-
-/// Keywords whose values are maps of schemas, lists of schemas, and schemas.
-pub(super) const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
-pub(super) const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
-pub(super) const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
 
 /// Rewrites a document: the schemas in it, and what they refer to.
 pub(crate) fn document(root: &mut Value) {

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::keywords::{LISTS, MAPS, ONES};
 use super::references::move_inside;
-use super::rewrite::{LISTS, MAPS, ONES};
 
 /// Key of the document while a part of it is compiled.
 const INSIDE: &str = "document";

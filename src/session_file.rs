@@ -27,7 +27,7 @@ use crate::{Error, Result};
 const MAGIC: &[u8] = b"foretoken session\n";
 
 /// Incremented when the layout of the file, the header or K and V changes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Maximum length of the header.
 const MAX_HEADER: usize = 1 << 20;
@@ -46,10 +46,8 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
-    /// Positions below it were written, and may have replaced others in a sliding window. Files before this field may have
-    /// dropped a round after `len`.
-    #[serde(default)]
-    written: Option<usize>,
+    /// Positions below it were written, and may have replaced others in a sliding window.
+    written: usize,
     /// The last token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
     /// Number of values in the recurrent state.
@@ -81,7 +79,7 @@ impl Session {
             max_context: kv.max_context(),
             max_round_rows: kv.max_round_rows(),
             len: kv.len(),
-            written: Some(kv.written()),
+            written: kv.written(),
             last: newest.as_ref().map(|newest| (newest.last, state.len())),
             recurrent: recurrent.len(),
         };
@@ -137,8 +135,7 @@ impl Engine {
                 Some(DecodeState { last, hidden: tensor(file.numbers(width, f32::from_le_bytes)?, (1, width))? })
             }
         };
-        let written =
-            header.written.unwrap_or(header.len.saturating_add(header.max_round_rows)).min(header.max_context);
+        let written = header.written.min(header.max_context);
         let read = backend.read_from(state.kv_mut(), (header.len, written), newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
         if !state.load_recurrent(&file.numbers(header.recurrent, f32::from_le_bytes)?) {

@@ -6,6 +6,8 @@ use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Session, SessionOptions, Stop,
 };
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 fn engine() -> Engine {
     let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
@@ -64,6 +66,36 @@ fn a_loaded_session_is_rewound_as_the_saved_one() {
     assert_eq!(generate(&mut loaded, &prompt(5), 8), generate(&mut saved, &prompt(5), 8));
 }
 
+/// A fine-tune has the configuration and often the embeddings of its base.
+#[test]
+fn a_session_of_other_weights_is_refused() {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let folder = tempfile::tempdir().expect("a folder");
+    let bytes = std::fs::read(target.join("model.safetensors")).expect("the weights");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let tensors = file.tensors().into_iter().map(|(name, tensor)| {
+        let mut data = tensor.data().to_vec();
+        if name.ends_with("down_proj.weight") {
+            // The signs of bf16 numbers.
+            data.iter_mut().skip(1).step_by(4).for_each(|byte| *byte ^= 0x80);
+        }
+        (name, tensor.dtype(), tensor.shape().to_vec(), data)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).expect("the weights");
+    std::fs::copy(target.join("config.json"), folder.path().join("config.json")).expect("a copy");
+    let other = Engine::load(&EngineOptions::new(folder.path())).expect("the fine-tune");
+    let mut saved = session(&engine(), ElementType::F16.into());
+    generate(&mut saved, &prompt(20), 4);
+    let path = folder.path().join("session");
+    saved.save(&path).expect("a file");
+    let error = other.load_session(&path).err().expect("a refusal").to_string();
+    assert!(error.contains("another model"), "{error}");
+}
+
 #[test]
 fn an_empty_session_can_be_saved() {
     let engine = engine();
@@ -103,7 +135,7 @@ fn files_that_are_no_such_session_are_refused() {
         let at = whole.windows(from.len()).position(|part| part == from.as_bytes()).expect(from);
         [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
     };
-    refused(&edited("\"version\":1", "\"version\":9"), "incompatible version");
+    refused(&edited("\"version\":2", "\"version\":9"), "incompatible version");
     refused(&edited("\"key\":\"turbo3\"", "\"key\":\"turbo9\""), "turbo9");
     refused(&edited("\"len\":203", "\"len\":903"), "bytes");
     refused(&edited("\"len\":203", "\"len\":-03"), "damaged");

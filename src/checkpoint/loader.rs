@@ -1,6 +1,7 @@
 //! Builds modules from named tensors.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use foretoken_kernels::quant::WeightType;
@@ -86,6 +87,9 @@ pub(crate) enum WeightUse {
     Upload,
 }
 
+/// Bytes of every tensor in the checksum: from its middle, which training changes.
+const SAMPLE: usize = 256;
+
 /// Loads tensors by name, checks their shapes, and records which were used.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
@@ -93,6 +97,7 @@ pub struct Loader<'a> {
     options: LoadOptions,
     weight_use: WeightUse,
     taken: BTreeSet<String>,
+    sample: crc32fast::Hasher,
     step: StepCost,
     loaded: u64,
     total: u64,
@@ -111,6 +116,7 @@ impl<'a> Loader<'a> {
             options,
             weight_use: WeightUse::Multiply,
             taken,
+            sample: crc32fast::Hasher::new(),
             step: StepCost::default(),
             loaded: 0,
             total,
@@ -126,6 +132,11 @@ impl<'a> Loader<'a> {
     /// The instruction set of the loaded modules.
     pub fn isa(&self) -> Isa {
         self.options.isa
+    }
+
+    /// Identifies a model: the checksums of its configuration, and of a few bytes of every tensor loaded so far.
+    pub(crate) fn fingerprint(&self, config: &impl Debug) -> u64 {
+        u64::from(crc32fast::hash(format!("{config:?}").as_bytes())) << 32 | u64::from(self.sample.clone().finalize())
     }
 
     /// Cost of the matrices loaded so far.
@@ -171,6 +182,9 @@ impl<'a> Loader<'a> {
             let problem = format!("has shape {:?}, the configuration implies {shape:?}", tensor.shape);
             return Err(self.error(name, problem));
         }
+        self.sample.update(name.as_bytes());
+        let bytes = tensor.bytes.as_slice();
+        self.sample.update(&bytes[bytes.len() / 2..][..SAMPLE.min(bytes.len() - bytes.len() / 2)]);
         self.taken.insert(full);
         self.loaded += tensor.bytes.as_slice().len() as u64;
         Ok(tensor)

@@ -8,10 +8,9 @@ use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
 use super::tensor_names::{is_dead, is_tower};
 use super::text_model::{PassOutput, TextModel};
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, WeightUse, is_head, is_inner_assistants};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request};
-use crate::nn::{Embedding, F32View};
 use crate::ops::{CpuOps, Destination, OnCpu};
 use crate::{Error, Result};
 
@@ -19,7 +18,7 @@ use crate::{Error, Result};
 pub struct Target {
     config: TextConfig,
     layout: KvLayout,
-    fingerprint: Option<u64>, // `None`: computed from the weights here
+    fingerprint: u64,
     step: StepCost,
     ops: CpuOps,
     model: Option<TextModel<CpuOps>>, // `None`: it is on a device
@@ -60,9 +59,6 @@ impl Target {
         let shape = [config.vocab_size, hidden];
         let embedding = loader
             .embedding("embed_tokens.weight", shape, table_use, |element| round_to(element, (hidden as f32).sqrt()))?;
-        // Computed before the weights are moved.
-        let uploads = to.weight_use() == WeightUse::Upload;
-        let fingerprint = uploads.then(|| fingerprint(&config, &embedding)).transpose()?;
         let embed_tokens = to.embedding(embedding)?;
         let per_layer = match config.hidden_size_per_layer_input {
             0 => None,
@@ -72,7 +68,7 @@ impl Target {
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, to, i, &config, l)).collect();
         let layers = layers?;
         let norm = to.norm(loader.norm("norm.weight", hidden, config.rms_norm_eps)?)?;
-        let mut step = loader.step_cost();
+        let (mut step, fingerprint) = (loader.step_cost(), loader.fingerprint(&config));
         loader.finish(|name| {
             is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
         })?;
@@ -153,10 +149,7 @@ impl Model for Target {
     }
 
     fn fingerprint(&self) -> Result<u64> {
-        match self.fingerprint {
-            Some(fingerprint) => Ok(fingerprint),
-            None => fingerprint(&self.config, &self.model()?.embed_tokens),
-        }
+        Ok(self.fingerprint)
     }
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
@@ -173,19 +166,6 @@ impl Model for Target {
             None => Output::empty(self, taps),
         }
     }
-}
-
-/// Identifies a model: the configuration's checksum, and that of a few embedding rows, for models of the same shape.
-fn fingerprint(config: &TextConfig, embedding: &Embedding) -> Result<u64> {
-    let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
-    sums[0].update(format!("{:?}", config).as_bytes());
-    let tokens = config.num_readable_tokens() as u32;
-    let ids: Vec<u32> = (0..8).map(|i| tokens.saturating_sub(1) / 8 * i).collect();
-    for x in F32View::new(&embedding.forward(&ids)?)?.iter() {
-        sums[1].update(&x.to_le_bytes());
-    }
-    let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
-    Ok(config << 32 | weights)
 }
 
 /// The error for using weights on the CPU that are on a device.

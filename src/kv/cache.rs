@@ -34,7 +34,7 @@ pub struct KvCache {
     pub(super) layout: KvLayout,
     pub(super) stores: Vec<Store>,
     pub(super) len: usize,
-    pub(super) written: usize, // positions below it have been written, committed or not
+    pub(super) written: usize, // positions below it may have been written, committed or not
     pub(super) max_context: usize,
     pub(super) max_round_rows: usize,
     pub(super) angles: AngleTable,

@@ -59,6 +59,8 @@ impl KvCache {
         if self.len + rows > self.max_context {
             return Err(Error::Context { needed: self.len + rows, limit: self.max_context });
         }
+        // Here or on a device, in each layer.
+        self.written = self.written.max(self.len + rows);
         Ok(Round { cache: self, recurrent: None, rows, fewest: 0 })
     }
 
@@ -143,7 +145,7 @@ impl<'a> Round<'a> {
 
 impl KvAccess for Round<'_> {
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()> {
-        let KvCache { layout, stores, angles, pool, isa, len: first, written, .. } = &mut *self.cache;
+        let KvCache { layout, stores, angles, pool, isa, len: first, .. } = &mut *self.cache;
         let store = &mut stores[layout.store_of(layer)?];
         let shape = [self.rows, store.layout.num_kv_heads, store.layout.head_dim];
         for (tensor, name) in [(k, "K"), (v, "V")] {
@@ -162,7 +164,6 @@ impl KvAccess for Round<'_> {
         if store.derives_keys() {
             angles.reserve(pool, *first + self.rows)?;
         }
-        *written = (*written).max(*first + self.rows);
         store.write(pool, *isa, *first, &k, &v)
     }
 

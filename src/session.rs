@@ -122,7 +122,7 @@ impl Session {
         let options = self.kv_options.clone();
         let SpeculativeDecoder { backend, state, .. } = self.decoder().0;
         let kv = state.kv_mut();
-        if options.max_context.is_none() && backend.device.is_none() && kv.max_context() < longest {
+        if backend.device.is_none() && kv.max_context() < longest {
             let memory = Some(options.memory.map_or(memory, |limit| limit.min(memory)));
             let context = KvOptions { memory, ..options }.context(longest, |context| kv.bytes_at(context))?;
             kv.set_max_context(context);

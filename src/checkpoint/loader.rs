@@ -2,46 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
 
 use super::configuration::ConfigSource;
 use super::files::Checkpoint;
+use super::load_options::{LoadOptions, Progress};
 use super::tensor::{RawTensor, TensorType};
 use super::unread_tensors::is_scale;
-use crate::gemma4::Centroids;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
-
-/// Options for loading a checkpoint.
-#[derive(Clone)]
-pub struct LoadOptions {
-    /// Instruction set of the modules.
-    pub isa: Isa,
-    /// Quantizes floating-point matrices while loading. Default: no.
-    pub quantize: Option<WeightType>,
-    /// An assistant's centroids. Default: its own.
-    pub centroids: Centroids,
-    /// Called as tensors are loaded. Default: none.
-    pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
-}
-
-impl From<Isa> for LoadOptions {
-    fn from(isa: Isa) -> Self {
-        Self { isa, quantize: None, centroids: Centroids::default(), progress: None }
-    }
-}
-
-/// Progress of a load.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Bytes of tensors loaded.
-    pub loaded: u64,
-    /// Bytes of all tensors.
-    pub total: u64,
-}
 
 /// Cost of the weights in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

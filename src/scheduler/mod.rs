@@ -120,7 +120,9 @@ impl Scheduler {
                 session => break session?,
             }
         };
-        if let (Some(prefixes), Some(available)) = (&self.prefixes, self.engine.pages().available()) {
+        if let (None, Some(prefixes), Some(available)) =
+            (options.kv.max_context, &self.prefixes, self.engine.pages().available())
+        {
             session.extend_context(available + prefixes.reclaimable())?;
         }
         Ok(session)

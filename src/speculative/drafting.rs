@@ -175,7 +175,7 @@ impl Drafting {
         let models = self.drafters.iter_mut().filter(|drafter| drafter.cost() == DraftCost::PerToken);
         let released = models.map(|drafter| *drafter = Box::new(OutOfMemory::instead_of(&**drafter))).count() > 0;
         if released {
-            tracing::warn!("memory is exhausted: models draft no longer");
+            tracing::warn!("memory is exhausted: models no longer draft");
             self.list.clear();
         }
         released

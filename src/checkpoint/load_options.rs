@@ -1,0 +1,36 @@
+//! Options for loading a checkpoint.
+
+use std::sync::Arc;
+
+use foretoken_kernels::Isa;
+use foretoken_kernels::quant::WeightType;
+
+use crate::gemma4::Centroids;
+
+/// Options for loading a checkpoint.
+#[derive(Clone)]
+pub struct LoadOptions {
+    /// Instruction set of the modules.
+    pub isa: Isa,
+    /// Quantizes floating-point matrices while loading. Default: no.
+    pub quantize: Option<WeightType>,
+    /// An assistant's centroids. Default: its own.
+    pub centroids: Centroids,
+    /// Called as tensors are loaded. Default: none.
+    pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+}
+
+impl From<Isa> for LoadOptions {
+    fn from(isa: Isa) -> Self {
+        Self { isa, quantize: None, centroids: Centroids::default(), progress: None }
+    }
+}
+
+/// Progress of a load.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Bytes of tensors loaded.
+    pub loaded: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}

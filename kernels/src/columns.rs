@@ -57,6 +57,11 @@ impl<'a> ColumnsMut<'a> {
         self.rows
     }
 
+    /// Columns of the whole matrix.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
     /// The held columns of one row.
     ///
     /// # Panics

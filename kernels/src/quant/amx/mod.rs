@@ -1,6 +1,12 @@
 //! The product in AMX tile registers, for many rows.
 
-mod multiply;
+mod blocks_256;
+mod blocks_32;
+mod matmul;
 mod operands;
+mod panels;
+mod prefetch;
+#[cfg(test)]
+mod scalar;
 
-pub(super) use multiply::{matmul, multiplies};
+pub(super) use matmul::{matmul, multiplies};

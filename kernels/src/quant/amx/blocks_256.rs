@@ -1,0 +1,333 @@
+//! Blocks of 256: weights are multiplied by their scales before they are multiplied by activations. The product of a weight and
+//! a scale fits an `i16`, whose two bytes go to two B tiles, so that two C tiles hold a block's sums. One product per
+//! scale of 16 or 32 weights would need as many products, and four to eight times as many stores of C.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::operands::{CTile, K_SPAN, PackedActivations, ROWS, depth, products};
+use super::panels::{Results, panel_block};
+use super::prefetch::{OutputPrefetcher, Prefetcher};
+#[cfg(test)]
+use super::scalar;
+use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
+use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
+use crate::quant::unpack::{BlockScales, Format};
+use crate::simd::avx512::float::Avx512Lanes;
+use crate::simd::bytes::ByteLanes;
+use crate::simd::float::Floats;
+
+/// Row tiles that share loaded B tiles: their A and C tiles and two B tiles fill the tile registers.
+const TILES: usize = 2;
+/// Rows whose sums and products with mins fit in the vector registers.
+const HALF: usize = ROWS / 2;
+
+/// Sums of up to [`TILES`] row tiles over a block: of the products with low bytes, and with high bytes.
+type Sums = [[CTile; 2]; TILES];
+
+/// Where [`Sums`] belong.
+#[derive(Clone, Copy)]
+struct Batch {
+    /// The panel, in the group.
+    panel: usize,
+    /// The first row tile, and how many.
+    row_tile: usize,
+    tiles: usize,
+    /// The block, in the range.
+    block: usize,
+    /// Which of the [`Factors`] are the block's.
+    factors: usize,
+}
+
+/// Adds the products of a range of blocks to the results of a group of panels.
+///
+/// Between tile products, the epilogue of the previous batch runs: an epilogue of its own takes 10 % longer in total. A block is
+/// unpacked at once: between tile products, its stores delay the loads of tiles, and a prompt takes 20 % longer.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features, and the tile registers are configured as in
+/// [`MatMul::eval`](super::matmul). The matrix has the panels of `group`, and `x` was packed for blocks that it has.
+#[inline(always)]
+pub(super) unsafe fn add_blocks<F: Format>(
+    l: Avx512Lanes,
+    weights: &PackedMatrix<'_>,
+    group: Range<usize>,
+    x: &PackedActivations,
+    mut ahead: OutputPrefetcher,
+    results: &mut Results,
+) {
+    let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
+    let row_tiles = x.rows / ROWS;
+    let mut tail = PackedBlock::new();
+    let mut sums: [Sums; 2] = [const { [const { [const { CTile::EMPTY }; 2] }; TILES] }; 2];
+    // An empty batch precedes the first.
+    let mut before = Batch { panel: 0, row_tile: 0, tiles: 0, block: 0, factors: 1 };
+    // SAFETY: as the caller's; the panels have these blocks, and `x` was packed for them.
+    unsafe {
+        let (mut scaled, mut factors) = (ScaledWeights::new(l), [Factors::new(l); 2]);
+        let mut epilogue = Epilogue { l, x, results };
+        let (mut batches, mut unpacked) = (0, 0);
+        for (panel, in_matrix) in group.enumerate() {
+            for block in 0..x.blocks.len() {
+                let current = unpacked % 2;
+                unpacked += 1;
+                let from = panel_block::<F>(weights, in_matrix, x.blocks.start + block, &mut tail);
+                // The same block of the next panel.
+                let next = from.wrapping_add(weights.blocks() * block_bytes);
+                let steps = F::SCALES + products::<F>() * row_tiles.div_ceil(TILES);
+                let mut prefetcher = Prefetcher::new(next, block_bytes, steps);
+                factors[current] = scaled.unpack::<F>(l, from, &mut prefetcher);
+                for row_tile in (0..row_tiles).step_by(TILES) {
+                    let tiles = TILES.min(row_tiles - row_tile);
+                    let batch = Batch { panel, row_tile, tiles, block, factors: current };
+                    let a = x.a.0[x.at::<F>(block, 0, row_tile)..].as_ptr();
+                    let [even, odd] = &mut sums;
+                    let (sums, done) = if batches % 2 == 0 { (even, odd) } else { (odd, even) };
+                    batches += 1;
+                    clear(sums);
+                    for k in 0..products::<F>() {
+                        prefetcher.step();
+                        ahead.step();
+                        multiply::<F>(a, &scaled, k, &mut sums[..tiles]);
+                        if k < 2 * before.tiles {
+                            epilogue.add_half::<F>(before, &factors[before.factors], done, k);
+                        }
+                    }
+                    store(&mut sums[..tiles]);
+                    before = batch;
+                }
+            }
+        }
+        for half in 0..2 * before.tiles {
+            epilogue.add_half::<F>(before, &factors[before.factors], &sums[(batches + 1) % 2], half);
+        }
+    }
+}
+
+/// The operations on stored C tiles, those of `microkernel.rs`.
+struct Epilogue<'a> {
+    l: Avx512Lanes,
+    x: &'a PackedActivations,
+    results: &'a mut Results,
+}
+
+impl Epilogue<'_> {
+    /// Adds the products of [`HALF`] of a row tile's rows to their results.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has the rows, and `sums` are its
+    /// stored sums.
+    #[inline(always)]
+    unsafe fn add_half<F: Format>(&mut self, batch: Batch, factors: &Factors, sums: &Sums, half: usize) {
+        let l = self.l;
+        let (tile, first) = (half / 2, half % 2 * HALF);
+        let row = (batch.row_tile + tile) * ROWS + first;
+        // SAFETY: as the caller's.
+        unsafe {
+            let bsums = self.x.bsums::<F>(batch.block, row);
+            let mut mins = [l.zero(); HALF];
+            for p in 0..F::MIN_PAIRS {
+                l.add_pairs(&mut mins, factors.mins[p], bsums.add((1 + p) * self.x.rows));
+            }
+            let [low, high] = sums.get_unchecked(tile);
+            for r in 0..HALF {
+                let load = |c: &CTile| _mm512_load_si512(c.0.as_ptr().add((first + r) * PANEL_ROWS).cast());
+                let sum = _mm512_add_epi32(load(low), _mm512_slli_epi32::<8>(load(high)));
+                let mut sum = l.mul(l.to_float(sum), factors.d);
+                if F::MIN_PAIRS > 0 {
+                    sum = l.fma(l.to_float(mins[r]), factors.dmin, sum);
+                }
+                let result = self.results.get_unchecked_mut(batch.panel).get_unchecked_mut(row + r).as_mut_ptr();
+                l.store(result, l.fma(sum, l.splat(f32::from_bits(*bsums.add(r) as u32)), l.load(result)));
+            }
+        }
+    }
+}
+
+/// What a block's sums are multiplied by, of [`BlockScales`].
+#[derive(Clone, Copy)]
+struct Factors {
+    d: __m512,
+    dmin: __m512,
+    mins: [__m512i; 8],
+}
+
+impl Factors {
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
+    #[inline(always)]
+    unsafe fn new(l: Avx512Lanes) -> Self {
+        // SAFETY: as the caller's.
+        unsafe { Self { d: l.splat(0.0), dmin: l.splat(0.0), mins: [l.zero(); 8] } }
+    }
+}
+
+/// The weights of a panel and a block, multiplied by their scales: `256 high + low`, at most 240 * 63 in magnitude (Q4_K, whose odd
+/// sub-blocks' weights are unpacked times 16, and so are the scales of the others).
+#[repr(C, align(64))]
+struct ScaledWeights {
+    /// B tiles `(4, 16, 64)`, unsigned.
+    low: [MaybeUninit<u8>; K_SPAN / 4 * QUAD_BYTES],
+    /// B tiles `(4, 16, 64)`, signed.
+    high: [MaybeUninit<u8>; K_SPAN / 4 * QUAD_BYTES],
+    scales: BlockScales<Avx512Lanes>,
+}
+
+impl ScaledWeights {
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
+    #[inline(always)]
+    unsafe fn new(l: Avx512Lanes) -> Self {
+        // SAFETY: as the caller's.
+        let scales = unsafe { BlockScales::empty(l) };
+        Self { low: [MaybeUninit::uninit(); _], high: [MaybeUninit::uninit(); _], scales }
+    }
+
+    /// Unpacks a block. With few rows this takes longer than the products, so the next panel is prefetched meanwhile: 12 to 32
+    /// rows are 1.2 times as fast.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`.
+    #[inline(always)]
+    unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, prefetcher: &mut Prefetcher) -> Factors {
+        // SAFETY: the caller entered the features; `block` is a packed block of this format.
+        unsafe {
+            F::load_scales(l, block, 0, &mut self.scales);
+            let (low, high) = (self.low.as_mut_ptr(), self.high.as_mut_ptr());
+            let even_bytes = _mm512_set1_epi16(0xff);
+            for s in 0..F::SCALES {
+                prefetcher.step();
+                let scale = l.pair_scales(self.scales.scales[s], self.scales.scales[s]);
+                let offset = _mm512_mullo_epi16(scale, _mm512_set1_epi16(F::ZERO_POINT.unwrap_or(0).into()));
+                let cursor = F::cursor(l, block, 0, s);
+                for g in 0..F::QUADS_PER_SCALE {
+                    let bytes = F::quad(l, cursor, g);
+                    // Modulo 2^16.
+                    let scaled = |w| {
+                        let product = _mm512_mullo_epi16(w, scale);
+                        if F::ZERO_POINT.is_some() { _mm512_sub_epi16(product, offset) } else { product }
+                    };
+                    let even = scaled(_mm512_and_si512(bytes, even_bytes));
+                    let odd = scaled(_mm512_srli_epi16::<8>(bytes));
+                    let to = (s * F::QUADS_PER_SCALE + g) * QUAD_BYTES;
+                    // The even bytes of `a`, the odd bytes of `b`.
+                    let merge = |a, b| _mm512_ternarylogic_epi64::<0xca>(even_bytes, a, b);
+                    _mm512_store_si512(low.add(to).cast(), merge(even, _mm512_slli_epi16::<8>(odd)));
+                    _mm512_store_si512(high.add(to).cast(), merge(_mm512_srli_epi16::<8>(even), odd));
+                }
+            }
+            Factors { d: self.scales.d[0], dmin: self.scales.dmin, mins: self.scales.mins }
+        }
+    }
+}
+
+/// Begins the sums of a batch, in tile registers 4 to 7; without such registers, in memory.
+///
+/// # Safety
+/// The tile registers are configured as in [`MatMul::eval`](super::matmul).
+#[inline(always)]
+#[cfg_attr(not(test), allow(unused_variables))]
+unsafe fn clear(sums: &mut Sums) {
+    #[cfg(test)]
+    if !crate::simd::amx::has_tiles() {
+        sums.as_flattened_mut().iter_mut().for_each(|c| c.0.fill(MaybeUninit::new(0)));
+        return;
+    }
+    // SAFETY: the registers are configured; those that are written are declared.
+    unsafe {
+        asm!(
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+}
+
+/// Adds product `k` of the block for one or two row tiles, whose A tiles begin at `a`, to their `sums`.
+///
+/// # Safety
+/// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` has A tiles of a block for as many row
+/// tiles as there are `sums`.
+#[inline(always)]
+unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, weights: &ScaledWeights, k: usize, sums: &mut [[CTile; 2]]) {
+    // SAFETY: the block has product `k`; a row tile's A tiles of a K span are contiguous.
+    let (a, low, high) = unsafe {
+        let b = k * depth::<F>() / 4 * QUAD_BYTES;
+        (a.add(k * ROWS * depth::<F>()), weights.low.as_ptr().add(b), weights.high.as_ptr().add(b))
+    };
+    let next_tile = a.wrapping_add(ROWS * K_SPAN);
+    #[cfg(test)]
+    if !crate::simd::amx::has_tiles() {
+        for (a, [of_low, of_high]) in [a, next_tile].into_iter().zip(sums) {
+            // SAFETY: as the caller's; `clear` initialised the sums.
+            unsafe {
+                scalar::multiply(a, low, scalar::B::Unsigned, depth::<F>(), of_low);
+                scalar::multiply(a, high, scalar::B::Signed, depth::<F>(), of_high);
+            }
+        }
+        return;
+    }
+    // SAFETY: the registers are configured for these tiles, which the caller has. The registers that are written are
+    // declared; nothing between the two blocks writes them.
+    unsafe {
+        asm!(
+            "tileloadd tmm0, [{a} + {line}*1]",
+            "tileloadd tmm2, [{low} + {line}*1]",
+            "tdpbsud tmm4, tmm0, tmm2",
+            "tileloadd tmm3, [{high} + {line}*1]",
+            "tdpbssd tmm5, tmm0, tmm3",
+            a = in(reg) a,
+            low = in(reg) low,
+            high = in(reg) high,
+            line = in(reg) QUAD_BYTES,
+            out("tmm0") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+            options(nostack, preserves_flags),
+        );
+        if sums.len() == TILES {
+            asm!(
+                "tileloadd tmm1, [{a} + {line}*1]",
+                "tdpbsud tmm6, tmm1, tmm2",
+                "tdpbssd tmm7, tmm1, tmm3",
+                a = in(reg) next_tile,
+                line = in(reg) QUAD_BYTES,
+                out("tmm1") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+/// Stores the sums of one or two row tiles.
+///
+/// # Safety
+/// The tile registers are configured as in [`MatMul::eval`](super::matmul), and hold the sums.
+#[inline(always)]
+unsafe fn store(sums: &mut [[CTile; 2]]) {
+    #[cfg(test)]
+    if !crate::simd::amx::has_tiles() {
+        return;
+    }
+    macro_rules! store {
+        ($sums:expr, $low:literal, $high:literal) => {
+            asm!(
+                concat!("tilestored [{low} + {line}*1], ", $low),
+                concat!("tilestored [{high} + {line}*1], ", $high),
+                low = in(reg) &raw mut $sums[0],
+                high = in(reg) &raw mut $sums[1],
+                line = in(reg) QUAD_BYTES,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: C tiles are `(16, 64)` bytes, as the registers.
+    unsafe {
+        if let [first, ..] = sums {
+            store!(first, "tmm4", "tmm5");
+        }
+        if let [_, second] = sums {
+            store!(second, "tmm6", "tmm7");
+        }
+    }
+}

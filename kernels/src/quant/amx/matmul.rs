@@ -4,7 +4,6 @@
 //! `y` holds the partial results between ranges.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
 use super::operands::{A_BYTES, K_SPAN, PASS_ROWS, PackedActivations, ROWS, depth, span_blocks};
 use super::panels::{PANEL_GROUP, Results};
@@ -61,7 +60,7 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
         let mut x = PackedActivations::EMPTY;
         // The scalar products of the tests also read the rows that `pack` adds and leaves uninitialised.
         #[cfg(test)]
-        x.a.0.fill(MaybeUninit::new(0));
+        x.a.0.fill(std::mem::MaybeUninit::new(0));
         let mut results: Results = [[[0.0; PANEL_ROWS]; PASS_ROWS]; PANEL_GROUP];
         let pass_blocks = row_blocks.count.div_ceil(row_blocks.count.div_ceil(PASS_ROWS / ROW_BLOCK));
         for first in (0..row_blocks.count).step_by(pass_blocks) {

@@ -22,7 +22,7 @@ use crate::simd::avx512::float::Avx512Lanes;
 
 /// Vectors are faster for fewer rows.
 const fn min_rows(weight_type: WeightType) -> usize {
-    if weight_type.block_len() == K_SPAN { 12 } else { 17 }
+    if weight_type.block_len() == K_SPAN { 13 } else { 17 }
 }
 
 /// Whether [`matmul`] handles a product with `rows` rows. It does not support several activation blocks per block of

@@ -8,6 +8,7 @@
 // Whether a query reads a page exactly or quantized is a function of its own position.
 #pragma once
 
+#include "exponential.h"
 #include "pages.h"
 
 // Maximum score, and sum of e^(score - max), over the keys seen so far.
@@ -71,21 +72,6 @@ INLINE Column column_of(const CONSTANT Queries& q, Range rows, int kv_head, int 
     int group = q.heads / q.kv_heads, row = rows.start + entry / group;
     if (row >= rows.end) return {-1, -1};
     return {row, (row - q.first) * q.heads + kv_head * group + entry % group};
-}
-
-// e^x with the bits of the CPU kernels: zero below -88, and NaN stays NaN.
-INLINE float exponential(float x) {
-    x = x < -88.0f ? -88.0f : x;
-    x = x > 88.37626f ? 88.37626f : x;
-    float n = rintf(mul(x, 1.44269504f));
-    float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
-    float p = 1.9875691e-4f;
-    p = fmaf(p, r, 1.3981999e-3f);
-    p = fmaf(p, r, 8.333452e-3f);
-    p = fmaf(p, r, 4.1665796e-2f);
-    p = fmaf(p, r, 1.6666665e-1f);
-    p = fmaf(p, r, 0.5f);
-    return mul(fmaf(mul(p, r), r, add(r, 1.0f)), float_of(u32(int(n) + 127) << 23));
 }
 
 // Weights below e^MIN_EXPONENT are zero, as on the CPU.

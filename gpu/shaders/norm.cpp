@@ -1,9 +1,10 @@
-// RMS norms and the gated activation, and the quantization of their results.
+// RMS norms and gated activations, and the quantization of their results.
 //
 // A warp has 256 consecutive elements of a row, eight per lane, in registers from the first norm to the quantized result: a launch
 // per norm, each with its own loads, takes three times as long. In decoding the cost is one block's latency, which fell with the
 // length of the code: both norms are one loop.
 
+#include "exponential.h"
 #include "quantize.h"
 
 namespace {
@@ -69,6 +70,32 @@ INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD floa
     store8(p.y + row, at, width, v);
 }
 
+struct GeluTanh {
+    static INLINE float of(float x) {
+        float cubic = fmaf(mul(x, x), mul(x, 0.044715f), x);
+        // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without cancellation for tanh u near -1.
+        return quotient(x, add(1.0f, expf(mul(cubic, -2.0f * 0.7978846f))));
+    }
+};
+struct Silu {
+    static INLINE float of(float x) { return silu(x); }
+};
+struct Sigmoid {
+    static INLINE float of(float x) { return sigmoid(x); }
+};
+
+// y = f(gate) * up. Grid: (elements by 1024, rows).
+template <class F>
+INLINE void gated(const CONSTANT GateParams& p, Thread self) {
+    int at = (self.x * GATE_WARPS + self.warp) * 256 + self.lane * 8;
+    float gate[8], up[8];
+    load8(p.gate + i64(self.y) * p.gate_stride, at, p.width, gate);
+    load8(p.up + i64(self.y) * p.up_stride, at, p.width, up);
+    for (int e = 0; e < 8; e++) gate[e] = mul(F::of(gate[e]), up[e]);
+    store8(p.y + i64(self.y) * p.width, at, p.width, gate);
+    quantize(p.out, p.block, self.y, at, self.lane, gate);
+}
+
 } // namespace
 
 // A block per row of at most 8192 elements.
@@ -82,18 +109,6 @@ KERNEL(rms_norm, NormParams, 32 * WARPS, 1, Sums) {
     quantize(p.out, p.block, self.x, at, self.lane, v);
 }
 
-// y = gelu_tanh(gate) * up. Grid: (elements by 1024, rows).
-KERNEL(gelu_gate, GateParams, 32 * GATE_WARPS, 4, None) {
-    int at = (self.x * GATE_WARPS + self.warp) * 256 + self.lane * 8;
-    float gate[8], up[8];
-    load8(p.gate + i64(self.y) * p.gate_stride, at, p.width, gate);
-    load8(p.up + i64(self.y) * p.up_stride, at, p.width, up);
-    for (int e = 0; e < 8; e++) {
-        float x = gate[e];
-        float cubic = fmaf(mul(x, x), mul(x, 0.044715f), x);
-        // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without cancellation for tanh u near -1.
-        gate[e] = mul(quotient(x, add(1.0f, expf(mul(cubic, -2.0f * 0.7978846f)))), up[e]);
-    }
-    store8(p.y + i64(self.y) * p.width, at, p.width, gate);
-    quantize(p.out, p.block, self.y, at, self.lane, gate);
-}
+KERNEL(gelu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<GeluTanh>(p, self); }
+KERNEL(silu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Silu>(p, self); }
+KERNEL(sigmoid_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Sigmoid>(p, self); }

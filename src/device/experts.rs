@@ -2,7 +2,7 @@
 
 use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
-use foretoken_gpu::plan::pointwise::{Strided, gelu_gate};
+use foretoken_gpu::plan::pointwise::{self, Gate, Strided};
 
 use super::buffer::{Buffer, subslice};
 use super::matrix::{Input, Matrices};
@@ -51,7 +51,7 @@ impl DeviceExperts {
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
         let gated = queue.new_tensor(entries, width)?;
-        queue.launcher.run(gelu_gate(gate, up, (entries, width), gated.slice))?;
+        queue.launcher.run(pointwise::gate(Gate::GeluTanh, gate, up, (entries, width), gated.slice))?;
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::pointwise::{Strided, gelu_gate, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, Gate, Strided, rms_norm};
 use foretoken_gpu::plan::positions::keep_rows;
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
@@ -104,7 +104,8 @@ impl Ops for DeviceOps {
 
     fn gelu_gate(&self, gate: &DeviceTensor, up: &DeviceTensor) -> Result<DeviceTensor> {
         let y = self.queue.new_tensor(gate.rows, gate.width)?;
-        self.queue.launcher.run(gelu_gate(gate.strided(), up.strided(), (gate.rows, gate.width), y.slice))?;
+        let shape = (gate.rows, gate.width);
+        self.queue.launcher.run(pointwise::gate(Gate::GeluTanh, gate.strided(), up.strided(), shape, y.slice))?;
         Ok(y)
     }
 

@@ -94,11 +94,23 @@ pub struct Strided {
     pub stride: usize,
 }
 
-/// `y = gelu_tanh(gate) * up` of `(rows, width)`: [`foretoken_kernels::activation::gelu_gate`].
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The tanh form of GELU: [`foretoken_kernels::activation::gelu_gate`].
+    GeluTanh,
+    /// `x sigmoid(x)`: [`foretoken_kernels::activation::silu_gate`].
+    Silu,
+    /// `1 / (1 + e^-x)`: [`foretoken_kernels::activation::sigmoid_gate`].
+    Sigmoid,
+}
+
+/// `y = f(gate) * up` of `(rows, width)`.
 ///
 /// # Errors
 /// If width or strides are not multiples of 4, or a slice is too short.
-pub fn gelu_gate(
+pub fn gate(
+    function: Gate,
     gate: Strided,
     up: Strided,
     (rows, width): (usize, usize),
@@ -121,8 +133,13 @@ pub fn gelu_gate(
         up_stride: dimension("the stride", up.stride)?,
         block: 0,
     };
+    let kernel = match function {
+        Gate::GeluTanh => "gelu_gate",
+        Gate::Silu => "silu_gate",
+        Gate::Sigmoid => "sigmoid_gate",
+    };
     let grid = [blocks("width", width.div_ceil(1024))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "gelu_gate", grid, block: [128, 1, 1], params })
+    Ok(Launch { kernel, grid, block: [128, 1, 1], params })
 }
 
 /// The storage of an embedding table.

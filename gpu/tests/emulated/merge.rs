@@ -4,7 +4,7 @@ use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::merge::Mergeable;
 use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
-use foretoken_gpu::plan::pointwise::{Strided, gelu_gate, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, Gate, Strided, rms_norm};
 use foretoken_gpu::plan::rows::{Domain, HeadNorm, Heads, KvDestination, Order, Results, Steps, rows};
 use foretoken_gpu::plan::segments::{Segment, Segments};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
@@ -97,12 +97,12 @@ fn norms(rows: usize, width: usize, kind: ActivationType) -> Case {
     })
 }
 
-fn gate(rows: usize, width: usize, kind: ActivationType) -> Case {
-    case(format!("merged gate {rows} by {width}, {kind:?}"), &["norm.cpp", "quantize.h"], move |device| {
+fn gate(function: Gate, rows: usize, width: usize, kind: ActivationType) -> Case {
+    case(format!("merged {function:?} gate {rows} by {width}, {kind:?}"), &["norm.cpp", "quantize.h"], move |device| {
         let (mut numbers, mut sequence) = (Numbers::new(width as u64), Sequence::default());
         let [gate, up] = [0; 2].map(|_| Strided { slice: device.of(&numbers.normals(rows * width)), stride: width });
         let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * width));
-        sequence.push(gelu_gate(gate, up, (rows, width), y))?;
+        sequence.push(pointwise::gate(function, gate, up, (rows, width), y))?;
         let out = activations(device, &mut sequence, kind, (rows, width))?;
         sequence.push(quantize(y, &out))?;
         Ok(sequence)
@@ -171,7 +171,8 @@ fn projections(width: usize) -> Case {
 pub fn all() -> Vec<Case> {
     let mut cases = small();
     cases.extend([norms(1, 5376, ActivationType::Q8_K), norms(17, 4128, ActivationType::Q8_1)]);
-    cases.extend([gate(1, 2112, ActivationType::Q8_1), gate(9, 1280, ActivationType::Q8_K)]);
+    cases
+        .extend([gate(Gate::GeluTanh, 1, 2112, ActivationType::Q8_1), gate(Gate::Silu, 9, 1280, ActivationType::Q8_K)]);
     cases.extend([products(WeightType::Q8_0, 11), products(WeightType::Q6_K, 1)]);
     cases.extend([float_products(1), float_products(16), projections(64), projections(512)]);
     cases
@@ -181,7 +182,7 @@ pub fn small() -> Vec<Case> {
     vec![
         norms(2, 1536, ActivationType::Q8_K),
         norms(3, 96, ActivationType::Q8_1),
-        gate(2, 512, ActivationType::Q8_K),
+        gate(Gate::GeluTanh, 2, 512, ActivationType::Q8_K),
         products(WeightType::Q4_K, 3),
         float_products(3),
         projections(256),

@@ -5,7 +5,7 @@ use foretoken_gpu::plan::accept::{Accepting, State, Verified, accept, set_state}
 use foretoken_gpu::plan::experts::{Route, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
-use foretoken_gpu::plan::pointwise::{Strided, TableType, embed, gelu_gate, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, Gate, Strided, TableType, embed, rms_norm};
 use foretoken_gpu::plan::positions::{DraftInput, Tokens, angles, begin_step, keep_rows, place};
 use foretoken_gpu::plan::read::read_all;
 use foretoken_gpu::plan::rows::Rotary;
@@ -47,21 +47,31 @@ fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
     )
 }
 
-fn gate_case(rows: usize, width: usize) -> Case {
-    Case::new(format!("gate {rows} by {width}"), &["norm.cpp", "quantize.h"], move |device| {
+fn gate_case(function: Gate, rows: usize, width: usize) -> Case {
+    let name = format!("{function:?} gate {rows} by {width}");
+    Case::new(name, &["norm.cpp", "quantize.h"], move |device| {
         let mut numbers = Numbers::new(width as u64);
         let x: Vec<f32> = numbers.normals(rows * 2 * width).iter().map(|x| x * 3.0).collect();
         let mut want = Vec::new();
         for row in x.chunks_exact(2 * width) {
             let mut gate = row[..width].to_vec();
-            activation::gelu_gate(ISA, &mut gate, &row[width..]);
+            let of = match function {
+                Gate::GeluTanh => activation::gelu_gate,
+                Gate::Silu => activation::silu_gate,
+                Gate::Sigmoid => activation::sigmoid_gate,
+            };
+            of(ISA, &mut gate, &row[width..]);
             want.extend(gate);
         }
         let (x, y) = (device.of(&x), device.poisoned(rows * width));
         let up = DeviceSlice::new(x.address() + 4 * width as u64, x.len() - width);
         let stride = 2 * width;
-        device.run(gelu_gate(Strided { slice: x, stride }, Strided { slice: up, stride }, (rows, width), y))?;
-        close("y", &device.read(y), &want, 1e-6)
+        let (gate, up) = (Strided { slice: x, stride }, Strided { slice: up, stride });
+        device.run(pointwise::gate(function, gate, up, (rows, width), y))?;
+        match function {
+            Gate::GeluTanh => close("y", &device.read(y), &want, 1e-6),
+            Gate::Silu | Gate::Sigmoid => same_bits("y", &device.read(y), &want),
+        }
     })
 }
 
@@ -620,7 +630,7 @@ const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementT
 pub fn all() -> Vec<Case> {
     let mut cases = small();
     cases.extend([norm_case(16, 512, true, true), norm_case(1, 4, false, false), norm_case(2, 2816, true, false)]);
-    cases.extend([gate_case(16, 64), gate_case(1, 2112)]);
+    cases.extend([gate_case(Gate::Silu, 16, 64), gate_case(Gate::GeluTanh, 1, 2112), gate_case(Gate::Sigmoid, 5, 256)]);
     for element in ELEMENTS {
         cases.extend((1..=16).map(|rows| float_case(element, rows, 40, 132)));
         cases.push(float_case(element, 21, 4, 260));
@@ -642,7 +652,8 @@ pub fn all() -> Vec<Case> {
 }
 
 pub fn small() -> Vec<Case> {
-    let mut cases = vec![norm_case(3, 1000, true, true), norm_case(2, 300, true, false), gate_case(3, 1028)];
+    let mut cases =
+        vec![norm_case(3, 1000, true, true), norm_case(2, 300, true, false), gate_case(Gate::GeluTanh, 3, 1028)];
     cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(2, 100, 10)]);

@@ -1,6 +1,6 @@
-// Attention's exponential function by itself.
+// The exponential function by itself.
 
-#include "../../shaders/attend.h"
+#include "../../shaders/exponential.h"
 
 namespace {
 

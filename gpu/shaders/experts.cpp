@@ -1,7 +1,7 @@
 // The mixture of experts, except its products: routing, and the weighted sum of the experts' results. The products are
 // those of buckets in `matmul.cpp`: every chosen expert is read once, for all rows that chose it.
 
-#include "device.h"
+#include "exponential.h"
 
 namespace {
 
@@ -29,6 +29,8 @@ struct MixParams {
     const DEVICE float* parts;   // (entries, width)
     const DEVICE int* entries;   // (rows, top_k)
     const DEVICE float* weights; // (rows, top_k)
+    const DEVICE float* shared;  // (rows, width): of an expert that all rows have; or null
+    const DEVICE float* gate;    // (rows): its weight before the sigmoid
     DEVICE float* y;             // (rows, width)
     int width, top_k;
 };
@@ -101,7 +103,7 @@ KERNEL(route, RouteParams, 32 * MAX_ROWS, 1, Route) {
     }
 }
 
-// A row's experts, added up in their order. Grid: (elements by 256, rows).
+// A row's experts, added up in their order, then the shared one. Grid: (elements by 256, rows).
 KERNEL(mix, MixParams, 256, 4, None) {
     int i = self.x * 256 + self.index, row = self.y;
     if (i >= p.width) return;
@@ -110,5 +112,6 @@ KERNEL(mix, MixParams, 256, 4, None) {
         i64 entry = p.entries[AT(row * p.top_k + j)];
         sum = add(sum, mul(p.weights[AT(row * p.top_k + j)], p.parts[AT(entry * p.width + i)]));
     }
+    if (p.shared) sum = add(sum, mul(sigmoid(p.gate[AT(row)]), p.shared[AT(i64(row) * p.width + i)]));
     p.y[AT(i64(row) * p.width + i)] = sum;
 }

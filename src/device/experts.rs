@@ -56,6 +56,6 @@ impl DeviceExperts {
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;
         self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, (entries, entries), parts.slice)?;
-        queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), y.slice))
+        queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), None, y.slice))
     }
 }

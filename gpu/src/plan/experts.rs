@@ -2,7 +2,7 @@
 //! activation, `matmul_buckets` over down (whose rows are entries), [`mix`].
 
 use super::matmul::Buckets;
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 
 /// Upper bounds of rows per call, of experts, and of experts per row.
 pub const MAX_ROUTE: (usize, usize, usize) = (16, 256, 16);
@@ -73,6 +73,15 @@ pub fn route(
     Ok(Launch { kernel: "route", grid: [1, 1, 1], block: [512, 1, 1], params })
 }
 
+/// An expert that all rows have.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedExpert {
+    /// `(rows, width)`: its results.
+    pub x: DeviceSlice<f32>,
+    /// `(rows)`: its weight is the sigmoid.
+    pub gate: DeviceSlice<f32>,
+}
+
 /// Parameters of the mixing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +89,8 @@ pub struct MixParams {
     parts: u64,
     entries: u64,
     weights: u64,
+    shared: u64,
+    gate: u64,
     y: u64,
     width: i32,
     top_k: i32,
@@ -88,7 +99,8 @@ pub struct MixParams {
 // SAFETY: the `MixParams` of experts.cpp.
 unsafe impl Params for MixParams {}
 
-/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts.
+/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts; then plus the shared expert's,
+/// if there is one.
 ///
 /// * `parts`: `(rows * top_k, width)`; `y`: `(rows, width)`.
 ///
@@ -98,12 +110,15 @@ pub fn mix(
     parts: DeviceSlice<f32>,
     route: &Route,
     (rows, top_k, width): (usize, usize, usize),
+    shared: Option<SharedExpert>,
     y: DeviceSlice<f32>,
 ) -> Result<Launch<MixParams>, LaunchError> {
     let params = MixParams {
         parts: parts.checked("the experts' results", rows * top_k * width)?,
         entries: route.entries.checked("the rows' entries", rows * top_k)?,
         weights: route.weights.checked("the rows' weights", rows * top_k)?,
+        shared: optional(shared.map(|shared| shared.x), "the shared expert's results", rows * width)?,
+        gate: optional(shared.map(|shared| shared.gate), "the shared expert's gates", rows)?,
         y: y.checked("y", rows * width)?,
         width: dimension("width", width)?,
         top_k: dimension("choices", top_k)?,

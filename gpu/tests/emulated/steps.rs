@@ -2,7 +2,7 @@
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::accept::{Accepting, State, Verified, accept, set_state};
-use foretoken_gpu::plan::experts::{Route, mix, route};
+use foretoken_gpu::plan::experts::{Route, SharedExpert, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_gpu::plan::pointwise::{self, Gate, Strided, TableType, embed, rms_norm};
@@ -340,8 +340,9 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Op
     })
 }
 
-fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
-    Case::new(format!("experts: {chosen} of {experts} for {rows} rows"), &["experts.cpp"], move |device| {
+fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) -> Case {
+    let name = format!("experts: {chosen} of {experts} for {rows} rows, shared {has_shared}");
+    Case::new(name, &["experts.cpp"], move |device| {
         let (mut numbers, width, entries) = (Numbers::new((rows * experts) as u64), 300, rows * chosen);
         let mut scores: Vec<f32> = numbers.normals(rows * experts).iter().map(|x| (x * 8.0).round() / 8.0).collect();
         scores[experts / 2] = 5.0;
@@ -378,6 +379,13 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
             let y = &mut want[choice.1 as usize * width..][..width];
             y.iter_mut().zip(part).for_each(|(y, x)| *y += choice.2 * x);
         }
+        let (gates, shared) = (numbers.normals(rows), numbers.normals(rows * width));
+        if has_shared {
+            for ((y, x), gate) in want.chunks_exact_mut(width).zip(shared.chunks_exact(width)).zip(&gates) {
+                let share = 1.0 / (1.0 + (-gate).exp());
+                y.iter_mut().zip(x).for_each(|(y, x)| *y += share * x);
+            }
+        }
 
         let lists = Route {
             buckets: Buckets {
@@ -393,7 +401,8 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
         let (scores, scale) = (device.of(&scores), device.of(&scale));
         device.run(route(scores, scale, (rows, experts, chosen), &lists))?;
         let (parts, y) = (device.of(&parts), device.poisoned(rows * width));
-        device.run(mix(parts, &lists, (rows, chosen, width), y))?;
+        let shared = has_shared.then(|| SharedExpert { x: device.of(&shared), gate: device.of(&gates) });
+        device.run(mix(parts, &lists, (rows, chosen, width), shared, y))?;
 
         same("the number of buckets", &device.read(lists.buckets.count), &[matrices.len() as i32])?;
         same("matrices", &device.read(lists.buckets.matrices)[..matrices.len()], &matrices)?;
@@ -638,8 +647,8 @@ pub fn all() -> Vec<Case> {
     cases.extend([top_case(1, 2048, 32), top_case(3, 1, 1), top_case(2, 4096, 100)]);
     cases.extend([argmax_case(3, 9000, None, false, None), argmax_case(2, 4096, Some(30.0), false, None)]);
     cases.extend([(2, 9000), (2, 4096), (3, 4097), (2, 40), (2, 512)].map(|(rows, n)| largest_case(rows, n)));
-    cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8)));
-    cases.extend([experts_case(3, 6, 2), experts_case(2, 256, 16)]);
+    cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8, false)));
+    cases.extend([experts_case(3, 6, 2, false), experts_case(2, 256, 16, true)]);
     let verifications: [&[Verification]; 3] =
         [&[(0, &[5, 6, 7], &[5, 6, 7, 8])], &[(0, &[5, 9, 7], &[5, 6, 7, 8])], &[(0, &[9, 6, 7], &[5, 6, 7, 8])]];
     cases.extend(verifications.map(|sequences| accept_case(sequences, Accepting::Equal)));
@@ -661,7 +670,7 @@ pub fn small() -> Vec<Case> {
     cases.extend([largest_case(2, 4130), largest_case(3, 40)]);
     cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);
     cases.extend([angles_case(5, 130), keep_case(300), words_case(5), copy_case(1030)]);
-    cases.push(experts_case(5, 40, 3));
+    cases.extend([experts_case(5, 40, 3, true), experts_case(2, 8, 2, false)]);
     cases.push(read_case(6002, 2));
     cases.push(centroid_case(ElementType::F16, 2, 20, 6, 5));
     // Two of three drafts; no draft, after dropped rows, and before a token that the target chose; all drafts.

@@ -12,7 +12,7 @@ namespace {
 
 // Heads of one projection.
 struct Heads {
-    const DEVICE float* x; // (rows, heads * HD)
+    const DEVICE float* x; // (rows, heads, stride): the first HD of every stride
     const DEVICE float* weight; // of the norm: (HD), or null
     const DEVICE float* cos;    // (rows, pairs)
     const DEVICE float* sin;
@@ -25,9 +25,11 @@ struct Heads {
     DEVICE u32* fault;    // (1): atomicMin of the positions of rows that are not finite or too large for pages
     Pages pages;
     int heads;
+    int stride;
     int channels;     // channels that are stored, from the first on
     int normalize;    // 1: divide by the root mean square
     int pairs;        // rotary pairs; 0: none
+    int pair_stride;  // from a pair's first channel to its second: HD / 2, or `pairs`
     int k_eq_v_pairs; // 0: the model's channel order; else the channels of this many rotary pairs come first
     int rotates;      // 1: rotate
     int element;      // element type of the pages
@@ -46,6 +48,7 @@ struct Scratch {
     float rows[WARPS][HD];
 };
 
+// Pairs (i, i + HD / 2).
 template <int HD>
 INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const DEVICE float* sin, int pairs) {
     constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
@@ -68,6 +71,19 @@ INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const D
             float c = cos[AT(i)], s = sin[AT(i)];
             row.v[0][e] = lane < 16 ? sub(mul(self, c), mul(other, s)) : add(mul(self, c), mul(other, s));
         }
+    }
+}
+
+// Pairs (i, i + pairs), both in the first group: whole lanes, `pairs` / W apart.
+template <int HD>
+INLINE void rope_leading(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const DEVICE float* sin, int pairs) {
+    int reach = pairs / Row<HD>::W;
+    for (int e = 0; e < Row<HD>::W; e++) {
+        float own = row.v[0][e], other = shuffle(own, lane < reach ? lane + reach : lane - reach);
+        if (lane >= 2 * reach) continue;
+        int i = Row<HD>::channel(lane % reach, 0, e);
+        float c = cos[AT(i)], s = sin[AT(i)];
+        row.v[0][e] = lane < reach ? sub(mul(own, c), mul(other, s)) : add(mul(own, c), mul(other, s));
     }
 }
 
@@ -122,7 +138,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
     float squares = 0;
     for (int group = 0; group < GROUPS; group++) {
         for (int e = 0; e < W; e++) {
-            float v = p.x[AT(index * HD + Row<HD>::channel(lane, group, e))];
+            float v = p.x[AT(index * p.stride + Row<HD>::channel(lane, group, e))];
             row.v[group][e] = v;
             squares = fmaf(v, v, squares);
         }
@@ -137,7 +153,12 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
             }
         }
     }
-    if (p.pairs) rope(row, lane, p.cos + AT(i64(r) * p.pairs), p.sin + AT(i64(r) * p.pairs), p.pairs);
+    if (p.pairs) {
+        const DEVICE float* cos = p.cos + AT(i64(r) * p.pairs);
+        const DEVICE float* sin = p.sin + AT(i64(r) * p.pairs);
+        if (p.pair_stride == HD / 2) rope(row, lane, cos, sin, p.pairs);
+        else rope_leading(row, lane, cos, sin, p.pairs);
+    }
     if (p.k_eq_v_pairs) {
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++)

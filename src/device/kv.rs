@@ -269,7 +269,8 @@ impl KvPlan {
                 fault: subslice(faults, 2 * self.store_of_layer[layer] + i, 1),
             };
             let results = Results { channels: storage.channels, rows: None, quantized: None, store: Some(to) };
-            let heads = Heads { x: projection.x, rows: pass.rows, heads, head_dim: store.head_dim };
+            let heads =
+                Heads { x: projection.x, rows: pass.rows, heads, head_dim: store.head_dim, stride: store.head_dim };
             queue.launcher.run(rows(&heads, &steps, &results))?;
         }
         if pass.horizon.is_some() { Ok(()) } else { store.quantize_pages(queue, &pass.spans, tables) }
@@ -423,7 +424,7 @@ impl Store {
             store: None,
         };
         queue.launcher.run(rows(
-            &Heads { x: q.x, rows: row_count, heads, head_dim: self.head_dim },
+            &Heads { x: q.x, rows: row_count, heads, head_dim: self.head_dim, stride: self.head_dim },
             &steps,
             &results,
         ))?;

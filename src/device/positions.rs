@@ -25,7 +25,12 @@ pub(crate) struct DeviceAngles {
 impl DeviceAngles {
     pub(super) fn rotary(&self) -> Option<rows::Rotary> {
         let Self { cos, sin, pairs } = self;
-        (*pairs > 0).then(|| rows::Rotary { cos: cos.slice(), sin: sin.slice(), pairs: *pairs })
+        (*pairs > 0).then(|| rows::Rotary {
+            cos: cos.slice(),
+            sin: sin.slice(),
+            pairs: *pairs,
+            pairing: rows::Pairing::Head,
+        })
     }
 }
 

@@ -127,7 +127,7 @@ pub fn angles(
     frequencies: DeviceSlice<f32>,
     out: &Rotary,
 ) -> Result<Launch<AngleParams>, LaunchError> {
-    let Rotary { cos, sin, pairs } = *out;
+    let Rotary { cos, sin, pairs, .. } = *out;
     let params = AngleParams {
         places: places.checked("the places", rows)?,
         frequencies: frequencies.checked("the frequencies", pairs)?,

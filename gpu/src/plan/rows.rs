@@ -6,7 +6,7 @@ use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension,
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::CodeFormat;
 
-/// Heads to process: `x` is `(rows, heads, head_dim)`.
+/// Heads to process: `x` is `(rows, heads, stride)`, of which the first `head_dim` are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     /// The projection's result.
@@ -17,6 +17,8 @@ pub struct Heads {
     pub heads: usize,
     /// Width: 64, 128, 256 or 512.
     pub head_dim: usize,
+    /// Elements from one head to the next: `head_dim`, or more where a projection interleaves heads with something else.
+    pub stride: usize,
 }
 
 /// RMS norm of every head.
@@ -37,6 +39,35 @@ pub struct Rotary {
     pub sin: DeviceSlice<f32>,
     /// Rotary pairs.
     pub pairs: usize,
+    /// Which channels form a pair.
+    pub pairing: Pairing,
+}
+
+/// Which channels of a head form rotary pair `i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// `i` and `i + head_dim / 2`.
+    Head,
+    /// `i` and `i + pairs`: the leading channels rotate like a head of their own. At most 64 pairs, a multiple of 4.
+    Leading,
+}
+
+impl Rotary {
+    /// Channels from the first of a pair to the second.
+    fn stride(&self, head_dim: usize) -> Result<usize, LaunchError> {
+        let Self { pairs, pairing, .. } = *self;
+        if pairs > head_dim / 2 {
+            let most = "at most head_dim / 2 are possible";
+            return Err(LaunchError(format!("{pairs} rotary pairs in a head of {head_dim}; {most}")));
+        }
+        match pairing {
+            Pairing::Head => Ok(head_dim / 2),
+            Pairing::Leading if pairs <= 64 && pairs.is_multiple_of(4) => Ok(pairs),
+            Pairing::Leading => {
+                Err(LaunchError(format!("{pairs} leading rotary pairs; supported are multiples of 4 up to 64")))
+            }
+        }
+    }
 }
 
 /// The order of a head's channels.
@@ -153,9 +184,11 @@ pub(super) struct HeadsParams {
     fault: u64,
     pages: PagesParams,
     heads: i32,
+    stride: i32,
     channels: i32,
     normalize: i32,
     pairs: i32,
+    pair_stride: i32,
     k_eq_v_pairs: i32,
     rotates: i32,
     element: i32,
@@ -168,7 +201,7 @@ pub(super) struct HeadsParams {
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.
 pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<RowsParams>, LaunchError> {
-    let Heads { x, rows, heads, head_dim } = *heads;
+    let Heads { x, rows, heads, head_dim, stride } = *heads;
     let kernel = match head_dim {
         64 => "rows_64",
         128 => "rows_128",
@@ -183,15 +216,14 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         return Err(LaunchError("8-bit queries require rotated rows of at least 128 channels".into()));
     }
     let pairs = steps.rotary.map_or(0, |rotary| rotary.pairs);
-    if pairs > head_dim / 2 {
-        return Err(LaunchError(format!(
-            "{pairs} rotary pairs in a head of {head_dim}; at most head_dim / 2 are possible"
-        )));
+    let pair_stride = steps.rotary.map_or(Ok(0), |rotary| rotary.stride(head_dim))?;
+    if stride < head_dim {
+        return Err(LaunchError(format!("heads of {head_dim} that are {stride} apart")));
     }
     let all = rows * heads;
-    dimension("the rows' size", all * head_dim)?;
+    dimension("the rows' size", all * stride)?;
     let params = HeadsParams {
-        x: x.checked("x", all * head_dim)?,
+        x: x.checked("x", all.saturating_sub(1) * stride + head_dim)?,
         weight: optional(steps.norm.and_then(|norm| norm.weight), "the norm's weight", head_dim)?,
         cos: optional(steps.rotary.map(|rotary| rotary.cos), "the cosines", rows * pairs)?,
         sin: optional(steps.rotary.map(|rotary| rotary.sin), "the sines", rows * pairs)?,
@@ -208,9 +240,11 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         fault: results.store.map_or(Ok(0), |store| store.fault.checked_unaligned("the fault", 1))?,
         pages: results.store.map_or(Ok(PagesParams::NONE), |store| store.pages.params())?,
         heads: heads as i32,
+        stride: stride as i32,
         channels: results.channels as i32,
         normalize: steps.norm.is_some().into(),
         pairs: pairs as i32,
+        pair_stride: pair_stride as i32,
         k_eq_v_pairs: steps.order.pairs(head_dim)?,
         rotates: (steps.domain == Domain::Rotated).into(),
         element: results.store.map_or(0, |store| element_number(store.element)),

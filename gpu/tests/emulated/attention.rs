@@ -6,7 +6,7 @@ use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized};
 use foretoken_gpu::plan::pages::Pages;
 use foretoken_gpu::plan::rows::{
-    Domain, HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
+    Domain, HeadNorm, Heads, KvDestination, Order, Pairing, QuantizedQueries, Results, Rotary, Steps, rows,
 };
 use foretoken_gpu::plan::segments::{Place, Segment, Segments};
 use foretoken_gpu::plan::turboquant::encode;
@@ -123,8 +123,11 @@ fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementTyp
 #[derive(Clone, Copy)]
 struct RowCase {
     width: usize,
+    /// Elements from one head to the next.
+    stride: usize,
     norm: bool,
     pairs: usize,
+    pairing: Pairing,
     shared: bool,
     domain: Domain,
     channels: usize,
@@ -137,29 +140,35 @@ struct RowCase {
 const NO_FAULT: u32 = u32::MAX;
 
 fn rows_case(case: RowCase) -> Case {
-    let RowCase { width, norm, pairs, shared, domain, channels, element, fault } = case;
+    let RowCase { width, stride, norm, pairs, pairing, shared, domain, channels, element, fault } = case;
     let name = format!(
-        "rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} channels {channels} {element:?} fault {fault:?}"
+        "rows {width} of {stride} norm {norm} {pairing:?} pairs {pairs} shared {shared} {domain:?} channels {channels} {element:?} fault {fault:?}"
     );
     Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
         let mut numbers = Numbers::new((width + pairs) as u64);
-        let mut x = numbers.normals(count * heads * width);
+        let mut x = numbers.normals(count * heads * stride);
         if let Some((head, value)) = fault {
-            x.chunks_exact_mut(width).skip(head).for_each(|row| row[width / 2 + 1] = value);
+            x.chunks_exact_mut(stride).skip(head).for_each(|row| row[width / 2 + 1] = value);
         }
         let (weight, after) = (numbers.normals(width), numbers.normals(width));
         let angles = numbers.normals(count * pairs);
         let (cos, sin): (Vec<_>, Vec<_>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
 
         // The expected result, on the CPU.
-        let mut want = x.clone();
+        let mut want: Vec<f32> = x.chunks_exact(stride).flat_map(|head| &head[..width]).copied().collect();
         if norm {
+            let x = want.clone();
             rms_norm(ISA, &x, width, Some(&weight), eps, AfterNorm::Write, &mut want);
         }
         for (row, want) in want.chunks_exact_mut(heads * width).enumerate() {
             let at = row * pairs..(row + 1) * pairs;
-            rope::rotate(ISA, want, width, &cos[at.clone()], &sin[at]);
+            let (cos, sin) = (&cos[at.clone()], &sin[at]);
+            match pairing {
+                Pairing::Head => rope::rotate(ISA, want, width, cos, sin),
+                Pairing::Leading => (want.chunks_exact_mut(width))
+                    .for_each(|head| rope::rotate(ISA, &mut head[..2 * pairs], 2 * pairs, cos, sin)),
+            }
         }
         if shared {
             let order = shared_order(width, pairs);
@@ -188,7 +197,7 @@ fn rows_case(case: RowCase) -> Case {
         }
         let steps = Steps {
             norm: norm.then(|| HeadNorm { weight: Some(device.of(&weight)), eps }),
-            rotary: (pairs > 0).then(|| Rotary { cos: device.of(&cos), sin: device.of(&sin), pairs }),
+            rotary: (pairs > 0).then(|| Rotary { cos: device.of(&cos), sin: device.of(&sin), pairs, pairing }),
             order: if shared { Order::RotaryFirst(pairs) } else { Order::Model },
             weight: Some(device.of(&after)),
             domain,
@@ -208,7 +217,7 @@ fn rows_case(case: RowCase) -> Case {
             }),
         };
         let x = device.of(&x);
-        device.run(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
+        device.run(rows(&Heads { x, rows: count, heads, head_dim: width, stride }, &steps, &results))?;
 
         let found = fault.map_or(NO_FAULT, |(head, _)| places[head / heads][0] as u32);
         same("the first fault", &device.read(first), &[found])?;
@@ -660,15 +669,18 @@ fn causal(end: usize, count: usize) -> Vec<[i32; 2]> {
 fn row_cases() -> Vec<RowCase> {
     let base = RowCase {
         width: 256,
+        stride: 256,
         norm: true,
         pairs: 128,
+        pairing: Pairing::Head,
         shared: false,
         domain: Domain::Unrotated,
         channels: 256,
         element: ElementType::F16,
         fault: None,
     };
-    let full = RowCase { width: 512, pairs: 64, channels: 512, domain: Domain::Rotated, ..base };
+    let interleaved = RowCase { stride: 512, pairs: 32, pairing: Pairing::Leading, ..base };
+    let full = RowCase { width: 512, stride: 512, pairs: 64, channels: 512, domain: Domain::Rotated, ..base };
     vec![
         base,
         RowCase { norm: false, domain: Domain::Rotated, element: ElementType::Bf16, ..base },
@@ -676,13 +688,17 @@ fn row_cases() -> Vec<RowCase> {
         RowCase { norm: false, ..full },
         RowCase { shared: true, ..full },
         RowCase { shared: true, norm: false, channels: 128, element: ElementType::F32, ..full },
-        RowCase { width: 128, norm: false, pairs: 16, channels: 128, domain: Domain::Rotated, ..base },
-        RowCase { width: 128, pairs: 64, channels: 128, ..base },
-        RowCase { width: 64, pairs: 32, channels: 64, ..base },
-        RowCase { width: 64, norm: false, pairs: 0, channels: 64, element: ElementType::F32, ..base },
+        RowCase { width: 128, stride: 128, norm: false, pairs: 16, channels: 128, domain: Domain::Rotated, ..base },
+        RowCase { width: 128, stride: 128, pairs: 64, channels: 128, ..base },
+        RowCase { width: 64, stride: 64, pairs: 32, channels: 64, ..base },
+        RowCase { width: 64, stride: 64, norm: false, pairs: 0, channels: 64, element: ElementType::F32, ..base },
         RowCase { fault: Some((7, f32::NAN)), ..base },
         RowCase { fault: Some((14, f32::NEG_INFINITY)), norm: false, ..full },
-        RowCase { fault: Some((4, -1e30)), width: 64, norm: false, pairs: 0, channels: 64, ..base },
+        RowCase { fault: Some((4, -1e30)), width: 64, stride: 64, norm: false, pairs: 0, channels: 64, ..base },
+        interleaved,
+        RowCase { norm: false, stride: 384, domain: Domain::Rotated, ..interleaved },
+        RowCase { width: 64, stride: 64, pairs: 8, channels: 64, ..interleaved },
+        RowCase { width: 128, stride: 128, pairs: 64, channels: 128, ..interleaved },
     ]
 }
 

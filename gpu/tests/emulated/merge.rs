@@ -162,7 +162,7 @@ fn projections(width: usize) -> Case {
             let fault = sequence.result(device.of(&[u32::MAX]));
             let store = start.map(|start| KvDestination { pages: Pages::all(start), element, places, segments, fault });
             let results = Results { channels: width, rows: Some(y), quantized: None, store };
-            sequence.push(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
+            sequence.push(rows(&Heads { x, rows: count, heads, head_dim: width, stride: width }, &steps, &results))?;
         }
         Ok(sequence)
     })

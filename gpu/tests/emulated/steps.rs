@@ -8,7 +8,7 @@ use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_gpu::plan::pointwise::{self, Gate, Strided, TableType, embed, rms_norm};
 use foretoken_gpu::plan::positions::{DraftInput, Tokens, angles, begin_step, keep_rows, place};
 use foretoken_gpu::plan::read::read_all;
-use foretoken_gpu::plan::rows::Rotary;
+use foretoken_gpu::plan::rows::{Pairing, Rotary};
 use foretoken_gpu::plan::segments::{ON_DEVICE, Place, Segment, Segments};
 use foretoken_gpu::plan::vocabulary::{
     Chosen, Grouped, KEPT, Largest, NO_ID, Scores, argmax, argmax_parts, largest, largest_parts, top_k,
@@ -559,7 +559,12 @@ fn angles_case(rows: usize, pairs: usize) -> Case {
     Case::new(format!("angles of {rows} rows, {pairs} pairs"), &["positions.cpp"], move |device| {
         let places: Vec<Place> = (0..rows as i32).map(|row| [70_000 - 1000 * row, -1, -1, 0]).collect();
         let frequencies: Vec<f32> = (0..pairs).map(|i| 1e4f32.powf(-(i as f32) / pairs as f32)).collect();
-        let out = Rotary { cos: device.poisoned(rows * pairs), sin: device.poisoned(rows * pairs), pairs };
+        let out = Rotary {
+            cos: device.poisoned(rows * pairs),
+            sin: device.poisoned(rows * pairs),
+            pairs,
+            pairing: Pairing::Head,
+        };
         let (places_of, frequencies_of) = (device.of(&places), device.of(&frequencies));
         device.run(angles((places_of, rows), frequencies_of, &out))?;
         let angle = |place: &Place| frequencies.iter().map(|f| f * place[0] as f32).collect::<Vec<_>>();

@@ -26,6 +26,7 @@
 #define INLINE inline __attribute__((__always_inline__))
 
 INLINE float expf(float x) { return metal::precise::exp(x); }
+INLINE float logf(float x) { return metal::precise::log(x); }
 INLINE float sinf(float x) { return metal::precise::sin(x); }
 INLINE float cosf(float x) { return metal::precise::cos(x); }
 INLINE float tanhf(float x) { return metal::precise::tanh(x); }

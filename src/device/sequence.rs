@@ -78,6 +78,7 @@ impl Sequence {
             tables: self.kv.tables().address(),
             state: self.state.slice().address(),
             hidden: self.hidden.slice().address(),
+            recurrent: 0,
             first: first as i32,
             rows: rows as i32,
             source: first as i32,

@@ -5,6 +5,7 @@
 
 pub mod accept;
 pub mod attention;
+pub mod delta_net;
 pub mod experts;
 pub mod matmul;
 pub mod matmul_float;

@@ -13,6 +13,8 @@ pub struct Segment {
     pub state: u64,
     /// Address of `(width)` f32: the hidden state that predicted that token.
     pub hidden: u64,
+    /// Address of the sequence's [`Recurrent`], 0 without delta nets.
+    pub recurrent: u64,
     /// First row.
     pub first: i32,
     /// Rows.
@@ -23,8 +25,30 @@ pub struct Segment {
     pub skipped: i32,
 }
 
-// SAFETY: `repr(C)`, integers only: three of eight bytes and four of four leave no padding.
+// SAFETY: `repr(C)`, integers only: four of eight bytes and four of four leave no padding.
 unsafe impl Pod for Segment {}
+
+/// The recurrent state of a sequence: addresses of `f32`, and see [`super::delta_net::Shape`] for the lengths. Of all delta nets,
+/// one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recurrent {
+    /// `(layers, heads, key_dim, value_dim)`.
+    pub matrices: u64,
+    /// `(layers, taps - 1, channels)`: the convolution's last inputs, the oldest row first.
+    pub window: u64,
+    /// `(layers, log_rows, log row)`: the log of the round before.
+    pub replayed: u64,
+    /// The same, of this round.
+    pub log: u64,
+    /// As `matrices`, and it may be the same: gets them after all rows of the pass. 0: the rows, at most `log_rows`, are logged.
+    pub whole: u64,
+    /// A `u32`: rows of `replayed` that are committed and not yet in `matrices`.
+    pub accepted: u64,
+}
+
+// SAFETY: `repr(C)`, six integers of one size leave no padding.
+unsafe impl Pod for Recurrent {}
 
 impl Segment {
     /// The same sequence without its first `skipped` rows; the others are moved to `first` on.

@@ -32,18 +32,15 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [super::matmul::all(), super::attention::all(), super::steps::all(), super::merge::all()]
-        .into_iter()
-        .flatten()
-        .collect()
+    use super::{attention, delta_net, matmul, merge, steps};
+    [matmul::all(), attention::all(), steps::all(), merge::all(), delta_net::all()].into_iter().flatten().collect()
 }
 
 /// A few fast cases that reach every line.
 pub fn small() -> Vec<Case> {
-    [super::matmul::small(), super::attention::small(), super::steps::small(), super::merge::small()]
-        .into_iter()
-        .flatten()
-        .collect()
+    use super::{attention, delta_net, matmul, merge, steps};
+    let cases = [matmul::small(), attention::small(), steps::small(), merge::small(), delta_net::small()];
+    cases.into_iter().flatten().collect()
 }
 
 /// Pseudo-random numbers.

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use foretoken_gpu::plan::segments::Segment;
+use foretoken_gpu::plan::segments::{Recurrent, Segment};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
 
 /// Memory and launches.
@@ -36,7 +36,7 @@ macro_rules! pod {
     };
 }
 
-pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [i32; 4] [u32; 2] [u64; 2] [f32; 2] Segment);
+pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [i32; 4] [u32; 2] [u64; 2] [f32; 2] Segment Recurrent);
 
 impl dyn Device + '_ {
     /// Uploads `x`.

@@ -2,6 +2,7 @@
 
 mod attention;
 pub mod cases;
+mod delta_net;
 pub mod device;
 pub mod gpu;
 pub mod machine;

@@ -29,10 +29,13 @@ mod measure {
     use foretoken_gpu::plan::attention::{
         ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized,
     };
+    use foretoken_gpu::plan::delta_net::{
+        HeadOrder, Layer, MAX_KEY_DIM, Projected, Shape, Weights, delta_rule, inputs,
+    };
     use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
     use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
     use foretoken_gpu::plan::rows::{Domain, Order};
-    use foretoken_gpu::plan::segments::{Segment, Segments};
+    use foretoken_gpu::plan::segments::{Recurrent, Segment, Segments};
     use foretoken_kernels::ElementType;
     use foretoken_kernels::attention::turboquant::{CodeFormat, PAGE_TOKENS, PageLayout, RotationGroups, Side};
     use foretoken_kernels::quant::WeightType;
@@ -68,6 +71,9 @@ mod measure {
                     attention(&device, &stream, Some(formats), (rows, depth))?;
                 }
             }
+        }
+        for (heads, accepted, rows) in [(32, 0, 1), (48, 0, 1), (48, 2, 4), (48, 8, 8)] {
+            delta_net(&device, &stream, heads, (accepted, rows))?;
         }
         Ok(())
     }
@@ -193,6 +199,43 @@ mod measure {
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
         let rate = (pages * page_bytes) as f64 / micros / 1e3;
         println!("attention {name:13} depth {depth:6}  rows {rows:2}  {micros:8.1} us  {rate:7.0} GB/s");
+        Ok(())
+    }
+
+    /// A delta net of 35B-A3B (32 heads of values) or 27B (48): the inputs of the recurrence, and the recurrence, which applies
+    /// `accepted` rows of the round before.
+    fn delta_net(device: &Device, stream: &Stream, heads: usize, (accepted, rows): (usize, usize)) -> Result<()> {
+        let (key_heads, width, log_rows) = (16, MAX_KEY_DIM, 16);
+        let order = HeadOrder::Grouped;
+        let shape = Shape { key_heads, value_heads: heads, key_dim: width, value_dim: width, order, taps: 4, log_rows };
+        let floats = |len: usize| device.zeroed::<f32>(len);
+        let (matrices, window) = (floats(LAUNCHES * shape.matrices_len())?, floats(LAUNCHES * shape.window_len())?);
+        let logs = [floats(LAUNCHES * shape.log_len())?, floats(LAUNCHES * shape.log_len())?];
+        let accepted_of = device.upload(&[accepted as u32])?;
+        let recurrent = device.upload(&[Recurrent {
+            matrices: matrices.slice().address(),
+            window: window.slice().address(),
+            replayed: logs[0].slice().address(),
+            log: logs[1].slice().address(),
+            whole: 0,
+            accepted: accepted_of.slice().address(),
+        }])?;
+        let segment = Segment { recurrent: recurrent.slice().address(), rows: rows as i32, ..Segment::default() };
+        let (segment, places) = (device.upload(&[segment])?, device.zeroed::<[i32; 4]>(rows)?);
+        let (conv, qkv) = (floats(shape.taps * shape.channels())?, floats(rows * shape.channels())?);
+        let (gates, of_heads, y) = (floats(rows * heads)?, floats(heads)?, floats(rows * heads * width)?);
+        let weights = Weights { conv: conv.slice(), dt_bias: of_heads.slice(), rate: of_heads.slice() };
+        let projected = Projected { qkv: qkv.slice(), a: gates.slice(), b: gates.slice() };
+        let segments = Segments { slice: segment.slice(), count: 1, longest: rows };
+        let layer = |index| Layer { shape, index, segments, rows, inputs: None };
+        let micros =
+            time(stream, |recorder, i| recorder.launch(&inputs(&layer(i), places.slice(), &weights, &projected)?))?;
+        let recurrence = time(stream, |recorder, i| recorder.launch(&delta_rule(&layer(i), y.slice())?))?;
+        let rate = (4 * shape.matrices_len()) as f64 / recurrence / 1e3;
+        println!(
+            "delta net {heads} heads  accepted {accepted:2}  rows {rows:2}  inputs {micros:5.1} us  recurrence \
+             {recurrence:5.1} us  {rate:7.0} GB/s"
+        );
         Ok(())
     }
 }

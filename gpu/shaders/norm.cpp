@@ -33,6 +33,10 @@ struct GateParams {
     Activations out;          // of y
     int width, gate_stride, up_stride;
     int block; // as above
+    // Of `normed_silu_gate`: the norm of every `head` consecutive elements of `up`, a power of two from 8 to 256.
+    const DEVICE float* weight; // (head)
+    int head;
+    float eps;
 };
 
 CONSTEXPR int WARPS = 32, GATE_WARPS = 4;
@@ -84,13 +88,31 @@ struct Sigmoid {
     static INLINE float of(float x) { return sigmoid(x); }
 };
 
+// What becomes of `up` first.
+struct AsItIs {
+    static INLINE void apply(const CONSTANT GateParams&, int, THREAD float (&)[8]) {}
+};
+// A head is in consecutive lanes. The operations are those of `norm`.
+struct Normed {
+    static INLINE void apply(const CONSTANT GateParams& p, int at, THREAD float (&v)[8]) {
+        float squares = 0, weight[8];
+        for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+        Wide sum = wide(squares);
+        for (int mask = p.head / 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
+        float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(p.head)) + wide(p.eps)));
+        load8(p.weight, at % p.head, p.head, weight);
+        for (int i = 0; i < 8; i++) v[i] = mul(mul(v[i], inverse), weight[i]);
+    }
+};
+
 // y = f(gate) * up. Grid: (elements by 1024, rows).
-template <class F>
+template <class F, class Up>
 INLINE void gated(const CONSTANT GateParams& p, Thread self) {
     int at = (self.x * GATE_WARPS + self.warp) * 256 + self.lane * 8;
     float gate[8], up[8];
     load8(p.gate + i64(self.y) * p.gate_stride, at, p.width, gate);
     load8(p.up + i64(self.y) * p.up_stride, at, p.width, up);
+    Up::apply(p, at, up);
     for (int e = 0; e < 8; e++) gate[e] = mul(F::of(gate[e]), up[e]);
     store8(p.y + i64(self.y) * p.width, at, p.width, gate);
     quantize(p.out, p.block, self.y, at, self.lane, gate);
@@ -109,6 +131,7 @@ KERNEL(rms_norm, NormParams, 32 * WARPS, 1, Sums) {
     quantize(p.out, p.block, self.x, at, self.lane, v);
 }
 
-KERNEL(gelu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<GeluTanh>(p, self); }
-KERNEL(silu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Silu>(p, self); }
-KERNEL(sigmoid_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Sigmoid>(p, self); }
+KERNEL(gelu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<GeluTanh, AsItIs>(p, self); }
+KERNEL(silu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Silu, AsItIs>(p, self); }
+KERNEL(sigmoid_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Sigmoid, AsItIs>(p, self); }
+KERNEL(normed_silu_gate, GateParams, 32 * GATE_WARPS, 4, None) { gated<Silu, Normed>(p, self); }

@@ -80,6 +80,9 @@ pub struct GateParams {
     pub(super) gate_stride: i32,
     pub(super) up_stride: i32,
     pub(super) block: i32,
+    pub(super) weight: u64,
+    pub(super) head: i32,
+    pub(super) eps: f32,
 }
 
 // SAFETY: the `GateParams` of norm.cpp.
@@ -132,6 +135,9 @@ pub fn gate(
         gate_stride: dimension("the stride", gate.stride)?,
         up_stride: dimension("the stride", up.stride)?,
         block: 0,
+        weight: 0,
+        head: 0,
+        eps: 0.0,
     };
     let kernel = match function {
         Gate::GeluTanh => "gelu_gate",
@@ -140,6 +146,39 @@ pub fn gate(
     };
     let grid = [blocks("width", width.div_ceil(1024))?, blocks("rows", rows)?, 1];
     Ok(Launch { kernel, grid, block: [128, 1, 1], params })
+}
+
+/// The norm of every head of a [`normed_silu_gate`].
+#[derive(Clone, Copy, Debug)]
+pub struct GateNorm {
+    /// `(head)`.
+    pub weight: DeviceSlice<f32>,
+    /// Width of a head: a power of two from 8 to 256.
+    pub head: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `y = silu(gate) * norm(up)` of `(rows, width)`, where the norm is of every head: [`rms_norm`], then [`gate`], with their bits.
+///
+/// # Errors
+/// As [`gate`]; or if there is no kernel for the head.
+pub fn normed_silu_gate(
+    norm: &GateNorm,
+    gate_of: Strided,
+    up: Strided,
+    (rows, width): (usize, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<GateParams>, LaunchError> {
+    let GateNorm { weight, head, eps } = *norm;
+    if !head.is_power_of_two() || !(8..=256).contains(&head) || !width.is_multiple_of(head) {
+        let supported = "supported are powers of two from 8 to 256";
+        return Err(LaunchError(format!("a gate over rows of {width} with norms of {head}; {supported}")));
+    }
+    let launch = gate(Gate::Silu, gate_of, up, (rows, width), y)?;
+    let weight = weight.checked("the norm's weight", head)?;
+    let params = GateParams { weight, head: head as i32, eps, ..launch.params };
+    Ok(Launch { kernel: "normed_silu_gate", params, ..launch })
 }
 
 /// The storage of an embedding table.

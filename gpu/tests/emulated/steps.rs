@@ -5,7 +5,7 @@ use foretoken_gpu::plan::accept::{Accepting, State, Verified, accept, set_state}
 use foretoken_gpu::plan::experts::{Route, SharedExpert, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
-use foretoken_gpu::plan::pointwise::{self, Gate, Strided, TableType, embed, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, Gate, GateNorm, Strided, TableType, embed, normed_silu_gate, rms_norm};
 use foretoken_gpu::plan::positions::{DraftInput, Tokens, angles, begin_step, keep_rows, place};
 use foretoken_gpu::plan::read::read_all;
 use foretoken_gpu::plan::rows::{Pairing, Rotary};
@@ -72,6 +72,22 @@ fn gate_case(function: Gate, rows: usize, width: usize) -> Case {
             Gate::GeluTanh => close("y", &device.read(y), &want, 1e-6),
             Gate::Silu | Gate::Sigmoid => same_bits("y", &device.read(y), &want),
         }
+    })
+}
+
+/// A gate over normed heads has the bits of a norm and then a gate.
+fn normed_gate_case(rows: usize, heads: usize, head: usize) -> Case {
+    Case::new(format!("normed gate {rows} by {heads} of {head}"), &["norm.cpp", "quantize.h"], move |device| {
+        let (mut numbers, width) = (Numbers::new((heads * head) as u64), heads * head);
+        let mut strided = |stride: usize| Strided { slice: device.of(&numbers.normals(rows * stride)), stride };
+        let (gate, up) = (strided(width + 4), strided(width));
+        let norm = GateNorm { weight: device.of(&numbers.normals(head)), head, eps: 1e-6 };
+        let [normed, want, y] = [0; 3].map(|_| device.poisoned(rows * width));
+        device.run(rms_norm(up.slice, (rows * heads, head), Some(norm.weight), norm.eps, None, normed))?;
+        let normed = Strided { slice: normed, stride: width };
+        device.run(pointwise::gate(Gate::Silu, gate, normed, (rows, width), want))?;
+        device.run(normed_silu_gate(&norm, gate, up, (rows, width), y))?;
+        same_bits("y", &device.read(y), &device.read(want))
     })
 }
 
@@ -644,7 +660,13 @@ const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementT
 pub fn all() -> Vec<Case> {
     let mut cases = small();
     cases.extend([norm_case(16, 512, true, true), norm_case(1, 4, false, false), norm_case(2, 2816, true, false)]);
-    cases.extend([gate_case(Gate::Silu, 16, 64), gate_case(Gate::GeluTanh, 1, 2112), gate_case(Gate::Sigmoid, 5, 256)]);
+    cases.extend([
+        gate_case(Gate::Silu, 16, 64),
+        gate_case(Gate::GeluTanh, 1, 2112),
+        gate_case(Gate::Sigmoid, 5, 256),
+        normed_gate_case(5, 9, 128),
+        normed_gate_case(1, 5, 256),
+    ]);
     for element in ELEMENTS {
         cases.extend((1..=16).map(|rows| float_case(element, rows, 40, 132)));
         cases.push(float_case(element, 21, 4, 260));
@@ -666,8 +688,12 @@ pub fn all() -> Vec<Case> {
 }
 
 pub fn small() -> Vec<Case> {
-    let mut cases =
-        vec![norm_case(3, 1000, true, true), norm_case(2, 300, true, false), gate_case(Gate::GeluTanh, 3, 1028)];
+    let mut cases = vec![
+        norm_case(3, 1000, true, true),
+        norm_case(2, 300, true, false),
+        gate_case(Gate::GeluTanh, 3, 1028),
+        normed_gate_case(3, 3, 16),
+    ];
     cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(2, 100, 10)]);

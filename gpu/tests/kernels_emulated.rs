@@ -14,7 +14,11 @@ mod skipped;
 use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
+use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
 use foretoken_gpu::plan::matmul::Matrix;
+use foretoken_gpu::plan::pointwise::{GateNorm, Strided, normed_silu_gate};
+use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
+use foretoken_gpu::plan::segments::Segments;
 use foretoken_gpu::{DeviceSlice, Launch, Params};
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{Isa, activation};
@@ -138,6 +142,50 @@ fn weights_without_kernels_are_refused_by_name() {
         assert!(error.to_string().contains(&format!("no kernels for {}", weight_type.name())), "{error}");
     }
     assert_eq!(WeightType::ALL.into_iter().filter(|weight_type| Matrix::supports(*weight_type)).count(), 13);
+}
+
+/// Shapes that a kernel's registers or lanes do not fit.
+#[test]
+fn shapes_without_kernels_are_refused() {
+    let slice = DeviceSlice::new(0, 1 << 20);
+    let fits = Shape {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 128,
+        value_dim: 128,
+        order: HeadOrder::Grouped,
+        taps: 4,
+        log_rows: 3,
+    };
+    let segments = Segments { slice: DeviceSlice::new(0, 1), count: 1, longest: 1 };
+    let net = |shape| delta_rule(&Layer { shape, index: 0, segments, rows: 1, inputs: None }, slice).map(drop);
+    assert_eq!(net(fits), Ok(()));
+    for shape in [
+        Shape { key_dim: 132, ..fits },
+        Shape { key_dim: 6, ..fits },
+        Shape { value_dim: 6, ..fits },
+        Shape { value_heads: 3, ..fits },
+        Shape { key_heads: 0, ..fits },
+        Shape { taps: 5, ..fits },
+    ] {
+        assert!(net(shape).is_err(), "{shape:?}");
+    }
+    let heads = |head_dim, stride, pairs| {
+        let rotary = Some(Rotary { cos: slice, sin: slice, pairs, pairing: Pairing::Leading });
+        let steps = Steps { norm: None, rotary, order: Order::Model, weight: None, domain: Domain::Unrotated };
+        let results = Results { channels: head_dim, rows: Some(slice), quantized: None, store: None };
+        rows(&Heads { x: slice, rows: 1, heads: 1, head_dim, stride }, &steps, &results).map(drop)
+    };
+    assert_eq!(heads(256, 512, 32), Ok(()));
+    for (head_dim, stride, pairs) in [(256, 255, 32), (256, 256, 6), (256, 256, 68), (64, 64, 36)] {
+        assert!(heads(head_dim, stride, pairs).is_err(), "{head_dim}, {stride} apart, {pairs} pairs");
+    }
+    let gate = |head| {
+        let of = Strided { slice, stride: 512 };
+        normed_silu_gate(&GateNorm { weight: slice, head, eps: 0.0 }, of, of, (1, 512), slice).map(drop)
+    };
+    assert_eq!(gate(256), Ok(()));
+    assert!([4, 24, 512].into_iter().all(|head| gate(head).is_err()));
 }
 
 /// Bit-exact comparison of 1 / (1 + e^x), the only public use of the CPU's e^x; and zero and NaN, which it does not

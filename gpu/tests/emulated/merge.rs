@@ -4,7 +4,7 @@ use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::merge::Mergeable;
 use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
-use foretoken_gpu::plan::pointwise::{self, Gate, Strided, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, Gate, GateNorm, Strided, normed_silu_gate, rms_norm};
 use foretoken_gpu::plan::rows::{Domain, HeadNorm, Heads, KvDestination, Order, Results, Steps, rows};
 use foretoken_gpu::plan::segments::{Segment, Segments};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
@@ -109,6 +109,20 @@ fn gate(function: Gate, rows: usize, width: usize, kind: ActivationType) -> Case
     })
 }
 
+fn normed_gate(rows: usize, heads: usize, kind: ActivationType) -> Case {
+    case(format!("merged normed gate {rows} by {heads}, {kind:?}"), &["norm.cpp", "quantize.h"], move |device| {
+        let (head, mut numbers, mut sequence) = (128, Numbers::new(heads as u64), Sequence::default());
+        let width = heads * head;
+        let [gate, up] = [0; 2].map(|_| Strided { slice: device.of(&numbers.normals(rows * width)), stride: width });
+        let norm = GateNorm { weight: device.of(&numbers.normals(head)), head, eps: 1e-6 };
+        let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * width));
+        sequence.push(normed_silu_gate(&norm, gate, up, (rows, width), y))?;
+        let out = activations(device, &mut sequence, kind, (rows, width))?;
+        sequence.push(quantize(y, &out))?;
+        Ok(sequence)
+    })
+}
+
 fn products(weight_type: WeightType, rows: usize) -> Case {
     let name = format!("merged products {} {rows} rows", weight_type.name());
     case(name, &["matmul.cpp"], move |device| {
@@ -173,6 +187,7 @@ pub fn all() -> Vec<Case> {
     cases.extend([norms(1, 5376, ActivationType::Q8_K), norms(17, 4128, ActivationType::Q8_1)]);
     cases
         .extend([gate(Gate::GeluTanh, 1, 2112, ActivationType::Q8_1), gate(Gate::Silu, 9, 1280, ActivationType::Q8_K)]);
+    cases.extend([normed_gate(2, 6, ActivationType::Q8_K), normed_gate(3, 5, ActivationType::Q8_1)]);
     cases.extend([products(WeightType::Q8_0, 11), products(WeightType::Q6_K, 1)]);
     cases.extend([float_products(1), float_products(16), projections(64), projections(512)]);
     cases

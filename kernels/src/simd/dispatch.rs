@@ -53,6 +53,10 @@ impl VectorIsa {
     /// Evaluates an operation over byte lanes.
     #[inline]
     pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+        // Integration tests cover them. For unit tests alone, compiling them again would take ten minutes of CPU time.
+        if const { cfg!(test) } {
+            unreachable!("unit tests multiply in scalar code and in tiles");
+        }
         // SAFETY: an `Isa` is only constructed if its features were detected; each entry function requires those of its
         // arm.
         unsafe {
@@ -77,6 +81,9 @@ impl VectorIsa {
     /// Evaluates an operation over level lanes.
     #[inline]
     pub(crate) fn run_levels<O: LevelOp>(self, op: O) {
+        if const { cfg!(test) } {
+            unreachable!("as above");
+        }
         // SAFETY: as above; AVX-512 without VBMI has AVX2's features.
         unsafe {
             match self.0 {

@@ -128,8 +128,8 @@ impl Epilogue<'_> {
         unsafe {
             let bsums = self.x.bsums::<F>(batch.block, row);
             let mut mins = [l.zero(); HALF];
-            for p in 0..F::MIN_PAIRS {
-                l.add_pairs(&mut mins, factors.mins[p], bsums.add((1 + p) * self.x.rows));
+            for (p, pair) in factors.mins[..F::MIN_PAIRS].iter().enumerate() {
+                l.add_pairs(&mut mins, *pair, bsums.add((1 + p) * self.x.rows));
             }
             let [low, high] = sums.get_unchecked(tile);
             for r in 0..HALF {

@@ -132,12 +132,12 @@ impl Epilogue<'_> {
                 l.add_pairs(&mut mins, *pair, bsums.add((1 + p) * self.x.rows));
             }
             let [low, high] = sums.get_unchecked(tile);
-            for r in 0..HALF {
+            for (r, mins) in mins.into_iter().enumerate() {
                 let load = |c: &CTile| _mm512_load_si512(c.0.as_ptr().add((first + r) * PANEL_ROWS).cast());
                 let sum = _mm512_add_epi32(load(low), _mm512_slli_epi32::<8>(load(high)));
                 let mut sum = l.mul(l.to_float(sum), factors.d);
                 if F::MIN_PAIRS > 0 {
-                    sum = l.fma(l.to_float(mins[r]), factors.dmin, sum);
+                    sum = l.fma(l.to_float(mins), factors.dmin, sum);
                 }
                 let result = self.results.get_unchecked_mut(batch.panel).get_unchecked_mut(row + r).as_mut_ptr();
                 l.store(result, l.fma(sum, l.splat(f32::from_bits(*bsums.add(r) as u32)), l.load(result)));

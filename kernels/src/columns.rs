@@ -58,6 +58,7 @@ impl<'a> ColumnsMut<'a> {
     }
 
     /// Columns of the whole matrix.
+    #[cfg(target_arch = "x86_64")] // only read by AMX
     pub(crate) fn width(&self) -> usize {
         self.width
     }

@@ -132,7 +132,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    fn inputs(&self) -> Result<u64, LaunchError> {
+    fn inputs_address(&self) -> Result<u64, LaunchError> {
         optional(self.inputs, "the rows' inputs", self.rows * self.shape.row_len())
     }
 }
@@ -206,7 +206,7 @@ pub fn inputs(
         weight: weights.conv.checked("the convolution's weight", shape.taps * channels)?,
         dt_bias: weights.dt_bias.checked("the bias", heads)?,
         rate: weights.rate.checked("the rates", heads)?,
-        inputs: layer.inputs()?,
+        inputs: layer.inputs_address()?,
         shape: shape_params,
         layer: dimension("the layer", layer.index)?,
         query_scale: (shape.key_dim as f32).powf(-0.5),
@@ -241,7 +241,7 @@ pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParam
     let Shape { value_heads, value_dim, .. } = layer.shape;
     let params = RuleParams {
         segments: layer.segments.address()?,
-        inputs: layer.inputs()?,
+        inputs: layer.inputs_address()?,
         y: y.checked("y", layer.rows * value_heads * value_dim)?,
         shape: layer.shape.params()?,
         layer: dimension("the layer", layer.index)?,

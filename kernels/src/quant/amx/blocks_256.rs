@@ -185,7 +185,7 @@ impl ScaledWeights {
         Self { low: [MaybeUninit::uninit(); _], high: [MaybeUninit::uninit(); _], scales }
     }
 
-    /// Unpacks a block. With few rows this takes longer than the products, so the next panel is prefetched meanwhile: 12 to 32
+    /// Unpacks a block. With few rows this takes longer than the products, so the next panel is prefetched meanwhile: up to 32
     /// rows are 1.2 times as fast.
     ///
     /// # Safety

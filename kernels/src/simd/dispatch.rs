@@ -82,7 +82,7 @@ impl VectorIsa {
     #[inline]
     pub(crate) fn run_levels<O: LevelOp>(self, op: O) {
         if const { cfg!(test) } {
-            unreachable!("as above");
+            unreachable!("unit tests attend in scalar code");
         }
         // SAFETY: as above; AVX-512 without VBMI has AVX2's features.
         unsafe {

@@ -48,8 +48,8 @@ impl OutputPrefetcher {
     /// Of `rows`, results from column `column` on.
     #[inline(always)]
     pub fn new(y: &mut ColumnsMut<'_>, rows: Range<usize>, column: usize) -> Self {
-        let start = y.range().start;
-        let next = y.row_mut(rows.start).as_ptr().wrapping_add(column - start.min(column)).cast();
+        let skipped = column.saturating_sub(y.range().start);
+        let next = y.row_mut(rows.start).as_ptr().wrapping_add(skipped).cast();
         Self { next, row_bytes: 4 * y.width(), rows: rows.len() }
     }
 

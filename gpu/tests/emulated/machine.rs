@@ -1,6 +1,7 @@
 //! The emulated device: the sources of `gpu/shaders` in either dialect, compiled for the CPU.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -102,25 +103,109 @@ fn copy(from: &Path, to: &Path, sites: &mut Vec<Site>) {
     std::fs::write(to.join(&*file), numbered).expect("a copy of a source");
 }
 
-/// Copies the sources, the dialects and the emulator, in the same folders; returns the marked indices.
-fn copies(out: &Path) -> Vec<Site> {
-    let mut sites = Vec::new();
-    let into = |name: &str| {
-        let folder = out.join(name);
-        std::fs::create_dir_all(&folder).expect("a folder for copies of the sources");
-        folder
-    };
-    for source in sources("cpp").iter().chain(&sources("h")) {
-        copy(source, &into("shaders"), &mut sites);
+/// Folders of copies of the sources, the dialects and the emulator, and of libraries compiled from them.
+struct Build {
+    compiler: &'static str,
+    copies: PathBuf,
+    /// Named by the sources: libraries of earlier runs are used again.
+    libraries: PathBuf,
+}
+
+impl Build {
+    /// Copies the sources, the dialects and the emulator, in the same folders; also returns the marked indices.
+    fn new() -> (Self, Vec<Site>) {
+        let compiler = compiler().unwrap_or_else(|none| panic!("{none}"));
+        let folders = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let copies = folders.join(format!("emulated-{}", std::process::id()));
+        let mut sites = Vec::new();
+        let into = |name: &str| {
+            let folder = copies.join(name);
+            std::fs::create_dir_all(&folder).expect("a folder for copies of the sources");
+            folder
+        };
+        for source in sources("cpp").iter().chain(&sources("h")) {
+            copy(source, &into("shaders"), &mut sites);
+        }
+        for dialect in Dialect::ALL {
+            let (_, name, file) = dialect.headers();
+            copy(&folder(name).join(file), &into(name), &mut sites);
+        }
+        for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp", "exponential.cpp"] {
+            std::fs::copy(folder("tests/emulator").join(name), into("tests/emulator").join(name)).expect("a copy");
+        }
+        // With this file, which has the compiler's options.
+        let mut hash = DefaultHasher::new();
+        (compiler, include_str!("machine.rs")).hash(&mut hash);
+        for folder in ["shaders", "cuda", "metal", "tests/emulator"] {
+            let entries = std::fs::read_dir(copies.join(folder)).expect("a folder of copies");
+            let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+            paths.sort();
+            paths.iter().for_each(|path| std::fs::read(path).expect("a copy").hash(&mut hash));
+        }
+        let libraries = folders.join(format!("emulated-{:016x}", hash.finish()));
+        std::fs::create_dir_all(&libraries).expect("a folder for libraries");
+        (Self { compiler, copies, libraries }, sites)
     }
-    for dialect in Dialect::ALL {
-        let (_, name, file) = dialect.headers();
-        copy(&folder(name).join(file), &into(name), &mut sites);
+
+    /// The kernels in a dialect, or the machine; and the file. One library per dialect: their functions have the same names.
+    fn library(&self, dialect: Option<Dialect>, needed: Option<&Path>) -> (Library, PathBuf) {
+        let name = dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so"));
+        let path = self.libraries.join(&name);
+        if !path.exists() {
+            let linked = self.copies.join(&name);
+            let objects = self.objects(dialect);
+            let mut linker = Command::new(self.compiler);
+            linker.arg("-shared").args(objects).args(needed).arg("-o").arg(&linked);
+            assert!(linker.status().expect("the linker starts").success(), "{name} does not link");
+            std::fs::rename(linked, &path).expect("a library");
+        }
+        // SAFETY: our own code: its constructors set globals of its own at most.
+        (unsafe { Library::new(&path) }.expect("the kernels load"), path)
     }
-    for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp", "exponential.cpp"] {
-        std::fs::copy(folder("tests/emulator").join(name), into("tests/emulator").join(name)).expect("a copy");
+
+    /// Compiles the sources of a library, two at a time.
+    fn objects(&self, dialect: Option<Dialect>) -> Vec<PathBuf> {
+        let emulator = self.copies.join("tests/emulator");
+        let sources: Vec<_> = match dialect {
+            None => vec![emulator.join("machine.cpp")],
+            Some(_) => {
+                let copied = |path: &PathBuf| self.copies.join("shaders").join(path.file_name().expect("a name"));
+                let own = ["faults.cpp", "exponential.cpp"].map(|name| emulator.join(name));
+                sources("cpp").iter().map(copied).chain(own).collect()
+            }
+        };
+        let object = |source: &PathBuf| source.with_extension(dialect.map_or("o".into(), |of| format!("{of:?}.o")));
+        for sources in sources.chunks(2) {
+            let children: Vec<_> =
+                sources.iter().map(|source| self.compile(source, dialect, &object(source))).collect();
+            for (mut child, source) in children.into_iter().zip(sources) {
+                let compiled = child.wait().expect("the compiler ends").success();
+                assert!(compiled, "{} does not compile for {dialect:?}", source.display());
+            }
+        }
+        sources.iter().map(object).collect()
     }
-    sites
+
+    fn compile(&self, source: &Path, dialect: Option<Dialect>, object: &Path) -> Child {
+        let mut command = Command::new(self.compiler);
+        command.args(["-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
+        // Metal 3 is C++14.
+        command.arg(if dialect == Some(Dialect::Metal) { "-std=c++14" } else { "-std=c++17" });
+        if let Some(dialect) = dialect {
+            // Sanitizer findings raise a signal, which the machine reports.
+            command.args(["-O1", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
+            command.arg("-include").arg(self.copies.join("tests/emulator").join(dialect.headers().0));
+        } else {
+            command.arg("-O2");
+        }
+        command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.copies);
+    }
 }
 
 impl Machine {
@@ -130,59 +215,12 @@ impl Machine {
     /// If there is no C++ compiler, or compilation fails.
     pub fn get(dialects: &[Dialect]) -> &'static Self {
         static MACHINE: OnceLock<Machine> = OnceLock::new();
-        MACHINE.get_or_init(|| Self::load(dialects))
-    }
-
-    /// Compiles and loads the kernels.
-    fn load(dialects: &[Dialect]) -> Self {
-        let compiler = compiler().unwrap_or_else(|none| panic!("{none}"));
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
-        let sites = copies(&out);
-        let emulator = out.join("tests/emulator");
-        let compile = |source: &Path, dialect: Option<Dialect>, object: &Path| -> Child {
-            let mut command = Command::new(compiler);
-            command.args(["-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
-            // Metal 3 is C++14.
-            command.arg(if dialect == Some(Dialect::Metal) { "-std=c++14" } else { "-std=c++17" });
-            if let Some(dialect) = dialect {
-                // Sanitizer findings raise a signal, which the machine reports.
-                command.args(["-O1", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
-                command.arg("-include").arg(emulator.join(dialect.headers().0));
-            } else {
-                command.arg("-O2");
-            }
-            command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
-        };
-        let mut sources: Vec<_> =
-            sources("cpp").iter().map(|path| out.join("shaders").join(path.file_name().expect("a name"))).collect();
-        sources.extend(["faults.cpp", "exponential.cpp"].map(|name| emulator.join(name)));
-        let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
-        for &dialect in dialects {
-            let job =
-                |(i, source): (usize, &PathBuf)| (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")));
-            jobs.extend(sources.iter().enumerate().map(job));
-        }
-        for jobs in jobs.chunks(2) {
-            let start = |(source, dialect, object): &(PathBuf, _, PathBuf)| compile(source, *dialect, object);
-            let children: Vec<_> = jobs.iter().map(start).collect();
-            for (mut child, (source, dialect, _)) in children.into_iter().zip(jobs) {
-                let compiled = child.wait().expect("the compiler ends").success();
-                assert!(compiled, "{} does not compile for {dialect:?}", source.display());
-            }
-        }
-        // One library per dialect: their functions have the same names.
-        let link = |dialect: Option<Dialect>, needed: Option<&Path>| -> (Library, PathBuf) {
-            let objects = jobs.iter().filter(|(_, of, _)| *of == dialect).map(|(_, _, object)| object);
-            let path = out.join(dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so")));
-            let linked = Command::new(compiler).arg("-shared").args(objects).args(needed).arg("-o").arg(&path).status();
-            assert!(linked.expect("the linker starts").success(), "{} does not link", path.display());
-            // SAFETY: our own code: its constructors set globals of its own at most.
-            (unsafe { Library::new(&path) }.expect("the kernels load"), path)
-        };
-        let (machine, path) = link(None, None);
-        let kernels = dialects.iter().map(|&dialect| (dialect, link(Some(dialect), Some(&path)).0)).collect();
-        let _ = std::fs::remove_dir_all(&out); // loaded libraries stay mapped
-        Self { machine, kernels, sites }
+        MACHINE.get_or_init(|| {
+            let (build, sites) = Build::new();
+            let (machine, path) = build.library(None, None);
+            let load = |&dialect: &Dialect| (dialect, build.library(Some(dialect), Some(&path)).0);
+            Self { machine, kernels: dialects.iter().map(load).collect(), sites }
+        })
     }
 
     /// A session on this thread.

@@ -69,11 +69,11 @@ impl VectorIsa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512(_) | Isa::Amx(_) => entry::avx512_panels::eval(op),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon(_) => entry::neon_panels(op),
+                Isa::Neon(_) => entry::neon_panels::eval(op),
                 #[cfg(target_arch = "aarch64")]
-                Isa::NeonDot(_) => entry::neon_dot_panels(op),
+                Isa::NeonDot(_) => entry::neon_dot_panels::eval(op),
                 #[cfg(target_arch = "aarch64")]
-                Isa::NeonI8mm(_) => entry::neon_i8mm_panels(op),
+                Isa::NeonI8mm(_) => entry::neon_i8mm_panels::eval(op),
             }
         }
     }
@@ -98,11 +98,11 @@ impl VectorIsa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512(_) | Isa::Amx(_) => entry::avx512_levels::eval(op),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon(_) => entry::neon_levels(op),
+                Isa::Neon(_) => entry::neon_levels::eval(op),
                 // Not `usmmla` with i8mm: table lookups cost so much more than products that arranging queries as
                 // matrices does not pay off.
                 #[cfg(target_arch = "aarch64")]
-                Isa::NeonDot(_) | Isa::NeonI8mm(_) => entry::neon_dot_levels(op),
+                Isa::NeonDot(_) | Isa::NeonI8mm(_) => entry::neon_dot_levels::eval(op),
             }
         }
     }

@@ -3,75 +3,47 @@
 //! One function per operation, because a single one with all register blocks inlined takes minutes to compile; one
 //! module per function, because the compiler splits codegen units by module.
 
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::AmxOp;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::avx2::products::{Multiply, Vnni, Ymm, YmmPair};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::avx512::float::Avx512Lanes;
+use crate::simd::bytes::PanelOp;
+use crate::simd::levels::LevelOp;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::*;
-#[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::*;
+use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen};
 
-#[cfg(target_arch = "x86_64")]
-mod x86_64 {
-    use crate::simd::amx::AmxOp;
-    use crate::simd::avx2::products::{Multiply, Vnni, Ymm, YmmPair};
-    use crate::simd::avx512::float::Avx512Lanes;
-    use crate::simd::bytes::PanelOp;
-    use crate::simd::levels::LevelOp;
+macro_rules! entries {
+    ($($name:ident, $op:ident, $lanes:expr, $features:literal;)*) => {$(
+        pub(crate) mod $name {
+            use super::*;
 
-    macro_rules! entries {
-        ($($name:ident, $op:ident, $lanes:expr, $features:literal;)*) => {$(
-            pub(crate) mod $name {
-                use super::*;
-
-                #[inline(never)]
-                #[target_feature(enable = $features)]
-                pub(crate) fn eval<O: $op>(op: O) {
-                    op.eval($lanes);
-                }
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            pub(crate) fn eval<O: $op>(op: O) {
+                op.eval($lanes);
             }
-        )*};
-    }
+        }
+    )*};
+}
 
-    entries! {
-        avx2_panels, PanelOp, YmmPair(Multiply), "avx2,fma,f16c";
-        avx_vnni_panels, PanelOp, YmmPair(Vnni), "avxvnni,avx2,fma,f16c";
-        avx512_panels, PanelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c";
-        avx2_levels, LevelOp, Ymm(Multiply), "avx2,fma,f16c";
-        avx_vnni_levels, LevelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
-        avx512_levels, LevelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
-        amx, AmxOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
-    }
+#[cfg(target_arch = "x86_64")]
+entries! {
+    avx2_panels, PanelOp, YmmPair(Multiply), "avx2,fma,f16c";
+    avx_vnni_panels, PanelOp, YmmPair(Vnni), "avxvnni,avx2,fma,f16c";
+    avx512_panels, PanelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c";
+    avx2_levels, LevelOp, Ymm(Multiply), "avx2,fma,f16c";
+    avx_vnni_levels, LevelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+    avx512_levels, LevelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
+    amx, AmxOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
 }
 
 #[cfg(target_arch = "aarch64")]
-mod aarch64 {
-    use crate::simd::bytes::PanelOp;
-    use crate::simd::levels::LevelOp;
-    use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen};
-
-    #[inline(never)]
-    pub(crate) fn neon_panels<O: PanelOp>(op: O) {
-        op.eval(NeonPair(Widen));
-    }
-
-    #[inline(never)]
-    #[target_feature(enable = "dotprod")]
-    pub(crate) fn neon_dot_panels<O: PanelOp>(op: O) {
-        op.eval(NeonPair(Dot));
-    }
-
-    #[inline(never)]
-    #[target_feature(enable = "dotprod,i8mm")]
-    pub(crate) fn neon_i8mm_panels<O: PanelOp>(op: O) {
-        op.eval(NeonPair(Matrix));
-    }
-
-    #[inline(never)]
-    pub(crate) fn neon_levels<O: LevelOp>(op: O) {
-        op.eval(NeonPair(Widen));
-    }
-
-    #[inline(never)]
-    #[target_feature(enable = "dotprod")]
-    pub(crate) fn neon_dot_levels<O: LevelOp>(op: O) {
-        op.eval(NeonPair(Dot));
-    }
+entries! {
+    neon_panels, PanelOp, NeonPair(Widen), "neon";
+    neon_dot_panels, PanelOp, NeonPair(Dot), "dotprod";
+    neon_i8mm_panels, PanelOp, NeonPair(Matrix), "dotprod,i8mm";
+    neon_levels, LevelOp, NeonPair(Widen), "neon";
+    neon_dot_levels, LevelOp, NeonPair(Dot), "dotprod";
 }

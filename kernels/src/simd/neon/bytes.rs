@@ -72,7 +72,7 @@ impl ByteProducts for Widen {
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(op: O) {
-        entry::neon_panels(op);
+        unsafe { entry::neon_panels::eval(op) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(from: [i32; R]) -> [Self::Sum; R] {
@@ -126,7 +126,7 @@ impl ByteProducts for Dot {
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(op: O) {
-        unsafe { entry::neon_dot_panels(op) }
+        unsafe { entry::neon_dot_panels::eval(op) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(from: [i32; R]) -> [int32x4_t; R] {
@@ -201,7 +201,7 @@ impl ByteProducts for Matrix {
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(op: O) {
-        unsafe { entry::neon_i8mm_panels(op) }
+        unsafe { entry::neon_i8mm_panels::eval(op) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(from: [i32; R]) -> [int32x4_t; R] {

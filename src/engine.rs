@@ -97,7 +97,7 @@ impl Engine {
             gemma4,
             assistant,
             nextn,
-            device_draft_model: draft_on_device.zip(draft_model.as_ref().and_then(|draft| draft.gemma4.clone())),
+            device_draft_model: draft_on_device.zip(draft_model.as_ref().map(|draft| draft.model.clone())),
             draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
             ngrams: Arc::new(NgramPool::default()),
             pages: models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone()),

@@ -7,8 +7,7 @@ use crate::checkpoint::convert::gemma4::{description, directory as gemma4_direct
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
-use crate::device::{Device, DeviceOps, OnDevice, check_head_dims};
-use crate::gemma4::TextModel;
+use crate::device::{Device, DeviceTarget, OnDevice, check_head_dims};
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
 use crate::verify::expected::{self, Implied};
@@ -17,9 +16,9 @@ use crate::{Error, Result, gemma4, qwen35};
 /// A loaded target.
 pub(crate) struct Loaded {
     pub model: Arc<dyn Model>,
-    /// The same model, if it is a Gemma 4: only those have assistants or run on a device.
+    /// The same model, if it is a Gemma 4: only those have assistants.
     pub gemma4: Option<Arc<gemma4::Target>>,
-    /// The same model, if it has a NextN head.
+    /// The same model, if it has a NextN head. Those run on the CPU alone.
     pub nextn: Option<Arc<dyn NextnHead>>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
@@ -28,7 +27,7 @@ pub(crate) struct Loaded {
 }
 
 /// A target, and its weights on a device.
-pub(crate) type OnDeviceTarget = (Loaded, TextModel<DeviceOps>);
+pub(crate) type OnDeviceTarget = (Loaded, Box<dyn DeviceTarget>);
 
 /// A model family.
 struct Family {
@@ -47,7 +46,7 @@ struct Family {
 
 static QWEN35: Family = Family {
     load: qwen35,
-    load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
+    load_to_device: qwen35_to_device,
     describe: qwen35::description,
     directory: qwen35::directory,
     facts: qwen35::facts,
@@ -86,12 +85,12 @@ pub(crate) fn load_to_device(
 }
 
 /// The error for a feature that the checkpoint's family lacks.
-pub(crate) fn not_implemented(what: &str, checkpoint: &Checkpoint) -> Error {
+pub(crate) fn not_implemented((what, remedy): (&str, &str), checkpoint: &Checkpoint) -> Error {
     let name = match checkpoint.model_type() {
         Ok(name) => name,
         Err(error) => return error,
     };
-    let problem = format!("is not implemented for {name}, which runs alone and on the CPU");
+    let problem = format!("is not implemented for {name}; {remedy}");
     Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem }
 }
 
@@ -150,9 +149,10 @@ fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
 }
 
 fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
-    check_head_dims(device, &checkpoint.target_config()?)?;
+    let config = checkpoint.target_config()?;
+    check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
     let (target, weights) = gemma4::Target::load_to(&OnDevice(device), checkpoint, options)?;
-    Ok((loaded_gemma4(target), weights))
+    Ok((loaded_gemma4(target), Box::new(weights)))
 }
 
 fn loaded_gemma4(target: gemma4::Target) -> Loaded {
@@ -167,12 +167,24 @@ fn loaded_gemma4(target: gemma4::Target) -> Loaded {
 }
 
 fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
-    let target = Arc::new(qwen35::Target::load(checkpoint, options)?);
-    Ok(Loaded {
+    qwen35::Target::load(checkpoint, options).map(loaded_qwen35)
+}
+
+fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+    let config = qwen35::TextConfig::of(checkpoint)?;
+    let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
+    check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
+    let (target, weights) = qwen35::Target::load_to(&OnDevice(device), checkpoint, options)?;
+    Ok((loaded_qwen35(target), Box::new(weights)))
+}
+
+fn loaded_qwen35(target: qwen35::Target) -> Loaded {
+    let target = Arc::new(target);
+    Loaded {
         model: target.clone(),
         gemma4: None,
         eos_token_ids: target.config().eos_token_ids.clone(),
         nextn: target.has_nextn().then_some(target as Arc<dyn NextnHead>),
         end_of_generation: &["<|im_end|>", "<|endoftext|>"],
-    })
+    }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions};
-use crate::device::{Device, DeviceOps, Models, OnDevice};
+use crate::device::{Device, DeviceTarget, Models, OnDevice};
 use crate::family::{self, Loaded};
-use crate::gemma4::{Assistant, Target, TextModel};
+use crate::gemma4::{Assistant, Target};
 use crate::options::EngineOptions;
 use crate::speculative::check_vocabulary;
 use crate::tokenizer::Tokenizer;
@@ -36,6 +36,9 @@ impl ReadModels {
     }
 }
 
+/// What a draft model on a device cannot be: its rows are dropped by truncation, which recurrent states do not have. And the remedy.
+const DRAFT_ON_DEVICE: (&str, &str) = ("draft model on a device", "omit it, or use the CPU");
+
 /// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's. `suppressed` ids are never chosen.
 ///
 /// # Errors
@@ -51,7 +54,7 @@ pub(crate) fn read(
     let (target, model) = read_target(checkpoint, load, device)?;
     let (mut assistant, mut assistant_model) = (None, None);
     if let Some(path) = &options.assistant {
-        let target = only_gemma4(&target.gemma4, "assistant", checkpoint)?;
+        let target = only_gemma4(&target.gemma4, ("assistant", "omit it"), checkpoint)?;
         let checkpoint = Checkpoint::open_assistant(path)?;
         let read = match device {
             None => Assistant::load(&checkpoint, target, load.clone())?,
@@ -67,12 +70,15 @@ pub(crate) fn read(
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
         let draft = read_target(&checkpoint, load, device)?;
+        if draft.1.as_ref().is_some_and(|weights| weights.delta_nets().is_some()) {
+            return Err(family::not_implemented(DRAFT_ON_DEVICE, &checkpoint));
+        }
         let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
         check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;
         Ok(draft)
     });
     let (draft_model, draft_weights) = draft.transpose()?.unzip();
-    let on_device = |weights: Option<TextModel<DeviceOps>>, assistant| {
+    let on_device = |weights: Option<Box<dyn DeviceTarget>>, assistant| {
         let both = device.zip(weights);
         let new = |(device, weights): (&Arc<dyn Device>, _)| {
             Models::new(device.clone(), weights, assistant, suppressed, options.kv_memory).map(Arc::new)
@@ -94,7 +100,7 @@ fn read_target(
     checkpoint: &Checkpoint,
     load: &LoadOptions,
     device: Option<&Arc<dyn Device>>,
-) -> Result<(Loaded, Option<TextModel<DeviceOps>>)> {
+) -> Result<(Loaded, Option<Box<dyn DeviceTarget>>)> {
     match device {
         None => Ok((family::load(checkpoint, load.clone())?, None)),
         Some(device) => {
@@ -108,7 +114,11 @@ fn read_target(
 ///
 /// # Errors
 /// If it is of another family.
-fn only_gemma4<'a>(target: &'a Option<Arc<Target>>, what: &str, checkpoint: &Checkpoint) -> Result<&'a Arc<Target>> {
+fn only_gemma4<'a>(
+    target: &'a Option<Arc<Target>>,
+    what: (&str, &str),
+    checkpoint: &Checkpoint,
+) -> Result<&'a Arc<Target>> {
     let Some(target) = target else { return Err(family::not_implemented(what, checkpoint)) };
     Ok(target)
 }

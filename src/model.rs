@@ -217,6 +217,12 @@ impl<H: NextnHead> ChainModel for H {
     }
 }
 
+/// The error for using weights on the CPU that are on a device.
+pub(crate) fn on_device(model: &str) -> Error {
+    let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
+    Error::argument("device", problem)
+}
+
 /// Requested outputs of a pass. Row indices are in the batch, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {

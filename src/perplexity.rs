@@ -3,7 +3,7 @@
 //! Windows do not overlap. Each starts from an empty cache with its first token replaced by BOS; predictions in its
 //! second half are scored, so each has at least half a window of context.
 
-use crate::kv::KvOptions;
+use crate::kv::{KvOptions, SequenceState};
 use crate::model::OutputRows;
 use crate::options::SessionOptions;
 use crate::{Engine, Error, Result};
@@ -107,7 +107,7 @@ pub fn perplexity(
             let rows = ROWS.min(decoder.state.kv().max_round_rows());
             for start in (first..window - 1).step_by(rows) {
                 let end = (start + rows).min(window - 1);
-                decoder.forward(&ids[start..end], OutputRows::All, |output| {
+                decoder.forward(&ids[start..end], SequenceState::begin_whole_round, OutputRows::All, |output| {
                     let Some(output) = output else { return Ok(0) };
                     let logits = output.logits(end - start)?;
                     let rows = logits.chunks_exact(target.vocab_size());

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::device::{draft_greedily, read_bandwidth};
 use crate::engine::Engine;
-use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round};
+use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
@@ -53,7 +53,8 @@ impl Probe {
 
     /// Bytes of the recurrent state and of the rows that it has to replay; 0 if the model has none.
     pub fn recurrent_bytes(&mut self) -> usize {
-        self.session.decoder().0.state.recurrent_bytes()
+        let decoder = self.session.decoder().0;
+        decoder.backend.recurrent_bytes(&decoder.state)
     }
 
     /// Prefills a prompt. Returns the duration.
@@ -111,7 +112,7 @@ impl Probe {
         let (mut verify, mut hidden) = (Duration::ZERO, None);
         let whole = engine.run(|| {
             let start = Instant::now();
-            decoder.forward(ids, OutputRows::All, |output| {
+            decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
                 match output {
                     Some(ForwardOutput::Device(output)) => output.wait()?,
                     Some(ForwardOutput::Cpu(output)) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
@@ -135,7 +136,7 @@ impl Probe {
         let decoder = self.session.decoder().0;
         let mut logits = Vec::new();
         engine.run(|| {
-            decoder.forward(ids, OutputRows::All, |output| {
+            decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
                 if let Some(output) = output {
                     logits = output.logits(ids.len())?.to_vec();
                 }

@@ -45,16 +45,15 @@ type DraftResult = std::thread::Result<Result<Proposal>>;
 impl Session {
     pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Self> {
         let Sources { model, pages, gemma4, .. } = &engine.parts.sources;
-        let (state, device) = match (&engine.parts.models, gemma4) {
-            (Some(models), Some(target)) => {
-                let context = model.max_position_embeddings();
-                let (sequence, context) = models.sequence(&target.kv_layout(), &options.kv, context)?;
+        let (state, device) = match &engine.parts.models {
+            Some(models) => {
+                let (sequence, context) = models.sequence(&options.kv, model.max_position_embeddings())?;
                 let device = OnDevice { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
                 // The rows are on the device; this state only counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 (model.new_state(&counted, &PagePool::new(None))?, Some(device))
             }
-            _ => (model.new_state(&options.kv, pages)?, None),
+            None => (model.new_state(&options.kv, pages)?, None),
         };
         let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
         if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
@@ -151,7 +150,7 @@ impl Session {
     pub fn fork(&mut self) -> Result<Self> {
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
         let from = self.decoder().0;
-        let device = from.backend.device.as_ref().map(OnDevice::fork).transpose()?;
+        let device = from.backend.device.as_ref().map(|device| device.fork(from.state.len())).transpose()?;
         let backend = Backend { device, ..from.backend.clone() };
         let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
         let to = fork.decoder().0;

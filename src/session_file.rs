@@ -64,7 +64,7 @@ impl Session {
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
         let SpeculativeDecoder { backend, state, drafting } = self.decoder().0;
-        let recurrent = state.save_recurrent()?;
+        let recurrent = backend.save_recurrent(state)?;
         let (kv, newest) = (state.kv(), &drafting.newest);
         let state = newest.as_ref().map(|newest| backend.hidden(newest)).transpose()?;
         let state = state.unwrap_or_default();
@@ -138,7 +138,7 @@ impl Engine {
         let written = header.written.min(header.max_context);
         let read = backend.read_from(state.kv_mut(), (header.len, written), newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
-        if !state.load_recurrent(&file.numbers(header.recurrent, f32::from_le_bytes)?) {
+        if !backend.load_recurrent(state, &file.numbers(header.recurrent, f32::from_le_bytes)?)? {
             return Err(file.problem("has another model's recurrent state; save the session again"));
         }
         file.check_sum()?;

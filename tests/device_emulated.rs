@@ -26,16 +26,19 @@ use foretoken::{
     Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
-use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
+use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
 use on_device::poison::poison;
 use on_device::widened::{Heads, Widths, widen};
 
-/// Greedy ids and drafts, plain and speculative, are the CPU's; a round waits for the device once.
+/// Greedy ids and drafts, plain and speculative, are the CPU's.
 fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize) {
     let options = plain(tokens);
     let want = run(&pair.cpu, session, prompt, &options).0;
     assert_eq!(run(&pair.device, session, prompt, &options).0, want, "plain");
-    let options = mtp(3, &options);
+    let options = match pair.device.has_mtp() {
+        true => mtp(3, &options),
+        false => guess(4, &[prompt, &want].concat(), &options),
+    };
     let (ids, statistics) = run(&pair.device, session, prompt, &options);
     assert_eq!(ids, want, "speculative");
     let (ids, on_cpu) = run(&pair.cpu, session, prompt, &options);
@@ -83,8 +86,6 @@ fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32
 /// differ from each other in the same way.
 #[test]
 fn logits_of_quantized_weights() {
-    let texts = text(48);
-    let texts: Vec<_> = texts.chunks(4).collect();
     let (mut same, mut rows) = (0, 0);
     for (name, quantize) in [
         ("dense", WeightType::Q8_0),
@@ -94,8 +95,11 @@ fn logits_of_quantized_weights() {
         ("nested", WeightType::Q5_0),
         ("nested", WeightType::Q4_1),
         ("nested", WeightType::MXFP4),
+        ("qwen35-nested", WeightType::Q8_0),
     ] {
-        let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+        let case = cases::named(name);
+        let text = text_below(if name.starts_with("qwen35") { 192 } else { 512 }, 48);
+        let texts: Vec<_> = text.chunks(4).collect();
         let files = tempfile::tempdir().expect("a folder");
         let target = widen(&case.path.join("target"), &files.path().join("target"), NARROW);
         let options = EngineOptions { quantize: Some(quantize), ..EngineOptions::new(target) };
@@ -107,7 +111,12 @@ fn logits_of_quantized_weights() {
 }
 
 fn text(len: usize) -> Vec<u32> {
-    (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
+    text_below(512, len)
+}
+
+/// A text of tokens below `vocab`.
+fn text_below(vocab: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|i| (3 + (i * i * 7 + i * 31) % (vocab - 3)) as u32).collect()
 }
 
 /// Quantized K and V with exact zones so short that pages leave them early.
@@ -136,6 +145,47 @@ fn edge() {
 fn experts() {
     let pair = pair("moe", NARROW, None);
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+}
+
+/// Delta nets and gated attention, with prompts of a pass and of several; drafts of which some are rejected.
+#[test]
+fn delta_nets() {
+    let session = |max_round_rows| SessionOptions { kv: KvOptions { max_round_rows, ..exact(ElementType::F32).kv } };
+    let pair = pair("qwen35-dense", NARROW, None);
+    same_ids(&pair, &session(48), &text_below(192, 10), 12);
+    same_ids(&pair, &session(20), &text_below(192, 45), 4);
+    let error = pair.device.session(&session(48)).expect("a session").generate(&[3], &mtp(3, &plain(4))).err();
+    let error = error.expect("no head").to_string();
+    assert!(error.contains("NextN heads run on the CPU alone; use the CPU"), "{error}");
+}
+
+/// States after rounds of which any number of rows is committed; of more rows than are logged at first; after dropped ones.
+#[test]
+fn states_of_delta_nets() {
+    let pair = pair("qwen35-nested", NARROW, None);
+    let [cpu, device] = [&pair.cpu, &pair.device].map(|engine| {
+        let mut probe = Probe::new(engine, &exact(ElementType::F32)).expect("a sequence");
+        let ids = text_below(192, 100);
+        probe.read(&ids[..20]).expect("a prompt");
+        let mut logits = Vec::new();
+        for (first, rows, keep) in [(20, 4, 0), (20, 4, 1), (21, 3, 3), (24, 5, 2), (26, 20, 18), (44, 2, 1)] {
+            probe.round(&ids[first..first + rows], keep).expect("a round");
+            let next = first + keep;
+            logits.extend(probe.logits(&ids[next..next + 2]).expect("logits"));
+        }
+        probe.read(&ids[45..47]).expect("a prompt");
+        logits.extend(probe.logits(&ids[47..50]).expect("logits"));
+        logits
+    });
+    let far = cpu.iter().zip(&device).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+    assert!(far < 1e-4, "logits are {far} from the CPU's");
+}
+
+/// Their experts, with a shared one.
+#[test]
+fn delta_nets_and_experts() {
+    let pair = pair("qwen35-moe", NARROW, None);
+    same_ids(&pair, &exact(ElementType::F32), &text_below(192, 20), 8);
 }
 
 /// Other formats of K and V, other widths of heads, on the fixture with the fewest launches.
@@ -537,7 +587,8 @@ fn blur(path: &Path, part: f32) {
 
 /// Continuation of a session.
 fn continued(session: &mut Session) -> Vec<u32> {
-    let generation = session.generate(&[7, 8], &mtp(3, &plain(5))).expect("a generation");
+    let options = if session.engine().has_mtp() { mtp(3, &plain(5)) } else { plain(5) };
+    let generation = session.generate(&[7, 8], &options).expect("a generation");
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
@@ -548,6 +599,7 @@ fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let own = pair("nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
     let shared = pair("dense", Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW }, None);
     let unshared = pair("dense", NARROW, None);
+    let recurrent = pair("qwen35-nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
     let folder = tempfile::tempdir().expect("a folder");
     let (path, again) = (folder.path().join("session"), folder.path().join("again"));
     for (pair, options, prompt) in [
@@ -557,6 +609,8 @@ fn sessions_in_files_go_between_the_cpu_and_a_device() {
         // The keys are not in the file.
         (&shared, exact(ElementType::F32), text(20)),
         (&unshared, exact(ElementType::F16), text(20)),
+        // Delta nets: some rows are not in the matrices yet.
+        (&recurrent, quantized(CodeFormat::Tqc5, CodeFormat::Tqc4), text_below(192, 140)),
     ] {
         for from in [&pair.device, &pair.cpu] {
             let mut kept = from.session(&options).expect("a session");

@@ -45,14 +45,17 @@ fn drafting(drafters: &str, block: usize, drafts: DraftSampling) -> Speculation 
     })
 }
 
-fn job(rng: &mut StdRng) -> Job {
-    let prompt = (0..rng.random_range(1..16)).map(|_| rng.random_range(3..512)).collect();
+fn job(engine: &Engine, rng: &mut StdRng) -> Job {
+    // With delta nets, prompts of more rows than are logged as well.
+    let (longest, vocab) = (if engine.has_mtp() { 16 } else { 40 }, engine.target().vocab_size() as u32);
+    let prompt = (0..rng.random_range(1..longest)).map(|_| rng.random_range(3..vocab)).collect();
     // Page tables of two layouts: some sequences cannot share passes.
     let max_round_rows = *[48, 48, 48, 20].choose(rng).expect("a number");
     let session = SessionOptions { kv: KvOptions { max_round_rows, ..exact(ElementType::F32).kv } };
     let speculation = match rng.random_range(0..4) {
         0 => Speculation::Off,
         1 => drafting("ngram-map-k:n=2:m=8:hits=1", 4, DraftSampling::Greedy),
+        _ if !engine.has_mtp() => drafting("ngram-map-k:n=1:m=4:hits=1", 5, DraftSampling::Greedy),
         _ => {
             let drafts = *[DraftSampling::Greedy, DraftSampling::Sampled].choose(rng).expect("one");
             drafting("mtp", rng.random_range(2..=5), drafts)
@@ -67,7 +70,7 @@ fn job(rng: &mut StdRng) -> Job {
 /// Two to four sequences that join, fork and are cancelled at random passes.
 fn check(cpu: &Engine, device: &Engine, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let jobs: Vec<Job> = (0..rng.random_range(2..=4)).map(|_| job(&mut rng)).collect();
+    let jobs: Vec<Job> = (0..rng.random_range(2..=4)).map(|_| job(device, &mut rng)).collect();
     let want: Vec<_> = jobs.iter().map(|job| run(cpu, &job.session, &job.prompt, &job.options).0).collect();
     let max_rows = *[7, 64].choose(&mut rng).expect("a size");
     let mut scheduler = Scheduler::new(device, SchedulerOptions { max_rows, ..SchedulerOptions::default() });
@@ -118,6 +121,14 @@ fn texts_with_dropped_rows_are_those_of_each_alone() {
 fn texts_of_experts_are_those_of_each_alone() {
     let pair = pair("moe", NARROW, None);
     check(&pair.cpu, &pair.device, 20);
+}
+
+/// Delta nets, some of whose rounds are logged and some not; their states are forked with the sequences.
+#[test]
+fn texts_of_delta_nets_are_those_of_each_alone() {
+    let pair = pair("qwen35-moe", NARROW, None);
+    (30..34).for_each(|seed| check(&pair.cpu, &pair.device, seed));
+    fork_and_go_on(&pair, 40);
 }
 
 /// Of eight passes of three sequences with these options: sequences that wrote something, launches, and waits. The first passes
@@ -209,10 +220,21 @@ fn drafts_made_ahead_are_kept() {
 #[test]
 fn forks_share_pages_and_passes() {
     let pair = pair("nested", NARROW, None);
-    let options = mtp(3, &plain(4));
+    let [before, after] = fork_and_go_on(&pair, 150);
+    // The page of all positions is copied, and rings; not the one before.
+    assert!(before < after && after < 2 * before, "{before} bytes before, {after} after");
+    assert_eq!(pair.device.pages().held(), 0, "pages are left");
+}
+
+/// A sequence of a prompt of `len` tokens and its fork continue like on the CPU. Returns the bytes of the pages before, and when both
+/// are done.
+fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
+    let drafts = if pair.device.has_mtp() { "mtp" } else { "ngram-map-k:n=1:m=4:hits=1" };
+    let options = GenerateOptions { speculation: drafting(drafts, 3, DraftSampling::Greedy), ..plain(4) };
+    let prompt: Vec<_> = text(len).iter().map(|id| id % pair.cpu.target().vocab_size() as u32).collect();
     let go_on = |engine: &Engine| {
         let mut origin = engine.session(&exact(ElementType::F32)).expect("a session");
-        let pieces = origin.generate(&text(150), &options).expect("a generation");
+        let pieces = origin.generate(&prompt, &options).expect("a generation");
         pieces.for_each(|piece| drop(piece.expect("a piece")));
         let before = engine.pages().held();
         let fork = origin.fork().expect("a fork");
@@ -226,13 +248,11 @@ fn forks_share_pages_and_passes() {
                 texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
             }
         }
-        // The page of all positions is copied, and rings; not the one before.
-        let after = engine.pages().held();
-        assert!(before < after && after < 2 * before, "{before} bytes before, {after} after");
-        ids.map(|id| texts.remove(&id))
+        (ids.map(|id| texts.remove(&id)), [before, engine.pages().held()])
     };
-    assert_eq!(go_on(&pair.device), go_on(&pair.cpu));
-    assert_eq!(pair.device.pages().held(), 0, "pages are left");
+    let (ids, bytes) = go_on(&pair.device);
+    assert_eq!(ids, go_on(&pair.cpu).0);
+    bytes
 }
 
 fn text(len: usize) -> Vec<u32> {
@@ -243,7 +263,6 @@ fn text(len: usize) -> Vec<u32> {
 #[test]
 fn prefixes_are_kept() {
     let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
-    let pair = pair("nested", widths, None);
     let zones = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
     let codes = KvOptions {
         key: CodeFormat::Tqc5.into(),
@@ -251,34 +270,39 @@ fn prefixes_are_kept() {
         exact: zones,
         ..exact(ElementType::F16).kv
     };
+    let pair = pair("nested", widths, None);
+    keep_prefixes(&pair, exact(ElementType::F32).kv);
+    keep_prefixes(&pair, codes);
+}
+
+/// So do those of delta nets.
+#[test]
+fn prefixes_of_delta_nets_are_kept() {
+    keep_prefixes(&pair("qwen35-nested", NARROW, None), exact(ElementType::F32).kv);
+}
+
+fn keep_prefixes(pair: &Pair, kv: KvOptions) {
     let prefix_cache = Some(PrefixCacheOptions { interval: 64, ..PrefixCacheOptions::default() });
-    for kv in [exact(ElementType::F32).kv, codes] {
-        let session = SessionOptions { kv };
-        let mut scheduler = Scheduler::new(
-            &pair.device,
-            SchedulerOptions { prefix_cache: prefix_cache.clone(), ..SchedulerOptions::default() },
-        );
-        let mut computed = Vec::new();
-        for (shared, own) in [(150, 0), (150, 10), (140, 10)] {
-            let prompt = [text(shared), (0..own).map(|i| 300 + i).collect()].concat();
-            let new = scheduler.session(&session).expect("a session");
-            let id = scheduler.add(new, &prompt, &plain(4)).expect("added");
-            let mut ids = Vec::new();
-            while scheduler.is_active() {
-                ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-            }
-            assert_eq!(ids, run(&pair.cpu, &session, &prompt, &plain(4)).0);
-            let statistics = scheduler.statistics(id).expect("a sequence");
-            computed.push(statistics.prompt_tokens - statistics.cached_tokens);
-            drop(scheduler.remove(id));
+    let (session, vocab) = (SessionOptions { kv }, pair.cpu.target().vocab_size() as u32);
+    let options = SchedulerOptions { prefix_cache, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&pair.device, options);
+    let mut computed = Vec::new();
+    for (shared, own) in [(150, 0), (150, 10), (140, 10)] {
+        let prompt: Vec<_> = text(shared).into_iter().chain(300..300 + own).map(|id| id % vocab).collect();
+        let new = scheduler.session(&session).expect("a session");
+        let id = scheduler.add(new, &prompt, &plain(4)).expect("added");
+        let mut ids = Vec::new();
+        while scheduler.is_active() {
+            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
         }
-        assert!(
-            computed[0] == 150 && computed[1] < 60 && computed[2] < 100,
-            "{computed:?} tokens of prompts are computed"
-        );
-        drop(scheduler);
-        assert_eq!(pair.device.pages().held(), 0, "pages are left");
+        assert_eq!(ids, run(&pair.cpu, &session, &prompt, &plain(4)).0);
+        let statistics = scheduler.statistics(id).expect("a sequence");
+        computed.push(statistics.prompt_tokens - statistics.cached_tokens);
+        drop(scheduler.remove(id));
     }
+    assert!(computed[0] == 150 && computed[1] < 60 && computed[2] < 100, "{computed:?} tokens of prompts are computed");
+    drop(scheduler);
+    assert_eq!(pair.device.pages().held(), 0, "pages are left");
 }
 
 /// NaN in the K of one sequence is that sequence's error.

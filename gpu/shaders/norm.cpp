@@ -15,6 +15,7 @@ struct Norm {
     const DEVICE float* residual; // (rows, width), or null
     DEVICE float* y;
     float eps, scale;
+    int normalizes; // 0: x in place of norm(x)
 };
 
 struct NormParams {
@@ -51,8 +52,8 @@ INLINE void before_inputs(const CONSTANT NormParams& p, Thread self) {
         if (p.norms[i].weight && self.index * 32 < p.width) prefetch(p.norms[i].weight + self.index * 32);
 }
 
-INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
-    float squares = 0, other[8];
+INLINE void normalize(float eps, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
+    float squares = 0;
     for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
     // Wide from here: an error of the inverse scales the whole row, and its last bit decides how activations are rounded to 8 bits.
     Wide sum = warp_sum(wide(squares));
@@ -61,8 +62,13 @@ INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD floa
     sum = wide(0.0f);
     if (self.lane < self.warps) sum = warps[self.lane];
     sum = warp_sum(sum);
-    float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(width)) + wide(p.eps)));
+    float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(width)) + wide(eps)));
     for (int i = 0; i < 8; i++) v[i] = mul(v[i], inverse);
+}
+
+INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
+    float other[8];
+    if (p.normalizes) normalize(p.eps, width, v, warps, self);
     if (p.weight) {
         load8(p.weight, at, width, other);
         for (int i = 0; i < 8; i++) v[i] = mul(v[i], other[i]);
@@ -92,7 +98,7 @@ struct Sigmoid {
 struct AsItIs {
     static INLINE void apply(const CONSTANT GateParams&, int, THREAD float (&)[8]) {}
 };
-// A head is in consecutive lanes. The operations are those of `norm`.
+// A head is in consecutive lanes. The operations are those of `normalize`.
 struct Normed {
     static INLINE void apply(const CONSTANT GateParams& p, int at, THREAD float (&v)[8]) {
         float squares = 0, weight[8];

@@ -17,6 +17,8 @@ pub(crate) struct PassPart<'a> {
     pub ids: Vec<u32>,
     pub position: usize,
     pub outputs: OutputRows,
+    /// Whether the rows are committed whole or not at all.
+    pub is_whole: bool,
 }
 
 /// A pass. Its results are there until it is dropped; other passes of the models wait for that.
@@ -72,7 +74,13 @@ impl<'a> DevicePass<'a> {
             next.first += len;
             next.output += usize::from(outputs > 0);
             next.first_output += outputs;
-            rows.push(SequenceRows { sequence, ids: &part.ids, position: part.position, outputs });
+            rows.push(SequenceRows {
+                sequence,
+                ids: &part.ids,
+                position: part.position,
+                outputs,
+                is_whole: part.is_whole,
+            });
         }
         passes.forward(&models.loaded, &mut rows)?;
         Ok(Self { models: &models.loaded, passes, sequences, parts: placed })
@@ -172,7 +180,7 @@ impl DeviceOutput<'_> {
     /// # Errors
     /// As [`DeviceOutput::wait`].
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
-        self.passes.logits(self.models.config(), self.part().first_output, rows)
+        self.passes.logits(self.models, self.part().first_output, rows)
     }
 
     /// The `count` largest logits of each of the first `rows` output rows, or more, after the soft cap; `None` if the device does not
@@ -181,7 +189,7 @@ impl DeviceOutput<'_> {
     /// # Errors
     /// As [`DeviceOutput::wait`].
     pub fn largest_logits(&mut self, rows: usize, count: usize) -> Result<Option<&[Row]>> {
-        if count > KEPT || self.models.config().vocab_size > MAX_KEPT_OF {
+        if count > KEPT || self.models.target.vocab_size() > MAX_KEPT_OF {
             return Ok(None);
         }
         let first = self.part().first_output;

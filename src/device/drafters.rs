@@ -10,9 +10,8 @@ use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
 use super::sequence::{DRAFTED, Sequence};
-use crate::gemma4::Target;
 use crate::kv::KvOptions;
-use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
     ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, Observed,
@@ -169,9 +168,8 @@ impl DeviceDraftModel {
     ///
     /// # Errors
     /// If an option of the cache is out of its range, or memory is exhausted.
-    pub fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
-        let default = model.config().max_position_embeddings;
-        let (sequence, max_context) = models.sequence(&model.kv_layout(), kv, default)?;
+    pub fn new(models: &Arc<Models>, model: &dyn Model, kv: &KvOptions) -> Result<Self> {
+        let (sequence, max_context) = models.sequence(kv, model.max_position_embeddings())?;
         let max_round_rows = kv.max_round_rows.min(max_context);
         let (models, sequence) = (models.clone(), Mutex::new(sequence));
         Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
@@ -206,7 +204,10 @@ impl DeviceDraftModel {
 
     fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
         let (sequence, position) = (&self.sequence, self.read.len());
-        DevicePass::run(&self.models, vec![PassPart { sequence, ids: ids.to_vec(), position, outputs }])
+        DevicePass::run(
+            &self.models,
+            vec![PassPart { sequence, ids: ids.to_vec(), position, outputs, is_whole: false }],
+        )
     }
 }
 

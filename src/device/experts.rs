@@ -1,13 +1,14 @@
 //! Routed experts: see [`crate::nn::Experts`].
 
-use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, mix, route};
+use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, SharedExpert, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
-use foretoken_gpu::plan::pointwise::{self, Gate, Strided};
+use foretoken_gpu::plan::pointwise::{self, Strided};
 
 use super::buffer::{Buffer, subslice};
 use super::matrix::{Input, Matrices};
 use super::queue::{DeviceTensor, Queue};
 use crate::Result;
+use crate::nn::Gate;
 
 /// Stacks of gated MLPs.
 pub(crate) struct DeviceExperts {
@@ -15,22 +16,39 @@ pub(crate) struct DeviceExperts {
     pub(super) down_proj: Matrices,    // (experts, hidden, intermediate)
     pub(super) per_expert_scale: Buffer<f32>,
     pub(super) top_k: usize,
+    pub(super) gate: Gate,
 }
 
 impl DeviceExperts {
-    /// The weighted sum of each row's experts, chosen by `scores` `(rows, experts)`.
-    pub(super) fn forward(&self, queue: &Queue, scores: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
+    /// The weighted sum of each row's experts, chosen by `scores` `(rows, experts)`, and of the shared one.
+    pub(super) fn forward(
+        &self,
+        queue: &Queue,
+        scores: &DeviceTensor,
+        x: &DeviceTensor,
+        shared: Option<SharedExpert>,
+    ) -> Result<DeviceTensor> {
         let y = queue.new_tensor(x.rows, x.width)?;
         for first in (0..x.rows).step_by(MAX_ROUTE.0) {
             let rows = MAX_ROUTE.0.min(x.rows - first);
             let of = |x: &DeviceTensor| x.some_rows(first, rows);
-            self.choose_and_mix(queue, &of(scores), &of(x), &of(&y))?;
+            let shared = shared.map(|SharedExpert { x: all, gate }| SharedExpert {
+                x: subslice(all, first * x.width, rows * x.width),
+                gate: subslice(gate, first, rows),
+            });
+            self.choose_and_mix(queue, &of(scores), (&of(x), shared), &of(&y))?;
         }
         Ok(y)
     }
 
     /// Routes at most `MAX_ROUTE.0` rows and writes the sum of their experts to `y`.
-    fn choose_and_mix(&self, queue: &Queue, scores: &DeviceTensor, x: &DeviceTensor, y: &DeviceTensor) -> Result<()> {
+    fn choose_and_mix(
+        &self,
+        queue: &Queue,
+        scores: &DeviceTensor,
+        (x, shared): (&DeviceTensor, Option<SharedExpert>),
+        y: &DeviceTensor,
+    ) -> Result<()> {
         let (experts, width, entries) = (scores.width, self.down_proj.inputs(), x.rows * self.top_k);
         let list = |len: usize| queue.temporaries.take::<i32>(len);
         let (matrices, starts, count) = (list(entries)?, list(entries + 1)?, list(1)?);
@@ -51,11 +69,20 @@ impl DeviceExperts {
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
         let gated = queue.new_tensor(entries, width)?;
-        queue.launcher.run(pointwise::gate(Gate::GeluTanh, gate, up, (entries, width), gated.slice))?;
+        queue.launcher.run(pointwise::gate(gate_function(self.gate), gate, up, (entries, width), gated.slice))?;
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;
         self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, (entries, entries), parts.slice)?;
-        queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), None, y.slice))
+        queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), shared, y.slice))
+    }
+}
+
+/// The kernels' gate.
+pub(super) fn gate_function(gate: Gate) -> pointwise::Gate {
+    match gate {
+        Gate::GeluTanh => pointwise::Gate::GeluTanh,
+        Gate::Silu => pointwise::Gate::Silu,
+        Gate::Sigmoid => pointwise::Gate::Sigmoid,
     }
 }

@@ -127,8 +127,9 @@ impl PassRows {
 /// A projection of q, k or v, with the head norm and rotation to apply.
 #[derive(Clone, Copy)]
 pub(crate) struct Projection {
-    pub x: DeviceSlice<f32>, // (rows, heads * head_dim)
-    pub norm: HeadNorm,
+    pub x: DeviceSlice<f32>, // (rows, heads * stride)
+    pub stride: usize,       // from head to head
+    pub norm: Option<HeadNorm>,
     pub rotary: Option<Rotary>,
 }
 
@@ -238,7 +239,7 @@ pub(crate) fn fault_words(layout: &KvLayout) -> usize {
 /// # Errors
 /// The first layer's K or V that is NaN, infinite, or too large.
 pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<()> {
-    let layers = store_of_layer.iter().enumerate();
+    let layers = store_of_layer.iter().enumerate().filter(|(_, store)| **store != KvLayout::NO_STORE);
     let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
     match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
         None => Ok(()),
@@ -260,7 +261,7 @@ impl KvPlan {
         let store = &self.stores[self.store_of_layer[layer]];
         let (order, domain, heads) = (store.order, store.domain(), store.heads);
         for (i, (storage, projection)) in [(&store.keys, k), (&store.values, v)].into_iter().enumerate() {
-            let steps = Steps { norm: Some(projection.norm), rotary: projection.rotary, order, weight: None, domain };
+            let steps = Steps { norm: projection.norm, rotary: projection.rotary, order, weight: None, domain };
             let to = KvDestination {
                 pages: storage.exact.pages(),
                 element: store.element,
@@ -270,7 +271,7 @@ impl KvPlan {
             };
             let results = Results { channels: storage.channels, rows: None, quantized: None, store: Some(to) };
             let heads =
-                Heads { x: projection.x, rows: pass.rows, heads, head_dim: store.head_dim, stride: store.head_dim };
+                Heads { x: projection.x, rows: pass.rows, heads, head_dim: store.head_dim, stride: projection.stride };
             queue.launcher.run(rows(&heads, &steps, &results))?;
         }
         if pass.horizon.is_some() { Ok(()) } else { store.quantize_pages(queue, &pass.spans, tables) }
@@ -409,7 +410,7 @@ impl Store {
             scales: queue.temporaries.take(len.div_ceil(64))?,
         };
         let steps = Steps {
-            norm: Some(q.norm),
+            norm: q.norm,
             rotary: q.rotary,
             order: self.order,
             weight: self.query_weight.as_ref().map(Buffer::slice),
@@ -424,7 +425,7 @@ impl Store {
             store: None,
         };
         queue.launcher.run(rows(
-            &Heads { x: q.x, rows: row_count, heads, head_dim: self.head_dim, stride: self.head_dim },
+            &Heads { x: q.x, rows: row_count, heads, head_dim: self.head_dim, stride: q.stride },
             &steps,
             &results,
         ))?;

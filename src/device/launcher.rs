@@ -49,9 +49,26 @@ impl Launcher {
             return Ok(());
         }
         self.temporaries.release();
+        self.launch_now(&AnyLaunch::new(&launch))
+    }
+
+    fn launch_now(&self, launch: &AnyLaunch) -> Result<()> {
         // SAFETY: all callers are in this library and pass slices of buffers owned by their models and sequences. Buffers are
         // freed through the device, which waits for running kernels. Page tables are written before the rows that use them.
-        unsafe { self.device.launch(&AnyLaunch::new(&launch)) }
+        unsafe { self.device.launch(launch) }
+    }
+
+    /// Runs the recorded launches once.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn launch(&self) -> Result<()> {
+        let recorded = self.recorded.iter().flat_map(|recorded| recorded.take());
+        recorded
+            .map(|recorded| recorded.launch)
+            .collect::<Vec<_>>()
+            .iter()
+            .try_for_each(|launch| self.launch_now(launch))
     }
 
     /// The recorded launches.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::delta_net::{self, Shape};
 use foretoken_gpu::plan::experts::MAX_ROUTE;
+use foretoken_gpu::plan::rows::Pairing;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
 
 use super::Device;
@@ -12,17 +14,19 @@ use super::experts::DeviceExperts;
 use super::matrix::Matrices;
 use super::ops::DeviceOps;
 use super::outputs::DraftOutputs;
-use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
+use super::recurrent::DeviceDeltaNet;
+use super::target::DeviceTarget;
+use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::checkpoint::WeightUse;
-use crate::gemma4::{AssistantModel, Head, TextConfig, TextModel};
-use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
+use crate::gemma4::{AssistantModel, Head};
+use crate::nn::{self, CentroidHead, DeltaNet, Embedding, Experts, HeadOrder, Linear, RmsNorm, Rotary, Weight};
 use crate::ops::Destination;
 use crate::{Error, Result};
 
 /// A target and its assistant, if any, on a device.
 pub(super) struct LoadedModels {
     pub device: Arc<dyn Device>,
-    pub target: TextModel<DeviceOps>,
+    pub target: Box<dyn DeviceTarget>,
     pub assistant: Option<DeviceAssistant>,
     pub suppressed: Option<Buffer<u32>>, // never chosen
 }
@@ -34,14 +38,9 @@ pub(super) struct DeviceAssistant {
 }
 
 impl LoadedModels {
-    /// The target's configuration.
-    pub fn config(&self) -> &TextConfig {
-        self.target.config()
-    }
-
     /// Width of the target's hidden states.
     pub fn hidden_size(&self) -> usize {
-        self.config().hidden_size
+        self.target.hidden_size()
     }
 
     /// The ids that are never chosen, and their number.
@@ -86,18 +85,21 @@ impl DeviceAssistant {
 /// Head widths for which there are attention kernels.
 const HEAD_DIMS: [usize; 4] = [64, 128, 256, 512];
 
+/// Checks the width of the heads of layers, which are given by index.
+///
 /// # Errors
 /// If a layer's heads have another width.
-pub(crate) fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
-    let Some((i, layer)) = config.layers.iter().enumerate().find(|(_, layer)| !HEAD_DIMS.contains(&layer.head_dim))
-    else {
+pub(crate) fn check_head_dims(device: &dyn Device, heads: impl IntoIterator<Item = (usize, usize)>) -> Result<()> {
+    let Some((i, head_dim)) = heads.into_iter().find(|(_, head_dim)| !HEAD_DIMS.contains(head_dim)) else {
         return Ok(());
     };
-    let problem =
-        format!("no kernels for heads of {}; supported are 64, 128, 256 and 512; use the CPU", layer.head_dim);
+    let problem = format!("no kernels for heads of {head_dim}; supported are 64, 128, 256 and 512; use the CPU");
     let problem = format!("tensor layers.{i}.self_attn.q_proj.weight: {problem}");
     Err(Error::Device { device: device.name(), problem })
 }
+
+/// Rows of a delta net's log, unless a round has more rows of which some may be rejected.
+const LOG_ROWS: usize = 16;
 
 /// Moves modules to a device as they are loaded.
 pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
@@ -136,8 +138,18 @@ impl Destination for OnDevice<'_> {
         table.table.clone()
     }
 
-    fn rotary(&self, from: Rotary) -> Result<Buffer<f32>> {
-        Buffer::of(self.0, from.inverse_frequencies())
+    fn rotary(&self, from: Rotary) -> Result<DeviceRotary> {
+        let (frequencies, pairing) = (
+            from.inverse_frequencies(),
+            match from.pairing() {
+                nn::Pairing::Head => Pairing::Head,
+                nn::Pairing::Leading => Pairing::Leading,
+            },
+        );
+        if !pairing.supports(frequencies.len()) {
+            return Err(self.refuse(format!("{} rotary pairs of leading channels", frequencies.len())));
+        }
+        Ok(DeviceRotary { frequencies: Buffer::of(self.0, frequencies)?, pairing })
     }
 
     fn experts(&self, from: Experts) -> Result<DeviceExperts> {
@@ -151,6 +163,31 @@ impl Destination for OnDevice<'_> {
             down_proj: Matrices::upload(self.0, &from.down_proj)?,
             per_expert_scale: Buffer::of(self.0, &from.per_expert_scale)?,
             top_k,
+            gate: from.gate(),
+        })
+    }
+
+    fn delta_net(&self, from: DeltaNet) -> Result<DeviceDeltaNet> {
+        let dims = &from.dims;
+        let shape = Shape {
+            key_heads: dims.num_key_heads,
+            value_heads: dims.num_value_heads,
+            key_dim: dims.key_head_dim,
+            value_dim: dims.value_head_dim,
+            order: match from.order {
+                HeadOrder::Grouped => delta_net::HeadOrder::Grouped,
+                HeadOrder::Tiled => delta_net::HeadOrder::Tiled,
+            },
+            taps: dims.conv_kernel_dim,
+            log_rows: LOG_ROWS.max(dims.conv_kernel_dim),
+        };
+        shape.check().map_err(|problem| self.refuse(problem.to_string()))?;
+        let rate: Vec<f32> = from.rate.iter().map(|rate| *rate as f32).collect();
+        Ok(DeviceDeltaNet {
+            shape,
+            conv: Buffer::of(self.0, &from.conv_weight)?,
+            dt_bias: Buffer::of(self.0, &from.dt_bias)?,
+            rate: Buffer::of(self.0, &rate)?,
         })
     }
 

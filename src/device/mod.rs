@@ -29,7 +29,10 @@ mod positions;
 mod queue;
 mod readback;
 mod recordings;
+mod recurrent;
+mod recurrent_rounds;
 mod sequence;
+mod target;
 mod temporaries;
 mod weights;
 mod workspace;
@@ -49,7 +52,11 @@ pub(crate) use drafters::{DeviceDraftModel, DeviceMtp, draft_greedily};
 pub(crate) use loaded::{OnDevice, check_head_dims};
 pub(crate) use models::Models;
 pub(crate) use ops::DeviceOps;
+pub(crate) use positions::PassKv;
+pub(crate) use recurrent::DeltaNets;
 pub(crate) use sequence::{DRAFTED, Sequence};
+pub(crate) use target::DeviceTarget;
+pub(crate) use weights::DeviceEmbedding;
 
 /// A GPU.
 pub trait Device: Send + Sync {

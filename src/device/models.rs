@@ -11,9 +11,11 @@ use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::DeviceOps;
 use super::pages::PageMemory;
 use super::passes::Passes;
+use super::recurrent::{DeltaNets, RecurrentState};
 use super::sequence::Sequence;
+use super::target::DeviceTarget;
 use crate::Result;
-use crate::gemma4::{AssistantModel, TextModel};
+use crate::gemma4::AssistantModel;
 use crate::kv::{KvLayout, KvOptions, PagePool};
 
 /// A target and its assistant, if any, on a device; shared by any number of sequences.
@@ -45,14 +47,14 @@ impl Models {
     /// If the device is out of memory.
     pub fn new(
         device: Arc<dyn Device>,
-        target: TextModel<DeviceOps>,
+        target: Box<dyn DeviceTarget>,
         assistant: Option<(AssistantModel<DeviceOps>, Vec<usize>)>,
         suppressed: &[u32],
         kv_memory: Option<u64>,
     ) -> Result<Self> {
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
-        let passes = Mutex::new(Passes::new(&device, target.config())?);
+        let passes = Mutex::new(Passes::new(&device, &*target)?);
         let (free, _) = device.memory()?;
         let limit = kv_memory.unwrap_or((free - free / ACTIVATIONS) as u64);
         let pages = Arc::new(PageMemory::new(device.clone(), PagePool::new(Some(limit))));
@@ -66,12 +68,32 @@ impl Models {
         self.pages.pool()
     }
 
-    /// A sequence that continues `sequence` independently. Pages are shared until either writes them.
+    /// A sequence that continues `sequence`, which has `len` positions, independently. Pages are shared until either writes them.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn fork(&self, sequence: &Sequence) -> Result<Sequence> {
-        sequence.fork(self.passes().workspace.launcher())
+    pub fn fork(&self, sequence: &mut Sequence, len: usize) -> Result<Sequence> {
+        let mut passes = self.passes();
+        passes.settle(sequence, len)?;
+        sequence.fork(passes.workspace.launcher())
+    }
+
+    /// The recurrent state of `sequence`, which has `len` positions, as values: of every delta net the matrices and the window. Empty
+    /// without delta nets.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read_recurrent(&self, sequence: &mut Sequence, len: usize) -> Result<Vec<f32>> {
+        self.passes().settle(sequence, len)?;
+        sequence.recurrent_mut().map_or(Ok(Vec::new()), |state| state.read())
+    }
+
+    /// Fills the recurrent state of an empty sequence from [`Models::read_recurrent`]'s values. Returns whether they fit.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn write_recurrent(&self, sequence: &mut Sequence, values: &[f32]) -> Result<bool> {
+        sequence.recurrent_mut().map_or(Ok(values.is_empty()), |state| state.write(values))
     }
 
     /// The device.
@@ -89,10 +111,12 @@ impl Models {
     ///
     /// # Errors
     /// If no kernel supports a K/V format, or the device is out of memory; nothing stays allocated then.
-    pub fn sequence(&self, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<(Sequence, usize)> {
+    pub fn sequence(&self, options: &KvOptions, default: usize) -> Result<(Sequence, usize)> {
+        let (layout, nets) = (&self.loaded.target.kv_layout(), self.loaded.target.delta_nets());
         options.check(layout)?;
         let device = self.device();
         let (free, _) = device.memory()?;
+        let free = free.saturating_sub(nets.as_ref().map_or(0, DeltaNets::bytes));
         let memory = options.memory.unwrap_or((free - free / ACTIVATIONS) as u64);
         let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
@@ -101,7 +125,9 @@ impl Models {
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
         let longest = options.max_context.unwrap_or(default).min(context.max(TABLES));
         let plan = self.plan(layout, &options, longest)?;
-        Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size())?, context))
+        let new_state = |nets| RecurrentState::new(self.passes().workspace.launcher(), nets);
+        let recurrent = nets.map(new_state).transpose()?;
+        Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size(), recurrent)?, context))
     }
 
     /// The plan of sequences with these options, whose tables hold `context` positions.

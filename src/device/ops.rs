@@ -3,22 +3,29 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::pointwise::{self, Gate, Strided, rms_norm};
+use foretoken_gpu::plan::delta_net::{self, Layer, Projected};
+use foretoken_gpu::plan::experts;
+use foretoken_gpu::plan::pointwise::{self, GateNorm, Strided, normed_silu_gate, rms_norm};
 use foretoken_gpu::plan::positions::keep_rows;
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
 
-use super::buffer::Buffer;
-use super::experts::DeviceExperts;
+use super::buffer::subslice;
+use super::experts::{DeviceExperts, gate_function};
 use super::kv::Projection;
 use super::launcher::Launcher;
 use super::matrix::{Input, Matrices};
 use super::outputs::{DraftOutputs, DraftState, TargetOutputs};
 use super::positions::{DeviceAngles, PassKv, PassSegments};
 use super::queue::{DeviceTensor, Queue};
-use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
-use crate::ops::{Heads, Ops};
+use super::recurrent::DeviceDeltaNet;
+use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
+use crate::nn::Gate;
+use crate::ops::{DeltaNetInputs, Heads, Ops, SharedExpert};
 use crate::{Error, Result};
+
+/// Rows of a launch, at most.
+const MAX_GRID_ROWS: usize = 65_535;
 
 /// Launches of passes, and the memory of their results.
 pub(crate) struct DeviceOps {
@@ -57,8 +64,9 @@ impl Ops for DeviceOps {
     type Linear = Arc<Matrices>;
     type Norm = DeviceNorm;
     type Embedding = DeviceEmbedding;
-    type Rotary = Buffer<f32>; // inverse frequencies
+    type Rotary = DeviceRotary;
     type Experts = DeviceExperts;
+    type DeltaNet = DeviceDeltaNet;
     type CentroidHead = DeviceCentroidHead;
     type Tensor = DeviceTensor;
     type State = DraftState;
@@ -102,10 +110,42 @@ impl Ops for DeviceOps {
         Ok(y)
     }
 
-    fn gelu_gate(&self, gate: &DeviceTensor, up: &DeviceTensor) -> Result<DeviceTensor> {
+    fn add(&self, residual: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
+        let y = self.queue.new_tensor(x.rows, x.width)?;
+        self.queue.launcher.run(pointwise::add(residual.slice, x.slice, (x.rows, x.width), y.slice))?;
+        Ok(y)
+    }
+
+    fn gate(&self, function: Gate, gate: &DeviceTensor, up: &DeviceTensor) -> Result<DeviceTensor> {
         let y = self.queue.new_tensor(gate.rows, gate.width)?;
-        let shape = (gate.rows, gate.width);
-        self.queue.launcher.run(pointwise::gate(Gate::GeluTanh, gate.strided(), up.strided(), shape, y.slice))?;
+        let (function, shape) = (gate_function(function), (gate.rows, gate.width));
+        self.queue.launcher.run(pointwise::gate(function, gate.strided(), up.strided(), shape, y.slice))?;
+        Ok(y)
+    }
+
+    fn gated_norm(&self, norm: &DeviceNorm, gate: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
+        let Some(weight) = norm.weight().filter(|_| GateNorm::supports(norm.width)) else {
+            return self.gate(Gate::Silu, gate, &self.norm(norm, x)?);
+        };
+        let y = self.queue.new_tensor(x.rows, x.width)?;
+        let norm = GateNorm { weight, head: norm.width, eps: norm.eps };
+        let launch = normed_silu_gate(&norm, gate.strided(), x.strided(), (x.rows, x.width), y.slice);
+        self.queue.launcher.run(launch)?;
+        Ok(y)
+    }
+
+    fn head_gate(&self, queries: &DeviceTensor, x: &DeviceTensor, head_dim: usize) -> Result<DeviceTensor> {
+        let y = self.queue.new_tensor(x.rows, x.width)?;
+        let heads = x.width / head_dim.max(1);
+        // A head is a row of the launch, whose number is limited.
+        let at_once = (MAX_GRID_ROWS / heads.max(1)).max(1);
+        for first in (0..x.rows).step_by(at_once) {
+            let rows = at_once.min(x.rows - first);
+            let [gate, up, y] = [queries, x, &y].map(|tensor| tensor.some_rows(first, rows).slice);
+            let gate = Strided { slice: subslice(gate, head_dim, gate.len()), stride: 2 * head_dim };
+            let (up, shape) = (Strided { slice: up, stride: head_dim }, (rows * heads, head_dim));
+            self.queue.launcher.run(pointwise::gate(pointwise::Gate::Sigmoid, gate, up, shape, y))?;
+        }
         Ok(y)
     }
 
@@ -127,12 +167,19 @@ impl Ops for DeviceOps {
         Ok(x.some_columns(start, width))
     }
 
-    fn experts(&self, experts: &DeviceExperts, scores: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
-        experts.forward(&self.queue, scores, x)
+    fn experts(
+        &self,
+        experts: &DeviceExperts,
+        scores: &DeviceTensor,
+        x: &DeviceTensor,
+        shared: Option<SharedExpert<'_, Self>>,
+    ) -> Result<DeviceTensor> {
+        let shared = shared.map(|shared| experts::SharedExpert { x: shared.x.slice, gate: shared.gate.slice });
+        experts.forward(&self.queue, scores, x, shared)
     }
 
-    fn angles(&self, rotary: &Buffer<f32>, kv: &PassKv<'_>) -> Result<DeviceAngles> {
-        kv.angles(&self.queue, rotary.slice())
+    fn angles(&self, rotary: &DeviceRotary, kv: &PassKv<'_>) -> Result<DeviceAngles> {
+        kv.angles(&self.queue, rotary)
     }
 
     fn narrow(&self, kv: &mut PassKv<'_>, _: &[usize]) -> Result<()> {
@@ -146,9 +193,29 @@ impl Ops for DeviceOps {
     }
 
     fn attend(&self, kv: &PassKv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<DeviceTensor> {
-        let heads = q.x.width / q.norm.width.max(1);
-        let y = self.queue.new_tensor(q.x.rows, q.x.width)?;
+        let heads = q.x.width / q.stride.max(1);
+        let y = self.queue.new_tensor(q.x.rows, heads * q.head_dim)?;
         kv.stores.plan.attend(&self.queue, kv.donor(layer), (q.projection(), heads), &kv.rows, y.slice)?;
+        Ok(y)
+    }
+
+    fn delta_net(
+        &self,
+        net: &DeviceDeltaNet,
+        from: DeltaNetInputs<'_, Self>,
+        kv: &mut PassKv<'_>,
+        index: usize,
+    ) -> Result<DeviceTensor> {
+        let missing = || Error::argument("state", "is another model's: it has no delta nets");
+        let states = kv.states.ok_or_else(missing)?;
+        let (shape, rows, launcher) = (states.nets.shape, kv.rows.rows, &self.queue.launcher);
+        let inputs = states.has_whole.then(|| self.queue.new_tensor(rows, shape.row_len())).transpose()?;
+        let inputs = inputs.as_ref().map(|inputs| inputs.slice);
+        let layer = Layer { shape, index, segments: kv.rows.segments, rows, inputs };
+        let projected = Projected { qkv: from.qkv.slice, a: from.a.slice, b: from.b.slice };
+        launcher.run(delta_net::inputs(&layer, kv.rows.places, &net.weights(), &projected))?;
+        let y = self.queue.new_tensor(rows, shape.value_heads * shape.value_dim)?;
+        launcher.run(delta_net::delta_rule(&layer, y.slice))?;
         Ok(y)
     }
 
@@ -197,7 +264,8 @@ impl Ops for DeviceOps {
 
 impl Heads<'_, DeviceOps> {
     fn projection(&self) -> Projection {
-        let norm = HeadNorm { weight: self.norm.weight(), eps: self.norm.eps };
-        Projection { x: self.x.slice, norm, rotary: self.angles.and_then(DeviceAngles::rotary) }
+        let norm = self.norm.map(|norm| HeadNorm { weight: norm.weight(), eps: norm.eps });
+        let rotary = self.angles.and_then(DeviceAngles::rotary);
+        Projection { x: self.x.slice, stride: self.stride, norm, rotary }
     }
 }

@@ -28,10 +28,12 @@ use super::outputs::TargetOutputs;
 use super::positions::{PassKv, PassSegments, Stores};
 use super::readback::Readback;
 use super::recordings::RecordedPass;
+use super::recurrent::RecurrentState;
+use super::recurrent_rounds::{PassStates, RecurrentRounds, RecurrentRows};
 use super::sequence::Sequence;
+use super::target::DeviceTarget;
 use super::workspace::Workspace;
 use crate::Result;
-use crate::gemma4::TextConfig;
 use crate::model::Request;
 
 /// Rows allocated initially, so that verification rarely reallocates; and the rows of a recorded segment, at most.
@@ -47,12 +49,16 @@ pub(super) struct SequenceRows<'a> {
     pub position: usize,
     /// The last rows, which have logits and hidden states.
     pub outputs: usize,
+    /// Whether the rows are committed whole or not at all.
+    pub is_whole: bool,
 }
 
 /// The target's passes.
 pub(super) struct Passes {
     pub workspace: Workspace,
     pub drafts: DraftSteps,
+    /// `None`: the model has no delta nets.
+    pub recurrent: Option<RecurrentRounds>,
     memory: Memory,
     last: Shape,
     // What the host has read of the last pass.
@@ -82,6 +88,8 @@ struct Shape {
     segments: usize,
     rows: usize,
     longest: usize,
+    /// Rows of the longest segment of which some rows may be rejected.
+    longest_logged: usize,
     output_segments: usize,
     output_rows: usize,
 }
@@ -90,6 +98,7 @@ struct Shape {
 struct Planned<'a> {
     plan: &'a KvPlan,
     tables: Vec<DeviceSlice<u64>>,
+    states: Option<PassStates>,
     all: PassSegments,
     outputs: PassSegments,
     output_rows: Vec<usize>,
@@ -114,14 +123,14 @@ impl Memory {
         models: &LoadedModels,
         planned: Planned<'_>,
     ) -> Result<()> {
-        let Planned { plan, tables, all, outputs, output_rows } = planned;
+        let Planned { plan, tables, states, all, outputs, output_rows } = planned;
         let (rows, readback) = (all.rows(), &workspace.readback);
         let ids = readback.ids(rows);
         let tokens = Tokens { given: self.given.slice(), ids };
         let stores = Stores { plan, tables, faults: readback.faults() };
         let request = Request { logits: output_rows.clone(), hidden: output_rows, taps: Vec::new() };
-        let mut kv = PassKv::consecutive(&ops.queue, stores, [all, outputs], &tokens)?;
-        models.target.forward(ops, (ids, rows), &mut kv, &request).map(drop)
+        let mut kv = PassKv::consecutive(&ops.queue, (stores, states), [all, outputs], &tokens)?;
+        models.target.forward(ops, (ids, rows), &mut kv, &request)
     }
 
     /// Chooses the target's tokens for the rows of the last pass, and accepts drafts.
@@ -151,13 +160,13 @@ impl Memory {
 impl Shape {
     /// The target's scores of the output rows.
     fn scores(&self, ops: &DeviceOps, models: &LoadedModels) -> Scores {
-        let config = models.config();
+        let vocab = models.target.vocab_size();
         Scores {
             x: ops.outputs.logits.slice(),
             rows: self.output_rows,
-            n: config.vocab_size,
-            stride: config.vocab_size,
-            cap: config.final_logit_softcapping.map(|cap| cap as f32),
+            n: vocab,
+            stride: vocab,
+            cap: models.target.soft_cap(),
             suppressed: models.suppressed(),
             grouped: None,
         }
@@ -168,6 +177,7 @@ impl Shape {
             segments: pass.len(),
             rows: pass.iter().map(|part| part.ids.len()).sum(),
             longest: pass.iter().map(|part| part.ids.len()).max().unwrap_or(0),
+            longest_logged: pass.iter().filter(|part| !part.is_whole).map(|part| part.ids.len()).max().unwrap_or(0),
             output_segments: pass.iter().filter(|part| part.outputs > 0).count(),
             output_rows: pass.iter().map(|part| part.outputs).sum(),
         }
@@ -177,13 +187,16 @@ impl Shape {
 impl Passes {
     /// # Errors
     /// If the device is out of memory.
-    pub fn new(device: &Arc<dyn Device>, config: &TextConfig) -> Result<Self> {
-        let layout = config.kv_layout();
+    pub fn new(device: &Arc<dyn Device>, target: &dyn DeviceTarget) -> Result<Self> {
+        let layout = target.kv_layout();
         let faults = (layout.store_of_layer.clone(), fault_words(&layout));
         let readback = Readback::new(&**device, faults, (MIN_SEGMENTS, MIN_ROWS))?;
         Ok(Self {
-            workspace: Workspace::new(device, (MIN_ROWS, config.hidden_size, config.vocab_size), readback)?,
+            workspace: Workspace::new(device, (MIN_ROWS, target.hidden_size(), target.vocab_size()), readback)?,
             drafts: DraftSteps::default(),
+            recurrent: (target.delta_nets())
+                .map(|nets| RecurrentRounds::new(&**device, nets, MIN_SEGMENTS))
+                .transpose()?,
             memory: Memory::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
             last: Shape::default(),
             ids: OnceCell::new(),
@@ -202,35 +215,53 @@ impl Passes {
         let shape = Shape::of(pass);
         self.grow(models, &shape)?;
         (self.last, self.ids, self.accepted, self.largest) = (shape, OnceCell::new(), None, None);
-        let mut planned = self.prepare(pass, &plan)?;
         let verifies = shape.output_rows == shape.rows && shape.longest <= MIN_ROWS;
-        let Self { workspace, memory, .. } = self;
-        if !verifies || !plan.completes_pages_before(shape.longest) {
-            workspace.ops.kept = Some(planned.outputs.clone());
-            memory.launch(workspace, &workspace.ops, models, planned)?;
-            // Rows committed without accept are checked for NaN and infinity here.
-            return self.wait();
+        let is_recorded = verifies && plan.completes_pages_before(shape.longest);
+        let planned = self.prepare(pass, &plan)?;
+        let launched = match is_recorded {
+            true => self.replay(models, &shape, planned),
+            false => self.launch(models, planned),
+        };
+        if launched.is_err() {
+            // Nothing was launched if memory is exhausted.
+            pass.iter_mut().filter_map(|part| part.sequence.recurrent_mut()).for_each(RecurrentState::cancel);
         }
+        launched?;
+        // Rows committed without accept are checked for NaN and infinity here.
+        if is_recorded { Ok(()) } else { self.wait() }
+    }
+
+    /// Launches a pass that is not recorded, once all of it is planned.
+    fn launch(&mut self, models: &LoadedModels, planned: Planned<'_>) -> Result<()> {
+        let Self { workspace, memory, .. } = self;
+        workspace.ops.kept = Some(planned.outputs.clone());
+        workspace.run(models, |workspace, ops| memory.launch(workspace, ops, models, planned))
+    }
+
+    /// Launches a pass that verifies drafts.
+    fn replay(&mut self, models: &LoadedModels, shape: &Shape, mut planned: Planned<'_>) -> Result<()> {
+        let (Self { workspace, memory, .. }, plan) = (self, planned.plan);
         plan.quantize_pages(&workspace.ops.queue, &planned.all.spans, &planned.tables)?;
         let end = planned.all.spans.iter().map(|span| span.end).max().unwrap_or(0);
         planned.all.horizon = Some(workspace.recordings.reach(end));
-        let Shape { segments, rows, longest, .. } = shape;
+        let Shape { segments, rows, longest, .. } = *shape;
         let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
         workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned))
     }
 
     /// Reserves pages, and writes what the pass reads from lists.
     fn prepare<'a>(&mut self, pass: &mut [SequenceRows<'_>], plan: &'a KvPlan) -> Result<Planned<'a>> {
-        let launcher = self.workspace.launcher();
+        let (launcher, recurrent) = (self.workspace.launcher(), &mut self.recurrent);
         let (mut given, mut output_rows) = (Vec::new(), Vec::new());
         let (mut all, mut outputs) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-        for part in pass.iter_mut() {
+        for (i, part) in pass.iter_mut().enumerate() {
             let (first, rows, end) = (given.len(), part.ids.len(), part.position + part.ids.len());
             part.sequence.kv_mut().reserve(launcher, part.position, end)?;
             part.sequence.set(launcher, (part.position, part.ids[0]), None)?;
             given.push(ON_DEVICE);
             given.extend(&part.ids[1..]);
-            let segment = part.sequence.segment(first, rows);
+            let record = recurrent.as_ref().map_or(0, |recurrent| recurrent.record(i));
+            let segment = Segment { recurrent: record, ..part.sequence.segment(first, rows) };
             all.0.push(segment);
             all.1.push(Span { first, rows, position: part.position, end });
             if part.outputs == 0 {
@@ -251,26 +282,46 @@ impl Passes {
         };
         let tables = pass.iter().map(|part| part.sequence.tables()).collect();
         let (all, outputs) = (of(&self.memory.all, all.1), of(&self.memory.outputs, outputs.1));
-        Ok(Planned { plan, tables, all, outputs, output_rows })
+        let rows = pass.iter_mut().filter_map(|part| {
+            let (position, rows, whole) = (part.position, part.ids.len(), part.is_whole);
+            part.sequence.recurrent_mut().map(|state| RecurrentRows { state, position, rows, whole })
+        });
+        let mut rows: Vec<_> = rows.collect();
+        let states = recurrent.as_mut().map(|recurrent| recurrent.begin(launcher, &mut rows)).transpose()?;
+        Ok(Planned { plan, tables, states, all, outputs, output_rows })
     }
 
     /// Reallocates what is too small for a pass.
     fn grow(&mut self, models: &LoadedModels, shape: &Shape) -> Result<()> {
-        let (on, config) = (&*models.device, models.config());
+        let on = &*models.device;
         if shape.rows > self.memory.rows || shape.segments > self.memory.segments {
             let rows = shape.rows.max(self.memory.rows).next_power_of_two();
             let segments = shape.segments.max(self.memory.segments).next_power_of_two();
             let memory = Memory::new(on, rows, segments)?;
             self.workspace.recordings.clear();
             self.workspace.readback.grow(on, (segments, rows))?;
+            self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
             self.memory = memory;
+        }
+        if let Some(recurrent) = self.recurrent.as_mut().filter(|one| shape.longest_logged > one.log_rows()) {
+            self.workspace.recordings.clear();
+            recurrent.lengthen_logs(shape.longest_logged.next_power_of_two());
         }
         if shape.output_rows > self.workspace.ops.outputs.rows {
             self.workspace.recordings.clear();
-            let size = (config.hidden_size, config.vocab_size);
+            let size = (models.hidden_size(), models.target.vocab_size());
             self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
         }
         Ok(())
+    }
+
+    /// Ends the last round of a sequence of `len` positions: all committed rows are in the matrices of its delta nets then.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn settle(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
+        let both = self.recurrent.as_mut().zip(sequence.recurrent_mut());
+        both.map_or(Ok(()), |(recurrent, state)| recurrent.settle(self.workspace.launcher(), state, len))
     }
 
     /// Whether [`Passes::accept`] was called for the last pass.
@@ -336,11 +387,11 @@ impl Passes {
     ///
     /// # Errors
     /// If K or V of the pass were NaN or infinite, or the driver fails.
-    pub fn logits(&self, config: &TextConfig, first: usize, rows: usize) -> Result<Vec<f32>> {
+    pub fn logits(&self, models: &LoadedModels, first: usize, rows: usize) -> Result<Vec<f32>> {
         self.wait()?;
-        let vocab = config.vocab_size;
+        let vocab = models.target.vocab_size();
         let mut logits = self.workspace.ops.outputs.logits.read(first * vocab, rows * vocab)?;
-        soft_cap(config, &mut logits);
+        soft_cap(models, &mut logits);
         Ok(logits)
     }
 
@@ -367,7 +418,7 @@ impl Passes {
         self.wait()?;
         let row = |row: Vec<(u32, f32)>| {
             let (ids, mut logits): (Vec<_>, Vec<_>) = row.into_iter().unzip();
-            soft_cap(models.config(), &mut logits);
+            soft_cap(models, &mut logits);
             Row { ids, logits }
         };
         Ok(self.workspace.ops.outputs.read_largest(last.output_rows)?.into_iter().map(row).collect())
@@ -379,8 +430,8 @@ impl Passes {
     }
 }
 
-fn soft_cap(config: &TextConfig, logits: &mut [f32]) {
-    if let Some(cap) = config.final_logit_softcapping {
-        foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), logits, cap as f32);
+fn soft_cap(models: &LoadedModels, logits: &mut [f32]) {
+    if let Some(cap) = models.target.soft_cap() {
+        foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), logits, cap);
     }
 }

@@ -11,7 +11,9 @@ use parking_lot::Mutex;
 
 use super::kv::{KvPlan, PassRows, Span};
 use super::queue::Queue;
+use super::recurrent_rounds::PassStates;
 use super::temporaries::Temporary;
+use super::weights::DeviceRotary;
 use crate::Result;
 
 /// Angles of the rows that have queries; no rotary pairs (a partial rotary factor of 0), no rotation.
@@ -20,17 +22,13 @@ pub(crate) struct DeviceAngles {
     cos: Arc<Temporary<f32>>, // (rows, pairs)
     sin: Arc<Temporary<f32>>,
     pairs: usize,
+    pairing: rows::Pairing,
 }
 
 impl DeviceAngles {
     pub(super) fn rotary(&self) -> Option<rows::Rotary> {
-        let Self { cos, sin, pairs } = self;
-        (*pairs > 0).then(|| rows::Rotary {
-            cos: cos.slice(),
-            sin: sin.slice(),
-            pairs: *pairs,
-            pairing: rows::Pairing::Head,
-        })
+        let Self { cos, sin, pairs, pairing } = self;
+        (*pairs > 0).then(|| rows::Rotary { cos: cos.slice(), sin: sin.slice(), pairs: *pairs, pairing: *pairing })
     }
 }
 
@@ -71,6 +69,8 @@ pub(super) struct Stores<'a> {
 pub(crate) struct PassKv<'a> {
     pub(super) stores: Stores<'a>,
     pub(super) rows: PassRows,
+    /// The recurrent states, if the model has delta nets.
+    pub(super) states: Option<PassStates>,
     source: Source<'a>,
 }
 
@@ -89,12 +89,12 @@ impl<'a> PassKv<'a> {
     /// If the device is out of memory, or the driver fails.
     pub(super) fn consecutive(
         queue: &Queue,
-        stores: Stores<'a>,
+        (stores, states): (Stores<'a>, Option<PassStates>),
         [pass, outputs]: [PassSegments; 2],
         tokens: &Tokens,
     ) -> Result<Self> {
         let (memory, rows) = Self::place(queue, pass, Some(tokens))?;
-        Ok(Self { stores, rows, source: Source::Pass { outputs, _memory: memory } })
+        Ok(Self { stores, rows, states, source: Source::Pass { outputs, _memory: memory } })
     }
 
     fn place(queue: &Queue, pass: PassSegments, tokens: Option<&Tokens>) -> Result<(Temporary<Place>, PassRows)> {
@@ -111,7 +111,7 @@ impl<'a> PassKv<'a> {
         places: DeviceSlice<Place>,
         (angles, donors, step): (&'a DraftAngles, &'a [usize], usize),
     ) -> Self {
-        Self { stores, rows: pass.placed(places), source: Source::Draft { angles, donors, step } }
+        Self { stores, rows: pass.placed(places), states: None, source: Source::Draft { angles, donors, step } }
     }
 
     /// Keeps only the rows with outputs.
@@ -132,11 +132,12 @@ impl<'a> PassKv<'a> {
         }
     }
 
-    /// The angles of the positions at the inverse `frequencies`.
-    pub(super) fn angles(&self, queue: &Queue, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
+    /// The angles of the positions.
+    pub(super) fn angles(&self, queue: &Queue, rotary: &DeviceRotary) -> Result<DeviceAngles> {
+        let frequencies = rotary.frequencies.slice();
         match &self.source {
             Source::Pass { .. } => {
-                let angles = self.allocate(queue, frequencies)?;
+                let angles = self.allocate(queue, rotary)?;
                 self.compute(queue, frequencies, &angles)?;
                 Ok(angles)
             }
@@ -146,7 +147,7 @@ impl<'a> PassKv<'a> {
                 let angles = match held.get(&key) {
                     Some(angles) => angles.clone(),
                     None => {
-                        let angles = self.allocate(queue, frequencies)?;
+                        let angles = self.allocate(queue, rotary)?;
                         held.insert(key, angles.clone());
                         angles
                     }
@@ -159,10 +160,10 @@ impl<'a> PassKv<'a> {
         }
     }
 
-    fn allocate(&self, queue: &Queue, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
-        let pairs = frequencies.len();
+    fn allocate(&self, queue: &Queue, rotary: &DeviceRotary) -> Result<DeviceAngles> {
+        let pairs = rotary.frequencies.len();
         let new = || queue.temporaries.take(self.rows.rows * pairs).map(Arc::new);
-        Ok(DeviceAngles { cos: new()?, sin: new()?, pairs })
+        Ok(DeviceAngles { cos: new()?, sin: new()?, pairs, pairing: rotary.pairing })
     }
 
     fn compute(&self, queue: &Queue, frequencies: DeviceSlice<f32>, to: &DeviceAngles) -> Result<()> {

@@ -12,6 +12,7 @@ use super::buffer::Buffer;
 use super::kv::{DeviceKv, KvPlan};
 use super::launcher::Launcher;
 use super::pages::PageMemory;
+use super::recurrent::RecurrentState;
 use crate::Result;
 
 /// Placeholder for a drafted token whose id the host has not read yet.
@@ -20,9 +21,10 @@ pub(crate) const DRAFTED: u32 = ON_DEVICE;
 /// A sequence.
 pub(crate) struct Sequence {
     kv: DeviceKv,
-    state: Buffer<u32>,          // see `Segment::state`
-    hidden: Buffer<f32>,         // (hidden): predicted the token after the committed positions
-    known: Option<(usize, u32)>, // the state's length and token
+    state: Buffer<u32>,                // see `Segment::state`
+    hidden: Buffer<f32>,               // (hidden): predicted the token after the committed positions
+    known: Option<(usize, u32)>,       // the state's length and token
+    recurrent: Option<RecurrentState>, // if the model has delta nets
 }
 
 impl Sequence {
@@ -30,21 +32,28 @@ impl Sequence {
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub(super) fn new(memory: &Arc<PageMemory>, plan: Arc<KvPlan>, hidden: usize) -> Result<Self> {
-        Self::of(&**memory.device(), DeviceKv::new(memory.clone(), plan)?, hidden)
+    pub(super) fn new(
+        memory: &Arc<PageMemory>,
+        plan: Arc<KvPlan>,
+        hidden: usize,
+        recurrent: Option<RecurrentState>,
+    ) -> Result<Self> {
+        Self::of(&**memory.device(), DeviceKv::new(memory.clone(), plan)?, hidden, recurrent)
     }
 
-    fn of(device: &dyn Device, kv: DeviceKv, hidden: usize) -> Result<Self> {
+    fn of(device: &dyn Device, kv: DeviceKv, hidden: usize, recurrent: Option<RecurrentState>) -> Result<Self> {
         let (state, hidden) = (Buffer::new(device, 1 + kv.plan().max_rows())?, Buffer::new(device, hidden)?);
-        Ok(Self { kv, state, hidden, known: None })
+        Ok(Self { kv, state, hidden, known: None, recurrent })
     }
 
-    /// A sequence that continues independently. Pages are shared until either writes them.
+    /// A sequence that continues independently. Pages are shared until either writes them. The committed rows are in the matrices of
+    /// delta nets.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
     pub(super) fn fork(&self, launcher: &Launcher) -> Result<Self> {
-        let mut fork = Self::of(launcher.device(), self.kv.fork()?, self.hidden.len())?;
+        let recurrent = self.recurrent.as_ref().map(|state| state.fork(launcher)).transpose()?;
+        let mut fork = Self::of(launcher.device(), self.kv.fork()?, self.hidden.len(), recurrent)?;
         fork.set(launcher, self.known.unwrap_or_default(), Some(self.hidden.slice()))?;
         Ok(fork)
     }
@@ -57,6 +66,15 @@ impl Sequence {
     /// Bytes allocated for K and V.
     pub fn kv_bytes(&self) -> usize {
         self.kv.bytes()
+    }
+
+    /// Bytes allocated for the recurrent state.
+    pub fn recurrent_bytes(&self) -> usize {
+        self.recurrent.as_ref().map_or(0, RecurrentState::bytes)
+    }
+
+    pub(super) fn recurrent_mut(&mut self) -> Option<&mut RecurrentState> {
+        self.recurrent.as_mut()
     }
 
     /// The address of its state, which no other existing sequence has.
@@ -72,7 +90,7 @@ impl Sequence {
         self.kv.tables()
     }
 
-    /// Its segment, of `rows` rows from `first` on.
+    /// Its segment, of `rows` rows from `first` on, without a recurrent state.
     pub(super) fn segment(&self, first: usize, rows: usize) -> Segment {
         Segment {
             tables: self.kv.tables().address(),

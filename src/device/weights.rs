@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::rows::Pairing;
 use foretoken_gpu::plan::vocabulary::Grouped;
 
 use super::buffer::Buffer;
@@ -13,6 +14,12 @@ pub(crate) struct DeviceNorm {
     pub(super) weight: Option<Buffer<f32>>, // (width)
     pub(super) width: usize,
     pub(super) eps: f32,
+}
+
+/// Inverse frequencies, and which channels rotate.
+pub(crate) struct DeviceRotary {
+    pub(super) frequencies: Buffer<f32>,
+    pub(super) pairing: Pairing,
 }
 
 /// A table and its row factor.

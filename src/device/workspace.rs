@@ -41,6 +41,20 @@ impl Workspace {
         &self.ops.queue.launcher
     }
 
+    /// Runs the launches of `launches`, merged, or none of them if it fails.
+    ///
+    /// # Errors
+    /// Those of `launches`, or the driver's.
+    pub fn run(&self, models: &LoadedModels, launches: impl FnOnce(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
+        let ops = self.recorder(models);
+        launches(self, &ops)?;
+        ops.queue.launcher.launch()
+    }
+
+    fn recorder(&self, models: &LoadedModels) -> DeviceOps {
+        self.ops.with(Launcher::recorder(models.device.clone(), self.ops.queue.temporaries.clone()))
+    }
+
     /// Replays `pass`, first recording the launches of `launches` if there is no recording.
     ///
     /// # Errors
@@ -52,8 +66,7 @@ impl Workspace {
         launches: impl FnOnce(&Self, &DeviceOps) -> Result<()>,
     ) -> Result<()> {
         if self.recordings.get(&pass).is_none() {
-            let temporaries = self.ops.queue.temporaries.clone();
-            let ops = self.ops.with(Launcher::recorder(models.device.clone(), temporaries));
+            let ops = self.recorder(models);
             launches(self, &ops)?;
             self.recordings.insert(pass, ops.queue.launcher.finish()?);
         }

@@ -5,11 +5,11 @@ use super::config::{CentroidConfig, TextConfig};
 use super::layer::DecoderLayer;
 use super::pair::check_pair;
 use super::rope::Rotations;
-use super::target::{Target, on_device};
+use super::target::Target;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
-use crate::model::{ChainModel, DraftRows, DraftStep};
+use crate::model::{ChainModel, DraftRows, DraftStep, on_device};
 use crate::nn::{CentroidHead, Embedding};
 use crate::ops::{CpuOps, Destination, OnCpu, Ops};
 

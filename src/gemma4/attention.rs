@@ -10,6 +10,7 @@ use crate::ops::{Destination, Heads, Ops};
 /// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have only queries.
 pub(super) struct Attention<O: Ops> {
     attention: AttentionType,
+    head_dim: usize,
     q_proj: O::Linear, // (heads * head_dim, hidden)
     q_norm: O::Norm,
     kv: Option<KeysValues<O>>,
@@ -53,6 +54,7 @@ impl<O: Ops> Attention<O> {
         };
         Ok(Self {
             attention: layer.attention,
+            head_dim: layer.head_dim,
             q_proj: linear(loader, "q_proj", q, hidden)?,
             q_norm: to.norm(loader.norm(&format!("{name}q_norm.weight"), layer.head_dim, eps)?)?,
             kv: keys_values,
@@ -74,7 +76,7 @@ impl<O: Ops> Attention<O> {
         kv: &mut O::Kv<'_>,
         index: usize,
     ) -> Result<O::Tensor> {
-        let angles = Some(angles.of(self.attention)?);
+        let (angles, head_dim) = (Some(angles.of(self.attention)?), self.head_dim);
         let q = match &self.kv {
             None => ops.linear(&self.q_proj, x)?,
             Some(own) => {
@@ -88,12 +90,12 @@ impl<O: Ops> Attention<O> {
                         (q, k, None)
                     }
                 };
-                let values = Heads { x: v.as_ref().unwrap_or(&k), norm: &own.v_norm, angles: None };
-                ops.append(kv, index, Heads { x: &k, norm: &own.k_norm, angles }, values)?;
+                let values = Heads::new(v.as_ref().unwrap_or(&k), head_dim, &own.v_norm, None);
+                ops.append(kv, index, Heads::new(&k, head_dim, &own.k_norm, angles), values)?;
                 q
             }
         };
-        let attended = ops.attend(kv, index, Heads { x: &q, norm: &self.q_norm, angles })?;
+        let attended = ops.attend(kv, index, Heads::new(&q, head_dim, &self.q_norm, angles))?;
         ops.linear(&self.o_proj, &attended)
     }
 }

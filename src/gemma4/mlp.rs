@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::checkpoint::Loader;
+use crate::nn::Gate;
 use crate::ops::{Destination, Ops};
 
 /// `down(gelu_tanh(gate(x)) * up(x))`.
@@ -29,6 +30,6 @@ impl<O: Ops> Mlp<O> {
 
     pub(super) fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
         let [gate, up] = ops.project([&self.gate_proj, &self.up_proj], x)?;
-        ops.linear(&self.down_proj, &ops.gelu_gate(&gate, &up)?)
+        ops.linear(&self.down_proj, &ops.gate(Gate::GeluTanh, &gate, &up)?)
     }
 }

@@ -51,7 +51,7 @@ impl<O: Ops> Moe<O> {
         let dense = ops.norm(&self.post_feedforward_layernorm_1, mlp)?;
         let scores = ops.linear(&self.router_proj, &ops.norm(&self.router_norm, residual)?)?;
         let x = ops.norm(&self.pre_feedforward_layernorm_2, residual)?;
-        let experts = ops.experts(&self.experts, &scores, &x)?;
+        let experts = ops.experts(&self.experts, &scores, &x, None)?;
         ops.add_norm(&self.post_feedforward_layernorm_2, &dense, &experts, 1.0)
     }
 }

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 
 use super::config::TextConfig;
 use crate::checkpoint::{Loader, TableUse};
+use crate::nn::Gate;
 use crate::ops::{Destination, Ops};
 use crate::{Error, Result};
 
@@ -79,7 +80,7 @@ impl<O: Ops> PerLayerInput<O> {
 
     /// `(h + norm(projection(gelu_tanh(gate(h)) * input))) * layer_scalar`.
     pub(super) fn forward(&self, ops: &O, h: &O::Tensor, input: &O::Tensor, layer_scalar: f32) -> Result<O::Tensor> {
-        let gated = ops.gelu_gate(&ops.linear(&self.per_layer_input_gate, h)?, input)?;
+        let gated = ops.gate(Gate::GeluTanh, &ops.linear(&self.per_layer_input_gate, h)?, input)?;
         let projected = ops.linear(&self.per_layer_projection, &gated)?;
         ops.add_norm(&self.post_per_layer_input_norm, h, &projected, layer_scalar)
     }

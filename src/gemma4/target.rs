@@ -7,11 +7,11 @@ use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
 use super::tensor_names::{is_dead, is_tower};
-use super::text_model::{PassOutput, TextModel};
+use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
-use crate::model::{Model, Output, Request};
-use crate::ops::{CpuOps, Destination, OnCpu};
+use crate::model::{Model, Output, Request, on_device};
+use crate::ops::{CpuOps, Destination, OnCpu, PassOutput};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
@@ -87,13 +87,9 @@ impl Target {
         };
         let rotations = Rotations::new(&config, options.isa, to)?;
         tracing::info!(path = %checkpoint.path().display(), layers = config.layers.len(), hidden, "target loaded");
-        let mut layout = config.kv_layout();
-        for (store, layer) in layout.stores.iter_mut().zip(&layers) {
-            store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
-        }
-        let target =
-            Self { config: config.clone(), layout, fingerprint, step, ops: CpuOps { isa: options.isa }, model: None };
-        Ok((target, TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations }))
+        let model = TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations };
+        let (config, layout, ops) = (model.config.clone(), model.kv_layout(), CpuOps { isa: options.isa });
+        Ok((Self { config, layout, fingerprint, step, ops, model: None }, model))
     }
 
     /// The configuration.
@@ -166,10 +162,4 @@ impl Model for Target {
             None => Output::empty(self, taps),
         }
     }
-}
-
-/// The error for using weights on the CPU that are on a device.
-pub(super) fn on_device(model: &str) -> Error {
-    let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
-    Error::argument("device", problem)
 }

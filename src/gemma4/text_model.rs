@@ -5,8 +5,9 @@ use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
 use crate::Result;
+use crate::kv::KvLayout;
 use crate::model::{Request, places};
-use crate::ops::Ops;
+use crate::ops::{Ops, PassOutput};
 
 /// Weights of a target on backend `O`.
 pub(crate) struct TextModel<O: Ops> {
@@ -19,16 +20,14 @@ pub(crate) struct TextModel<O: Ops> {
     pub(super) rotations: Rotations<O>,
 }
 
-/// Outputs of a pass: logits and hidden states, if any row has them, and taps.
-pub(crate) struct PassOutput<O: Ops> {
-    pub(super) rows: Option<(O::Tensor, O::Tensor)>, // (rows, vocab) and (rows, hidden)
-    pub(super) taps: Vec<O::Tensor>,
-}
-
 impl<O: Ops> TextModel<O> {
-    /// The configuration.
-    pub(crate) fn config(&self) -> &TextConfig {
-        &self.config
+    /// The K/V layout, with the weights of K = V.
+    pub(crate) fn kv_layout(&self) -> KvLayout {
+        let mut layout = self.config.kv_layout();
+        for (store, layer) in layout.stores.iter_mut().zip(&self.layers) {
+            store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
+        }
+        layout
     }
 
     /// The embedding table.

@@ -135,4 +135,8 @@ impl KvAccess for BatchKv<'_, '_> {
         }
         Ok(())
     }
+
+    fn for_rounds(&mut self, stage: &mut dyn FnMut(&mut Round<'_>) -> Result<()>) -> Result<()> {
+        self.rounds.iter_mut().try_for_each(stage)
+    }
 }

@@ -10,6 +10,7 @@
 mod attend;
 mod batch;
 mod cache;
+mod delta_net;
 mod exact;
 mod file;
 mod format;
@@ -26,6 +27,8 @@ mod store;
 
 pub use batch::{Batch, BatchKv};
 pub use cache::{KvCache, StoreReport};
+pub use delta_net::DeltaNetMatrices;
+pub(crate) use delta_net::{DeltaNetState, Inputs};
 pub use format::{ExactZones, KvFormat, KvPreset};
 pub use layout::{KvLayout, StoreLayout};
 pub use options::{KEqV, KvOptions, LayerFormat, available_memory};

@@ -44,6 +44,15 @@ pub trait KvAccess {
     fn narrow(&mut self, rows: &[usize]) -> Result<()> {
         Err(Error::argument("rows", format!("{rows:?} cannot be selected in a single round; use a batch")))
     }
+
+    /// Calls `stage` with the rounds of the pass, in order of their rows.
+    ///
+    /// # Errors
+    /// Those of `stage`; or if the access is read-only.
+    fn for_rounds(&mut self, stage: &mut dyn FnMut(&mut Round<'_>) -> Result<()>) -> Result<()> {
+        let _ = stage;
+        Err(Error::argument("kv", "is read-only, but the model stages rows"))
+    }
 }
 
 impl KvCache {
@@ -125,6 +134,11 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Whether all rows are committed or none.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.fewest == self.rows
+    }
+
     /// Whether the first `keep` rows can be committed.
     pub(crate) fn can_commit(&self, keep: usize) -> bool {
         keep == 0 || (self.fewest..=self.rows).contains(&keep)
@@ -173,6 +187,10 @@ impl KvAccess for Round<'_> {
 
     fn positions(&self) -> Vec<usize> {
         Vec::from_iter(self.position()..self.position() + self.rows)
+    }
+
+    fn for_rounds(&mut self, stage: &mut dyn FnMut(&mut Round<'_>) -> Result<()>) -> Result<()> {
+        stage(self)
     }
 }
 

@@ -29,31 +29,11 @@ impl Gate {
     }
 }
 
-/// `gelu_tanh(gate) * up`, elementwise over `(rows, width)`.
+/// `f(gate) * up`, elementwise over `(rows, width)`.
 ///
 /// # Errors
 /// If the shapes differ.
-pub fn gelu_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
-    gated(Gate::GeluTanh, gate, up, isa)
-}
-
-/// `silu(gate) * up`, elementwise over `(rows, width)`.
-///
-/// # Errors
-/// If the shapes differ.
-pub fn silu_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
-    gated(Gate::Silu, gate, up, isa)
-}
-
-/// `sigmoid(gate) * up`, elementwise over `(rows, width)`.
-///
-/// # Errors
-/// If the shapes differ.
-pub fn sigmoid_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
-    gated(Gate::Sigmoid, gate, up, isa)
-}
-
-fn gated(function: Gate, gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
+pub fn gate(function: Gate, gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
     let (_, width) = gate.dims2()?;
     if gate.dims() != up.dims() {
         let (lhs, rhs) = (gate.shape().clone(), up.shape().clone());

@@ -41,6 +41,11 @@ impl Experts {
         Self { gate, ..self }
     }
 
+    /// The function of the gates.
+    pub(crate) fn gate(&self) -> Gate {
+        self.gate
+    }
+
     /// The weighted sum of each row's experts. `scores` `(rows, experts)` are the router's, `x` is `(rows, hidden)`.
     ///
     /// Each chosen expert is read once for all of its rows, all experts in parallel. A row sums its experts in index

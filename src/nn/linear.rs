@@ -24,11 +24,6 @@ impl Linear {
         Self { weight, isa }
     }
 
-    /// The instruction set.
-    pub(crate) fn isa(&self) -> Isa {
-        self.isa
-    }
-
     /// The matrix.
     pub fn weight(&self) -> &Weight {
         &self.weight

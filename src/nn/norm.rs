@@ -28,11 +28,6 @@ impl RmsNorm {
         Self { weight: None, width, eps: eps as f32, isa }
     }
 
-    /// The instruction set.
-    pub(crate) fn isa(&self) -> Isa {
-        self.isa
-    }
-
     /// The weight `(width)`, if there is one.
     pub fn weight(&self) -> Option<&[f32]> {
         self.weight.as_deref()

@@ -16,7 +16,7 @@ pub struct Rotary {
 
 /// Which channels of a head form a pair.
 #[derive(Clone, Copy)]
-enum Pairing {
+pub(crate) enum Pairing {
     /// `i` and `i + head_dim / 2`.
     Head,
     /// `i` and `i + pairs`.
@@ -47,6 +47,11 @@ impl Rotary {
     /// The inverse frequency of every rotary pair.
     pub fn inverse_frequencies(&self) -> &[f32] {
         &self.inverse_frequencies
+    }
+
+    /// Which channels form a pair.
+    pub(crate) fn pairing(&self) -> Pairing {
+        self.pairing
     }
 
     /// The angles of `positions`, one row each.

@@ -1,15 +1,20 @@
 //! Operations on the CPU: candle tensors.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use foretoken_kernels::Isa;
 use foretoken_kernels::activation::soft_cap;
 
-use super::{Destination, Heads, Ops};
-use crate::Result;
+use super::{DeltaNetInputs, Destination, Heads, Ops, SharedExpert};
 use crate::checkpoint::WeightUse;
-use crate::kv::KvAccess;
+use crate::kv::{DeltaNetState, Inputs, KvAccess, Round};
 use crate::model::select_rows;
-use crate::nn::{Angles, CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Scores, gelu_gate, project};
+use crate::nn::{
+    Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, gate, project,
+    tensor,
+};
+use crate::{Error, Result};
 
 /// The CPU, with an instruction set.
 #[derive(Clone, Copy)]
@@ -23,6 +28,7 @@ impl Ops for CpuOps {
     type Embedding = Embedding;
     type Rotary = Rotary;
     type Experts = Experts;
+    type DeltaNet = Arc<DeltaNet>;
     type CentroidHead = CentroidHead;
     type Tensor = Tensor;
     type State = Tensor;
@@ -47,8 +53,20 @@ impl Ops for CpuOps {
         norm.add_to(residual, x, scale)
     }
 
-    fn gelu_gate(&self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-        gelu_gate(gate, up, self.isa)
+    fn add(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok((residual + x)?)
+    }
+
+    fn gate(&self, function: Gate, of: &Tensor, up: &Tensor) -> Result<Tensor> {
+        gate(function, of, up, self.isa)
+    }
+
+    fn gated_norm(&self, norm: &RmsNorm, of: &Tensor, x: &Tensor) -> Result<Tensor> {
+        gate(Gate::Silu, of, &norm.forward(x)?, self.isa)
+    }
+
+    fn head_gate(&self, queries: &Tensor, x: &Tensor, head_dim: usize) -> Result<Tensor> {
+        gate(Gate::Sigmoid, &columns_of_heads(queries, 2 * head_dim, head_dim, head_dim)?, x, self.isa)
     }
 
     fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor> {
@@ -59,8 +77,23 @@ impl Ops for CpuOps {
         Ok(x.narrow(1, start, width)?.contiguous()?)
     }
 
-    fn experts(&self, experts: &Experts, scores: &Tensor, x: &Tensor) -> Result<Tensor> {
-        experts.forward(scores, x)
+    fn experts(
+        &self,
+        experts: &Experts,
+        scores: &Tensor,
+        x: &Tensor,
+        shared: Option<SharedExpert<'_, Self>>,
+    ) -> Result<Tensor> {
+        let sum = experts.forward(scores, x)?;
+        let Some(shared) = shared else { return Ok(sum) };
+        let mut sum = F32View::new(&sum)?.to_vec();
+        let (shared, gates, width) = (F32View::new(shared.x)?, F32View::new(shared.gate)?, sum.len() / x.dim(0)?);
+        let rows = sum.chunks_exact_mut(width).zip(shared.chunks_exact(width));
+        for ((sum, shared), gate) in rows.zip(gates.iter()) {
+            let weight = 1.0 / (1.0 + (-gate).exp());
+            sum.iter_mut().zip(shared).for_each(|(sum, shared)| *sum += weight * shared);
+        }
+        tensor(sum, x.dims())
     }
 
     fn angles(&self, rotary: &Rotary, kv: &(dyn KvAccess + '_)) -> Result<Angles> {
@@ -77,6 +110,32 @@ impl Ops for CpuOps {
 
     fn attend(&self, kv: &(dyn KvAccess + '_), layer: usize, q: Heads<'_, Self>) -> Result<Tensor> {
         kv.attend(layer, &q.normed()?)
+    }
+
+    fn delta_net(
+        &self,
+        net: &Arc<DeltaNet>,
+        inputs: DeltaNetInputs<'_, Self>,
+        kv: &mut (dyn KvAccess + '_),
+        index: usize,
+    ) -> Result<Tensor> {
+        let (decay, beta) = net.gates(inputs.a, inputs.b)?;
+        let (rows, channels) = inputs.qkv.dims2()?;
+        let (qkv, heads, width) = (F32View::new(inputs.qkv)?, net.dims.num_value_heads, net.dims.values());
+        let mut y = vec![0.0; rows * width];
+        let mut first = 0;
+        kv.for_rounds(&mut |round: &mut Round<'_>| {
+            let end = first + round.rows();
+            let gates = first * heads..end * heads;
+            let qkv = &qkv[first * channels..end * channels];
+            let inputs = Inputs { qkv, decay: &decay[gates.clone()], beta: &beta[gates] };
+            let missing = || Error::argument("state", "is another model's: it has no delta nets");
+            let state = round.recurrent_mut::<DeltaNetState>().ok_or_else(missing)?;
+            state.stage(index, &inputs, &mut y[first * width..end * width]);
+            first = end;
+            Ok(())
+        })?;
+        tensor(y, (rows, width))
     }
 
     fn final_norm(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
@@ -112,15 +171,28 @@ impl Ops for CpuOps {
 impl Heads<'_, CpuOps> {
     /// The heads after norm and rotation: `(rows, heads, head_dim)`.
     fn normed(&self) -> Result<Tensor> {
-        match self.angles {
-            Some(angles) => angles.norm_and_rotate(self.norm, self.x),
-            None => {
-                let (rows, width) = self.x.dims2()?;
-                let head_dim = self.norm.width();
-                Ok(self.norm.forward(self.x)?.reshape((rows, width / head_dim, head_dim))?)
-            }
-        }
+        let x = match self.stride == self.head_dim {
+            true => self.x.clone(),
+            false => columns_of_heads(self.x, self.stride, 0, self.head_dim)?,
+        };
+        let x = match (self.norm, self.angles) {
+            (Some(norm), Some(angles)) => return angles.norm_and_rotate(norm, &x),
+            (Some(norm), None) => norm.forward(&x)?,
+            (None, None) => x,
+            (None, Some(_)) => return Err(Error::argument("angles", "are of heads without a norm")),
+        };
+        let (rows, width) = x.dims2()?;
+        Ok(x.reshape((rows, width / self.head_dim, self.head_dim))?)
     }
+}
+
+/// Of every `stride` elements of `x` `(rows, heads * stride)` the `width` ones from `start` on: `(rows, heads * width)`.
+fn columns_of_heads(x: &Tensor, stride: usize, start: usize, width: usize) -> Result<Tensor> {
+    let (rows, all) = x.dims2()?;
+    let view = F32View::new(x)?;
+    let mut columns = Vec::with_capacity(view.len() / stride * width);
+    view.chunks_exact(stride).for_each(|head| columns.extend_from_slice(&head[start..start + width]));
+    tensor(columns, (rows, all / stride * width))
 }
 
 /// Modules stay on the CPU.
@@ -157,6 +229,10 @@ impl Destination for OnCpu {
 
     fn experts(&self, from: Experts) -> Result<Experts> {
         Ok(from)
+    }
+
+    fn delta_net(&self, from: DeltaNet) -> Result<Arc<DeltaNet>> {
+        Ok(Arc::new(from))
     }
 
     fn centroid_head(&self, from: CentroidHead) -> Result<CentroidHead> {

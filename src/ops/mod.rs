@@ -7,16 +7,44 @@ mod cpu;
 
 use crate::Result;
 use crate::checkpoint::WeightUse;
-use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary};
+use crate::nn::{CentroidHead, DeltaNet, Embedding, Experts, Gate, Linear, RmsNorm, Rotary};
 
 pub(crate) use cpu::{CpuOps, OnCpu};
 
-/// Heads before their norm and rotation: `x` `(rows, heads * head_dim)`. K and V are stored, and queries attend, after both;
-/// kernels may fuse the three.
+/// Heads before their norm and rotation: of every `stride` elements of `x` `(rows, heads * stride)` the first `head_dim`. K and V are
+/// stored, and queries attend, after both; kernels may fuse the three.
 pub(crate) struct Heads<'a, O: Ops> {
     pub x: &'a O::Tensor,
-    pub norm: &'a O::Norm, // over head_dim
+    pub head_dim: usize,
+    pub stride: usize,
+    pub norm: Option<&'a O::Norm>, // over head_dim
     pub angles: Option<&'a O::Angles>,
+}
+
+/// An expert that all rows have.
+pub(crate) struct SharedExpert<'a, O: Ops> {
+    pub x: &'a O::Tensor,    // (rows, hidden): its results
+    pub gate: &'a O::Tensor, // (rows, 1): its weight is the sigmoid
+}
+
+/// A delta net's inputs, from its projections.
+pub(crate) struct DeltaNetInputs<'a, O: Ops> {
+    pub qkv: &'a O::Tensor, // (rows, channels), before the convolution
+    pub a: &'a O::Tensor,   // (rows, value heads): see `DeltaNet::gates`
+    pub b: &'a O::Tensor,
+}
+
+impl<'a, O: Ops> Heads<'a, O> {
+    /// Heads next to each other, with a norm.
+    pub fn new(x: &'a O::Tensor, head_dim: usize, norm: &'a O::Norm, angles: Option<&'a O::Angles>) -> Self {
+        Self { x, head_dim, stride: head_dim, norm: Some(norm), angles }
+    }
+}
+
+/// Outputs of a target's pass: logits and hidden states, if any row has them, and taps.
+pub(crate) struct PassOutput<O: Ops> {
+    pub rows: Option<(O::Tensor, O::Tensor)>, // (rows, vocab) and (rows, hidden)
+    pub taps: Vec<O::Tensor>,
 }
 
 /// Operations on activations and weights.
@@ -31,6 +59,8 @@ pub(crate) trait Ops: Sized {
     type Rotary;
     /// Routed experts.
     type Experts;
+    /// The convolution, gates and recurrence of a gated delta net.
+    type DeltaNet;
     /// An output head that scores the tokens of a few centroids.
     type CentroidHead;
     /// Activations.
@@ -43,7 +73,7 @@ pub(crate) trait Ops: Sized {
     type Scores;
     /// Token ids, one per row.
     type Ids<'a>: Copy;
-    /// K and V of a pass, and the positions of its rows.
+    /// K and V of a pass, the recurrent states, and the positions of its rows.
     type Kv<'a>: ?Sized;
 
     /// The scaled rows of `ids`: `(ids, width)`.
@@ -70,8 +100,18 @@ pub(crate) trait Ops: Sized {
         scale: f32,
     ) -> Result<Self::Tensor>;
 
-    /// `gelu_tanh(gate) * up`.
-    fn gelu_gate(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `residual + x`.
+    fn add(&self, residual: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `f(gate) * up`.
+    fn gate(&self, function: Gate, gate: &Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `silu(gate) * norm(x)`, the norm over every `width` of the norm consecutive elements.
+    fn gated_norm(&self, norm: &Self::Norm, gate: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `sigmoid(gate) * x`: of every head of `queries` `(rows, heads * 2 * head_dim)` the second half is the gate of that of `x` `(rows,
+    /// heads * head_dim)`.
+    fn head_gate(&self, queries: &Self::Tensor, x: &Self::Tensor, head_dim: usize) -> Result<Self::Tensor>;
 
     /// Some rows of `x`, ascending. On a device they are contiguous, or all rows with outputs.
     fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor>;
@@ -79,9 +119,15 @@ pub(crate) trait Ops: Sized {
     /// Columns `start..start + width` of `x`.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
 
-    /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows, hidden)`: `(rows,
+    /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows, hidden)`, and of a shared one: `(rows,
     /// hidden)`.
-    fn experts(&self, experts: &Self::Experts, scores: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
+    fn experts(
+        &self,
+        experts: &Self::Experts,
+        scores: &Self::Tensor,
+        x: &Self::Tensor,
+        shared: Option<SharedExpert<'_, Self>>,
+    ) -> Result<Self::Tensor>;
 
     /// The angles of the rows that have queries.
     fn angles(&self, rotary: &Self::Rotary, kv: &Self::Kv<'_>) -> Result<Self::Angles>;
@@ -94,6 +140,15 @@ pub(crate) trait Ops: Sized {
 
     /// The attention of the queries over the K and V that layer `layer` reads: `(rows, heads * head_dim)`.
     fn attend(&self, kv: &Self::Kv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<Self::Tensor>;
+
+    /// The outputs of the `index`th delta net, `(rows, value heads * value_head_dim)`. The rows are staged in the sequences' states.
+    fn delta_net(
+        &self,
+        net: &Self::DeltaNet,
+        inputs: DeltaNetInputs<'_, Self>,
+        kv: &mut Self::Kv<'_>,
+        index: usize,
+    ) -> Result<Self::Tensor>;
 
     /// The norm after the last layer, which gives the pass's hidden states.
     fn final_norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
@@ -136,6 +191,8 @@ pub(crate) trait Destination {
     fn rotary(&self, from: Rotary) -> Result<<Self::Ops as Ops>::Rotary>;
 
     fn experts(&self, from: Experts) -> Result<<Self::Ops as Ops>::Experts>;
+
+    fn delta_net(&self, from: DeltaNet) -> Result<<Self::Ops as Ops>::DeltaNet>;
 
     fn centroid_head(&self, from: CentroidHead) -> Result<<Self::Ops as Ops>::CentroidHead>;
 }

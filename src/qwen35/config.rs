@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};
 use crate::kv::{KvLayout, StoreLayout};
+use crate::nn::DeltaNetConfig;
 
 /// The token mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,21 +12,6 @@ pub enum LayerType {
     Linear,
     /// Gated attention over every position.
     Full,
-}
-
-/// Dimensions of the gated delta nets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeltaNetConfig {
-    /// Number of query and key heads.
-    pub num_key_heads: usize,
-    /// Number of value heads, a multiple of the key heads.
-    pub num_value_heads: usize,
-    /// Width of a query and of a key.
-    pub key_head_dim: usize,
-    /// Width of a value.
-    pub value_head_dim: usize,
-    /// Rows that the convolution sees, including the current one.
-    pub conv_kernel_dim: usize,
 }
 
 /// Conventions that differ between file formats.
@@ -212,23 +198,6 @@ impl TextConfig {
         // The exponent is rounded to f32 where the reference rounds it.
         let exponent = |i: usize| f64::from((2 * i) as f32 / self.rotary_dim as f32);
         (0..self.rotary_dim / 2).map(|i| 1.0 / (self.rope_theta.powf(exponent(i)) as f32)).collect()
-    }
-}
-
-impl DeltaNetConfig {
-    /// Channels of all queries, or of all keys.
-    pub(crate) fn keys(&self) -> usize {
-        self.num_key_heads * self.key_head_dim
-    }
-
-    /// Channels of all values.
-    pub(crate) fn values(&self) -> usize {
-        self.num_value_heads * self.value_head_dim
-    }
-
-    /// Channels of the convolution: queries, keys, values.
-    pub(crate) fn channels(&self) -> usize {
-        2 * self.keys() + self.values()
     }
 }
 

@@ -3,7 +3,7 @@
 use foretoken_kernels::ElementType;
 use serde_json::{Value, json};
 
-use super::config::{DeltaNetConfig, LayerType, TensorLayout, TextConfig};
+use super::config::{LayerType, TensorLayout, TextConfig};
 use super::names::{names, of_expert};
 use super::target::is_vision;
 use crate::Result;
@@ -11,7 +11,7 @@ use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
-use crate::nn::Bytes;
+use crate::nn::{Bytes, DeltaNetConfig};
 
 /// Describes the GGUF file of a checkpoint.
 ///

@@ -1,66 +1,84 @@
 //! The feed-forward part of a layer: a gated MLP, or routed experts and a shared one.
 
-use candle_core::Tensor;
-
 use super::config::{MoeConfig, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::nn::{Experts, F32View, Gate, Linear, linear, project, silu_gate, tensor};
+use crate::nn::{Experts, Gate};
+use crate::ops::{Destination, Ops, SharedExpert};
 
 /// `mlp` of a decoder layer.
-pub(super) enum FeedForward {
-    Dense(Box<Mlp>),
-    Experts(Box<Moe>),
+pub(super) enum FeedForward<O: Ops> {
+    Dense(Box<Mlp<O>>),
+    Experts(Box<Moe<O>>),
 }
 
 /// `down(silu(gate(x)) * up(x))`.
-pub(super) struct Mlp {
-    gate_proj: Linear, // (intermediate, hidden)
-    up_proj: Linear,   // (intermediate, hidden)
-    down_proj: Linear, // (hidden, intermediate)
+pub(super) struct Mlp<O: Ops> {
+    gate_proj: O::Linear, // (intermediate, hidden)
+    up_proj: O::Linear,   // (intermediate, hidden)
+    down_proj: O::Linear, // (hidden, intermediate)
 }
 
 /// Routed experts, and a shared one times `sigmoid(shared_expert_gate(x))`.
-pub(super) struct Moe {
-    gate: Linear, // (experts, hidden)
-    experts: Experts,
-    shared_expert_gate: Linear, // (1, hidden)
-    shared_expert: Mlp,
+pub(super) struct Moe<O: Ops> {
+    gate: O::Linear, // (experts, hidden)
+    experts: O::Experts,
+    shared_expert_gate: O::Linear, // (1, hidden)
+    shared_expert: Mlp<O>,
 }
 
-impl FeedForward {
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig) -> Result<Self> {
+impl<O: Ops> FeedForward<O> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+    ) -> Result<Self> {
+        let hidden = config.hidden_size;
         Ok(match &config.moe {
-            None => Self::Dense(Box::new(Mlp::load(loader, name, config.hidden_size, config.intermediate_size)?)),
-            Some(moe) => Self::Experts(Box::new(Moe::load(loader, name, config.hidden_size, moe)?)),
+            None => Self::Dense(Box::new(Mlp::load(loader, to, name, [hidden, config.intermediate_size])?)),
+            Some(moe) => Self::Experts(Box::new(Moe::load(loader, to, name, hidden, moe)?)),
         })
     }
 
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
         match self {
-            Self::Dense(mlp) => mlp.forward(x),
-            Self::Experts(moe) => moe.forward(x),
+            Self::Dense(mlp) => mlp.forward(ops, x),
+            Self::Experts(moe) => moe.forward(ops, x),
         }
     }
 }
 
-impl Mlp {
-    fn load(loader: &mut Loader, name: &str, hidden: usize, intermediate: usize) -> Result<Self> {
+impl<O: Ops> Mlp<O> {
+    fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        [hidden, intermediate]: [usize; 2],
+    ) -> Result<Self> {
+        let mut linear =
+            |part: &str, outputs, inputs| to.linear(loader.linear(&format!("{name}{part}.weight"), outputs, inputs)?);
         Ok(Self {
-            gate_proj: loader.linear(&format!("{name}gate_proj.weight"), intermediate, hidden)?,
-            up_proj: loader.linear(&format!("{name}up_proj.weight"), intermediate, hidden)?,
-            down_proj: loader.linear(&format!("{name}down_proj.weight"), hidden, intermediate)?,
+            gate_proj: linear("gate_proj", intermediate, hidden)?,
+            up_proj: linear("up_proj", intermediate, hidden)?,
+            down_proj: linear("down_proj", hidden, intermediate)?,
         })
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = project([&self.gate_proj, &self.up_proj], x)?;
-        linear(&self.down_proj, &silu_gate(&gate, &up, self.gate_proj.isa())?)
+    fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
+        let [gate, up] = ops.project([&self.gate_proj, &self.up_proj], x)?;
+        ops.linear(&self.down_proj, &ops.gate(Gate::Silu, &gate, &up)?)
     }
 }
 
-impl Moe {
-    fn load(loader: &mut Loader, name: &str, hidden: usize, moe: &MoeConfig) -> Result<Self> {
+impl<O: Ops> Moe<O> {
+    fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        hidden: usize,
+        moe: &MoeConfig,
+    ) -> Result<Self> {
         let (count, width, used) = (moe.num_experts, moe.intermediate_size, moe.num_experts_per_tok);
         let mut stack = |fused: &str, parts: &[&str], shape: [usize; 3]| {
             let of = |expert: usize| parts.iter().map(move |part| format!("{name}experts.{expert}.{part}.weight"));
@@ -73,24 +91,19 @@ impl Moe {
         let down_proj = stack("down_proj", &["down_proj"], [count, hidden, width])?;
         let experts = Experts::new(gate_up_proj, down_proj, vec![1.0; count], used, loader.isa()).gated_by(Gate::Silu);
         let shared = &format!("{name}shared_expert.");
+        let mut exact =
+            |part: &str, outputs| to.linear(loader.exact_linear(&format!("{name}{part}.weight"), outputs, hidden)?);
         Ok(Self {
-            gate: loader.exact_linear(&format!("{name}gate.weight"), count, hidden)?,
-            experts,
-            shared_expert_gate: loader.exact_linear(&format!("{name}shared_expert_gate.weight"), 1, hidden)?,
-            shared_expert: Mlp::load(loader, shared, hidden, moe.shared_intermediate_size)?,
+            gate: exact("gate", count)?,
+            experts: to.experts(experts)?,
+            shared_expert_gate: exact("shared_expert_gate", 1)?,
+            shared_expert: Mlp::load(loader, to, shared, [hidden, moe.shared_intermediate_size])?,
         })
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [scores, share] = project([&self.gate, &self.shared_expert_gate], x)?;
-        let mut sum = F32View::new(&self.experts.forward(&scores, x)?)?.to_vec();
-        let shared = self.shared_expert.forward(x)?;
-        let (shared, share, width) = (F32View::new(&shared)?, F32View::new(&share)?, sum.len() / x.dim(0)?);
-        let rows = sum.chunks_exact_mut(width).zip(shared.chunks_exact(width));
-        for ((sum, shared), share) in rows.zip(share.iter()) {
-            let share = 1.0 / (1.0 + (-share).exp());
-            sum.iter_mut().zip(shared).for_each(|(sum, shared)| *sum += share * shared);
-        }
-        tensor(sum, x.dims())
+    fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
+        let [scores, gate] = ops.project([&self.gate, &self.shared_expert_gate], x)?;
+        let shared = self.shared_expert.forward(ops, x)?;
+        ops.experts(&self.experts, &scores, x, Some(SharedExpert { x: &shared, gate: &gate }))
     }
 }

@@ -1,7 +1,5 @@
 //! The decoder layer: pre-norms around a token mixer and a feed-forward part.
 
-use candle_core::Tensor;
-
 use super::attention::Attention;
 use super::config::{LayerType, TextConfig};
 use super::delta_net::GatedDeltaNet;
@@ -9,51 +7,70 @@ use super::feed_forward::FeedForward;
 use super::norm::zero_centred;
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::nn::RmsNorm;
+use crate::ops::{Destination, Ops};
 
 /// The token mixer.
-pub(super) enum Mixer {
-    DeltaNet(GatedDeltaNet),
-    Attention(Attention),
+pub(super) enum Mixer<O: Ops> {
+    DeltaNet(GatedDeltaNet<O>),
+    Attention(Attention<O>),
 }
 
 /// One layer of the trunk, or of the NextN head.
-pub(super) struct DecoderLayer<M> {
-    input_layernorm: RmsNorm,
+pub(super) struct DecoderLayer<O: Ops, M> {
+    input_layernorm: O::Norm,
     pub mixer: M,
-    post_attention_layernorm: RmsNorm,
-    mlp: FeedForward,
+    post_attention_layernorm: O::Norm,
+    mlp: FeedForward<O>,
 }
 
-impl Mixer {
+impl<O: Ops> Mixer<O> {
     /// The mixer of the trunk's layer `name`.
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, layer: LayerType) -> Result<Self> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+        layer: LayerType,
+    ) -> Result<Self> {
         Ok(match layer {
-            LayerType::Linear => Self::DeltaNet(GatedDeltaNet::load(loader, &format!("{name}linear_attn."), config)?),
-            LayerType::Full => Self::Attention(Attention::load(loader, &format!("{name}self_attn."), config)?),
+            LayerType::Linear => {
+                Self::DeltaNet(GatedDeltaNet::load(loader, to, &format!("{name}linear_attn."), config)?)
+            }
+            LayerType::Full => Self::Attention(Attention::load(loader, to, &format!("{name}self_attn."), config)?),
         })
     }
 }
 
-impl<M> DecoderLayer<M> {
+impl<O: Ops, M> DecoderLayer<O, M> {
     /// The layer `name`, with its loaded mixer.
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, mixer: M) -> Result<Self> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+        mixer: M,
+    ) -> Result<Self> {
         let hidden = config.hidden_size;
         let norm = |loader: &mut Loader, norm: &str| {
-            zero_centred(loader, &format!("{name}{norm}.weight"), hidden, config, 1.0)
+            to.norm(zero_centred(loader, &format!("{name}{norm}.weight"), hidden, config, 1.0)?)
         };
         Ok(Self {
             input_layernorm: norm(loader, "input_layernorm")?,
             mixer,
             post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
-            mlp: FeedForward::load(loader, &format!("{name}mlp."), config)?,
+            mlp: FeedForward::load(loader, to, &format!("{name}mlp."), config)?,
         })
     }
 
     /// `h` `(rows, hidden)` to `(rows, hidden)`; `mix` applies the mixer.
-    pub(super) fn forward(&self, h: &Tensor, mix: impl FnOnce(&M, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
-        let h = (h + mix(&self.mixer, &self.input_layernorm.forward(h)?)?)?;
-        let fed = self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?;
-        Ok((h + fed)?)
+    pub(super) fn forward(
+        &self,
+        ops: &O,
+        h: &O::Tensor,
+        mix: impl FnOnce(&M, &O::Tensor) -> Result<O::Tensor>,
+    ) -> Result<O::Tensor> {
+        let h = ops.add(h, &mix(&self.mixer, &ops.norm(&self.input_layernorm, h)?)?)?;
+        let fed = self.mlp.forward(ops, &ops.norm(&self.post_attention_layernorm, &h)?)?;
+        ops.add(&h, &fed)
     }
 }

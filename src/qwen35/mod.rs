@@ -1,7 +1,5 @@
 //! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with experts, and a NextN head for
 //! drafting. The modules are structured as in transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's names.
-//!
-//! They run on the CPU.
 
 mod attention;
 mod config;
@@ -15,15 +13,18 @@ mod layer;
 mod names;
 mod nextn;
 mod norm;
+mod on_device;
 mod reply;
-mod state;
 mod target;
+mod text_model;
 
-pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig};
+pub use config::{LayerType, MoeConfig, TensorLayout, TextConfig};
 pub(crate) use convert::{description, directory};
 pub(crate) use facts::facts;
 pub(crate) use implied::implied;
 pub(crate) use names::{SPLIT, names};
 pub(crate) use reply::XmlReply;
-pub use state::DeltaNetMatrices;
 pub use target::Target;
+
+pub use crate::kv::DeltaNetMatrices;
+pub use crate::nn::DeltaNetConfig;

@@ -11,13 +11,14 @@ use crate::Result;
 use crate::checkpoint::{Checkpoint, Loader, TableUse};
 use crate::kv::KvAccess;
 use crate::nn::{Angles, Embedding, Linear, RmsNorm, linear};
+use crate::ops::{CpuOps, OnCpu};
 
 /// The head's own weights.
 pub(super) struct Head {
     pre_fc_norm_embedding: RmsNorm,
     pre_fc_norm_hidden: RmsNorm,
     fc: Linear, // (hidden, 2 * hidden): the embedding's half first
-    layer: DecoderLayer<Attention>,
+    layer: DecoderLayer<CpuOps, Attention<CpuOps>>,
     norm: RmsNorm,
     /// `None` is the trunk's, here and below.
     pub(super) embed_tokens: Option<Embedding>,
@@ -44,7 +45,8 @@ impl Head {
         let hidden = config.hidden_size;
         let norm =
             |root: &mut Loader, name: &str| zero_centred(root, &format!("mtp.{name}.weight"), hidden, config, 1.0);
-        let attention = Attention::load(root, "mtp.layers.0.self_attn.", config)?;
+        let to = &OnCpu { isa: root.isa() };
+        let attention = Attention::load(root, to, "mtp.layers.0.self_attn.", config)?;
         // A table that rows are gathered from stays in the file.
         let embed_tokens = match root.has(EMBED_TOKENS) || config.mtp_use_dedicated_embeddings {
             true => Some(root.embedding(EMBED_TOKENS, [config.vocab_size, hidden], TableUse::LookUp, |_| 1.0)?),
@@ -62,7 +64,7 @@ impl Head {
             pre_fc_norm_embedding: norm(root, "pre_fc_norm_embedding")?,
             pre_fc_norm_hidden: norm(root, "pre_fc_norm_hidden")?,
             fc: root.linear("mtp.fc.weight", hidden, 2 * hidden)?,
-            layer: DecoderLayer::load(root, "mtp.layers.0.", config, attention)?,
+            layer: DecoderLayer::load(root, to, "mtp.layers.0.", config, attention)?,
             norm: norm(root, "norm")?,
             embed_tokens,
             lm_head,
@@ -73,6 +75,7 @@ impl Head {
     /// to `kv`.
     pub(super) fn forward(
         &self,
+        ops: &CpuOps,
         embedding: &Tensor,
         hidden: &Tensor,
         angles: &Angles,
@@ -81,7 +84,7 @@ impl Head {
         let embedding = self.pre_fc_norm_embedding.forward(embedding)?;
         let hidden = self.pre_fc_norm_hidden.forward(hidden)?;
         let x = linear(&self.fc, &Tensor::cat(&[&embedding, &hidden], 1)?)?;
-        let h = self.layer.forward(&x, |attention, x| attention.forward(x, angles, kv, 0))?;
+        let h = self.layer.forward(ops, &x, |attention, x| attention.forward(ops, x, angles, kv, 0))?;
         self.norm.forward(&h)
     }
 }

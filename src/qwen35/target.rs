@@ -1,32 +1,31 @@
 //! The target model.
 
 use candle_core::Tensor;
-use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
 use super::nextn::Head;
 use super::norm::zero_centred;
-use super::state::{DeltaNetMatrices, DeltaNetState};
+use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
-use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
-use crate::model::{Model, NextnHead, Output, Request, places, select_rows};
-use crate::nn::{Embedding, Linear, RmsNorm, Rotary, linear};
+use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
+use crate::model::{Model, NextnHead, Output, Request, on_device};
+use crate::nn::{Rotary, linear};
+use crate::ops::{CpuOps, Destination, OnCpu, Ops, PassOutput};
 use crate::{Error, Result};
 
 /// A Qwen3.5 or 3.6 text model, dense or with experts, and its NextN head if the checkpoint has one.
 pub struct Target {
     config: TextConfig,
-    embed_tokens: Embedding,
-    layers: Vec<DecoderLayer<Mixer>>,
-    norm: RmsNorm,
-    lm_head: Linear, // (vocab, hidden)
-    rotary: Rotary,
+    ops: CpuOps,
+    model: Option<TextModel<CpuOps>>, // `None`: it is on a device
     nextn: Option<Head>,
     step: StepCost,
     fingerprint: u64,
-    isa: Isa,
 }
+
+/// Loads a NextN head, if there is one.
+type LoadHead = fn(&mut Loader, &Checkpoint, &TextConfig) -> Result<Option<Head>>;
 
 impl Target {
     /// Loads a checkpoint; weights stay in the mapped file.
@@ -36,31 +35,65 @@ impl Target {
     /// loaded if any of its tensors is present; then all must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
+        let (target, model) = Self::read(&OnCpu { isa: options.isa }, checkpoint, &options, Some(Head::load))?;
+        Ok(Self { model: Some(model), ..target })
+    }
+
+    /// Loads a checkpoint without its NextN head to `to`, tensor by tensor. The returned host module has no weights.
+    ///
+    /// # Errors
+    /// As [`Target::load`], or those of `to`.
+    pub(crate) fn load_to<D: Destination>(
+        to: &D,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+    ) -> Result<(Self, TextModel<D::Ops>)> {
+        Self::read(to, checkpoint, options, None)
+    }
+
+    fn read<D: Destination>(
+        to: &D,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        load_head: Option<LoadHead>,
+    ) -> Result<(Self, TextModel<D::Ops>)> {
         let config = TextConfig::of(checkpoint)?;
-        let (hidden, isa) = (config.hidden_size, options.isa);
-        let mut loader = Loader::new(checkpoint, checkpoint.text_prefix()?, &options);
+        let hidden = config.hidden_size;
+        let mut loader = Loader::new(checkpoint, checkpoint.text_prefix()?, options).for_use(to.weight_use());
         let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };
-        let embed_tokens = loader.embedding("embed_tokens.weight", [config.vocab_size, hidden], table_use, |_| 1.0)?;
+        let shape = [config.vocab_size, hidden];
+        let embed_tokens = to.embedding(loader.embedding("embed_tokens.weight", shape, table_use, |_| 1.0)?)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
             let name = format!("layers.{i}.");
-            let mixer = Mixer::load(&mut loader, &name, &config, *layer)?;
-            layers.push(DecoderLayer::load(&mut loader, &name, &config, mixer)?);
+            let mixer = Mixer::load(&mut loader, to, &name, &config, *layer)?;
+            layers.push(DecoderLayer::load(&mut loader, to, &name, &config, mixer)?);
         }
-        let norm = zero_centred(&mut loader, "norm.weight", hidden, &config, 1.0)?;
-        let mut root = Loader::new(checkpoint, "", &options);
+        let norm = to.norm(zero_centred(&mut loader, "norm.weight", hidden, &config, 1.0)?)?;
+        let mut root = Loader::new(checkpoint, "", options).for_use(to.weight_use());
         let lm_head = match config.tie_word_embeddings {
-            true => Linear::new(embed_tokens.weight().clone(), isa),
-            false => root.head(checkpoint.head_name(), config.vocab_size, hidden)?,
+            true => to.tied_head(&embed_tokens),
+            false => to.linear(root.head(checkpoint.head_name(), config.vocab_size, hidden)?)?,
         };
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
-        let nextn = Head::load(&mut root, checkpoint, &config)?;
+        let nextn = load_head.map(|load| load(&mut root, checkpoint, &config)).transpose()?.flatten();
         loader.absorb(root);
-        loader.finish(|name| is_vision(name) || is_head(name))?;
-        let rotary = Rotary::of_leading(config.inverse_frequencies(), isa);
+        let skipped = |name: &str| load_head.is_none() && name.starts_with("mtp.");
+        loader.finish(|name| is_vision(name) || is_head(name) || skipped(name))?;
+        let rotary = to.rotary(Rotary::of_leading(config.inverse_frequencies(), options.isa))?;
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");
-        Ok(Self { config, embed_tokens, layers, norm, lm_head, rotary, nextn, step, fingerprint, isa })
+        let ops = CpuOps { isa: options.isa };
+        let target = Self { config: config.clone(), ops, model: None, nextn, step, fingerprint };
+        Ok((target, TextModel { config, embed_tokens, layers, norm, lm_head, rotary }))
+    }
+
+    /// The weights.
+    ///
+    /// # Errors
+    /// If they are on a device.
+    fn model(&self) -> Result<&TextModel<CpuOps>> {
+        self.model.as_ref().ok_or_else(|| on_device("target"))
     }
 
     /// The configuration.
@@ -76,17 +109,17 @@ impl Target {
     /// The embeddings of `ids`: `(ids, hidden)`.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary.
+    /// If an id is outside the vocabulary, or the weights are on a device.
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        self.embed_tokens.forward(ids)
+        self.model()?.embed_tokens.forward(ids)
     }
 
     /// Logits of hidden states after a final norm, the trunk's or the head's: `(rows, vocab)`.
     ///
     /// # Errors
-    /// Candle's, if the shape does not fit.
+    /// Candle's, if the shape does not fit; or if the weights are on a device.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        linear(&self.lm_head, hidden)
+        linear(&self.model()?.lm_head, hidden)
     }
 
     /// The committed state of the sequence's delta nets, first to last.
@@ -126,37 +159,20 @@ impl Model for Target {
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
         let context = self.config.max_position_embeddings;
-        let kv = KvCache::in_pool(self.config.kv_layout(), options, context, self.isa, pool)?;
-        let delta_nets = self.layers.iter().filter_map(|layer| match &layer.mixer {
-            Mixer::DeltaNet(delta_net) => Some(delta_net.recurrence()),
-            Mixer::Attention(_) => None,
-        });
+        let kv = KvCache::in_pool(self.config.kv_layout(), options, context, self.ops.isa, pool)?;
+        // A device has the state of its sequences; this one only cannot be truncated.
+        let delta_nets = self.model.iter().flat_map(TextModel::delta_nets);
         Ok(SequenceState::with_recurrent(kv, Box::new(DeltaNetState::new(delta_nets))))
     }
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
-        let mut h = self.embed(batch.ids())?;
-        let angles = self.rotary.angles(batch.positions());
-        let (mut delta_nets, mut taps) = (0, Vec::with_capacity(request.taps.len()));
-        for (i, layer) in self.layers.iter().enumerate() {
-            h = layer.forward(&h, |mixer, x| match mixer {
-                Mixer::Attention(attention) => attention.forward(x, &angles, &mut batch.kv(), i),
-                Mixer::DeltaNet(delta_net) => {
-                    delta_nets += 1;
-                    delta_net.forward(x, batch.rounds_mut(), delta_nets - 1)
-                }
-            })?;
-            if request.taps.contains(&i) {
-                taps.push(select_rows(&h, &request.hidden)?);
-            }
+        let ids = batch.ids().to_vec();
+        let PassOutput { rows, taps } =
+            self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
+        match rows {
+            Some((logits, hidden)) => Ok(Output { logits, hidden, taps }),
+            None => Output::empty(self, taps),
         }
-        let needed = request.rows();
-        if needed.is_empty() {
-            return Output::empty(self, taps);
-        }
-        let hidden = self.norm.forward(&select_rows(&h, &needed)?)?;
-        let logits = self.logits(&select_rows(&hidden, &places(&request.logits, &needed))?)?;
-        Ok(Output { logits, hidden: select_rows(&hidden, &places(&request.hidden, &needed))?, taps })
     }
 }
 
@@ -166,19 +182,22 @@ impl NextnHead for Target {
         let stores = vec![self.config.store()];
         let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
         let options = KvOptions { layers: Vec::new(), ..options.clone() };
-        KvCache::in_pool(layout, &options, self.config.max_position_embeddings, self.isa, pool)
+        KvCache::in_pool(layout, &options, self.config.max_position_embeddings, self.ops.isa, pool)
     }
 
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor> {
         let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no NextN head"))?;
-        let angles = self.rotary.angles(batch.positions());
-        let embed_tokens = head.embed_tokens.as_ref().unwrap_or(&self.embed_tokens);
-        head.forward(&embed_tokens.forward(batch.ids())?, hidden, &angles, &mut batch.kv())
+        let model = self.model()?;
+        let embed_tokens = head.embed_tokens.as_ref().unwrap_or(&model.embed_tokens);
+        let embedding = embed_tokens.forward(batch.ids())?;
+        let mut kv = batch.kv();
+        let angles = self.ops.angles(&model.rotary, &kv)?;
+        head.forward(&self.ops, &embedding, hidden, &angles, &mut kv)
     }
 
     fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor> {
         let own = self.nextn.as_ref().and_then(|head| head.lm_head.as_ref());
-        linear(own.unwrap_or(&self.lm_head), hidden)
+        linear(own.unwrap_or(&self.model()?.lm_head), hidden)
     }
 }
 

@@ -202,7 +202,8 @@ impl PrefixCache {
 
 impl Kept {
     fn of(mut session: Session) -> Self {
-        let recurrent_bytes = session.decoder().0.state.recurrent_bytes() as u64;
+        let decoder = session.decoder().0;
+        let recurrent_bytes = decoder.backend.recurrent_bytes(&decoder.state) as u64;
         Self::Memory { session, recurrent_bytes }
     }
 }

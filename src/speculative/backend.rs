@@ -11,7 +11,7 @@ use rand::Rng;
 use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
 use crate::Result;
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, Models, PassPart, Sequence};
-use crate::kv::{KvCache, SequenceState};
+use crate::kv::{KvCache, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
@@ -68,7 +68,40 @@ impl Backend {
 
     /// Bytes of the sequence's state, on the host or a device.
     pub fn bytes(&self, state: &SequenceState) -> usize {
-        self.device.as_ref().map_or_else(|| state.bytes(), |device| device.sequence.lock().kv_bytes())
+        self.device.as_ref().map_or_else(
+            || state.bytes(),
+            |device| {
+                let sequence = device.sequence.lock();
+                sequence.kv_bytes() + sequence.recurrent_bytes()
+            },
+        )
+    }
+
+    /// Bytes of the recurrent state and of the rows that it has to replay, which are not in the page pool.
+    pub fn recurrent_bytes(&self, state: &SequenceState) -> usize {
+        self.device.as_ref().map_or_else(|| state.recurrent_bytes(), |device| device.sequence.lock().recurrent_bytes())
+    }
+
+    /// The recurrent state as values; empty if there is no such state.
+    ///
+    /// # Errors
+    /// If it cannot be saved, or the device's.
+    pub fn save_recurrent(&self, state: &SequenceState) -> Result<Vec<f32>> {
+        match &self.device {
+            None => state.save_recurrent(),
+            Some(OnDevice { models, sequence }) => models.read_recurrent(&mut sequence.lock(), state.len()),
+        }
+    }
+
+    /// Fills an empty state from the values of [`Backend::save_recurrent`]. Returns whether they fit.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn load_recurrent(&self, state: &mut SequenceState, values: &[f32]) -> Result<bool> {
+        match &self.device {
+            None => Ok(state.load_recurrent(values)),
+            Some(OnDevice { models, sequence }) => models.write_recurrent(&mut sequence.lock(), values),
+        }
     }
 
     /// Writes the K and V of `kv`'s positions from the host or a device, [`KvCache::written_bytes`] bytes.
@@ -104,26 +137,26 @@ impl Backend {
 }
 
 impl OnDevice {
-    /// One pass of this sequence, from `position` on.
+    /// One pass of this sequence, whose rows are staged in `round`.
     ///
     /// # Errors
     /// The device's.
-    pub fn pass(&self, ids: &[u32], position: usize, outputs: OutputRows) -> Result<DevicePass<'_>> {
-        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), position, outputs)])
+    pub fn pass(&self, ids: &[u32], round: &Round<'_>, outputs: OutputRows) -> Result<DevicePass<'_>> {
+        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, outputs)])
     }
 
-    /// A sequence that continues independently. Pages are shared until either writes them.
+    /// A sequence that continues this one, which has `len` positions, independently. Pages are shared until either writes them.
     ///
     /// # Errors
     /// The device's.
-    pub fn fork(&self) -> Result<Self> {
-        let fork = self.models.fork(&self.sequence.lock())?;
+    pub fn fork(&self, len: usize) -> Result<Self> {
+        let fork = self.models.fork(&mut self.sequence.lock(), len)?;
         Ok(Self { models: self.models.clone(), sequence: Arc::new(Mutex::new(fork)) })
     }
 
-    /// This sequence's part of a pass.
-    pub fn part(&self, ids: Vec<u32>, position: usize, outputs: OutputRows) -> PassPart<'_> {
-        PassPart { sequence: &self.sequence, ids, position, outputs }
+    /// This sequence's part of a pass, whose rows are staged in `round`.
+    pub fn part(&self, ids: Vec<u32>, round: &Round<'_>, outputs: OutputRows) -> PassPart<'_> {
+        PassPart { sequence: &self.sequence, ids, position: round.position(), outputs, is_whole: round.is_whole() }
     }
 
     /// Whether both can be in one pass.

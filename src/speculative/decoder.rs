@@ -12,7 +12,7 @@ use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
 use super::{Backend, Cancel, Drafting, ForwardOutput, OnDevice, Others, Proposal, Round};
 use crate::device::{DRAFTED, DevicePass, Sequence};
-use crate::kv::{Batch, SequenceState};
+use crate::kv::{self, Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
@@ -87,7 +87,8 @@ impl SpeculativeDecoder {
     /// The device's.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let device = self.backend.device.as_ref();
-        let device = device.map(|device| device.models.fork(&device.sequence.lock())).transpose()?;
+        let len = self.state.len();
+        let device = device.map(|device| device.models.fork(&mut device.sequence.lock(), len)).transpose()?;
         Ok(Snapshot { state: self.state.fork(), device })
     }
 
@@ -106,27 +107,28 @@ impl SpeculativeDecoder {
     pub fn read(&mut self, ids: &[u32]) -> Result<()> {
         let round = self.state.begin_whole_round(ids.len())?;
         if let Some(device) = &self.backend.device {
-            drop(device.pass(ids, round.position(), OutputRows::None)?);
+            drop(device.pass(ids, &round, OutputRows::None)?);
             round.commit(ids.len());
             return Ok(());
         }
         self.backend.model.forward_one(ids, round, OutputRows::None, ids.len()).map(drop)
     }
 
-    /// One pass over `ids` outside any generation. `keep` returns the number of rows to commit, from the outputs if any are
-    /// requested.
+    /// One pass over `ids` outside any generation, in a round that `begin` begins. `keep` returns the number of rows to commit, from
+    /// the outputs if any are requested.
     ///
     /// # Errors
     /// The pass's, or those of `keep`; nothing is kept then.
     pub fn forward(
         &mut self,
         ids: &[u32],
+        begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<kv::Round<'s>>,
         wanted: OutputRows,
         keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
     ) -> Result<()> {
-        let round = self.state.begin_round(ids.len())?;
+        let round = begin(&mut self.state, ids.len())?;
         if let Some(device) = &self.backend.device {
-            let mut pass = device.pass(ids, round.position(), wanted)?;
+            let mut pass = device.pass(ids, &round, wanted)?;
             let mut output = (wanted != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
             let keep = keep(output.as_mut())?;
             round.commit(keep);
@@ -283,6 +285,14 @@ impl Work {
         }
     }
 
+    /// Begins its round. Prompts are committed whole or not at all.
+    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<kv::Round<'s>> {
+        match self {
+            Work::Prompt { .. } => state.begin_whole_round(rows),
+            Work::Verify(_) => state.begin_round(rows),
+        }
+    }
+
     /// The tokens of its rows, and the rows of logits and hidden states that it requests.
     fn rows(&self, drafting: &Drafting) -> (Vec<u32>, OutputRows, OutputRows) {
         match self {
@@ -307,10 +317,7 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let Some(planned) = &*work else { continue };
         let (ids, logits, hidden) = planned.rows(drafting);
         let first = batch.rows();
-        let round = match planned {
-            Work::Prompt { .. } => state.begin_whole_round(ids.len())?,
-            Work::Verify(_) => state.begin_round(ids.len())?,
-        };
+        let round = planned.begin_round(state, ids.len())?;
         batch.push(&ids, round)?;
         let (logits, hidden) =
             (request.want_logits(first, ids.len(), logits), request.want_hidden(first, ids.len(), hidden));
@@ -358,8 +365,8 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
         models = Some(&device.models);
         let (ids, outputs, _) = planned.rows(drafting);
-        let round = state.begin_round(ids.len())?;
-        parts.push(device.part(ids, round.position(), outputs));
+        let round = planned.begin_round(state, ids.len())?;
+        parts.push(device.part(ids, &round, outputs));
         rests.push((drafting, work, rng, ends, round, outputs != OutputRows::None));
     }
     let Some(models) = models else { return Ok(Vec::new()) };

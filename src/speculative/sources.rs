@@ -26,7 +26,7 @@ pub(crate) struct Sources {
     pub nextn: Option<Arc<dyn NextnHead>>,
     pub draft_model: Option<Arc<ChainedModel>>,
     /// The draft model, if the target runs on a device.
-    pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
+    pub device_draft_model: Option<(Arc<Models>, Arc<dyn Model>)>,
     pub ngrams: Arc<NgramPool>,
     pub pages: PagePool,
 }
@@ -62,11 +62,15 @@ impl Sources {
                 if let Some(head) = &self.nextn {
                     return Ok(Box::new(NextN::new(head.clone(), kv, &self.pages)?));
                 }
-                let missing = || {
-                    Error::argument(
+                let missing = || match (&backend.device, &self.gemma4) {
+                    (Some(_), None) => Error::argument(
+                        "drafters",
+                        "mtp: NextN heads run on the CPU alone; use the CPU, a drafter without a model (ngram-map-k), or none",
+                    ),
+                    _ => Error::argument(
                         "drafters",
                         "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off",
-                    )
+                    ),
                 };
                 let assistant = self.assistant.clone().ok_or_else(missing)?;
                 match &backend.device {
@@ -78,7 +82,7 @@ impl Sources {
                 let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
                 let model = self.draft_model.clone().ok_or_else(missing)?;
                 match &self.device_draft_model {
-                    Some((models, target)) => Box::new(DeviceDraftModel::new(models, target, kv)?),
+                    Some((models, model)) => Box::new(DeviceDraftModel::new(models, &**model, kv)?),
                     None => Box::new(DraftModel::new(model, kv, &self.pages)?),
                 }
             }

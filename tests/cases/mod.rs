@@ -38,6 +38,11 @@ pub fn of(family: &str) -> Vec<Case> {
     cases
 }
 
+/// The case `name`, of any family.
+pub fn named(name: &str) -> Case {
+    every().into_iter().find(|case| case.name == name).expect("a fixture")
+}
+
 /// Every case of every family.
 fn every() -> Vec<Case> {
     let listed = std::env::var_os("FORETOKEN_FIXTURES").unwrap_or_default();

@@ -4,10 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use foretoken::kv::KvOptions;
+use foretoken::speculative::{
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed,
+};
 use foretoken::{
     DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
-    Speculation, Statistics, Stop, WeightType,
+    Speculation, SpeculationOptions, Statistics, Stop, WeightType,
 };
+use rand::rngs::StdRng;
 
 use super::machine::Emulated;
 use super::widened::{Heads, Widths, widen};
@@ -17,6 +21,33 @@ use crate::cases;
 pub const MEMORY: usize = 1 << 30;
 
 pub const NARROW: Widths = Widths { sliding: Heads { width: 64, pairs: 32 }, full: Heads { width: 64, pairs: 8 } };
+
+/// The next tokens, of which some are wrong.
+struct Guess(Arc<Vec<u32>>);
+
+impl Drafter for Guess {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+    fn begin(&mut self, _: &[u32]) {}
+    fn draft(
+        &mut self,
+        context: &Context<'_>,
+        most: usize,
+        draft: &mut Draft,
+        _: &mut StdRng,
+    ) -> foretoken::Result<()> {
+        let next = self.0.iter().enumerate().skip(context.tokens.len()).take(most);
+        draft.tokens.extend(next.map(|(i, token)| token ^ u32::from(i % 5 == 3)));
+        Ok(())
+    }
+    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
+        Ok(())
+    }
+}
 
 /// A pair on the CPU and on an emulated device.
 pub struct Pair {
@@ -34,10 +65,11 @@ pub fn pair(name: &str, widths: Widths, quantize: Option<WeightType>) -> Pair {
 
 /// The same, after `damage` to the target's folder.
 pub fn damaged(name: &str, widths: Widths, quantize: Option<WeightType>, damage: impl Fn(&Path)) -> Pair {
-    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let case = cases::named(name);
     let files = tempfile::tempdir().expect("a folder");
     let part = |part: &str| widen(&case.path.join(part), &files.path().join(part), widths);
-    let options = EngineOptions::new(part("target")).with_assistant(part("assistant"));
+    let options = EngineOptions::new(part("target"));
+    let options = if case.assistant_path().is_some() { options.with_assistant(part("assistant")) } else { options };
     damage(&files.path().join("target"));
     load(EngineOptions { quantize, ..options }, case.ids("input_ids"), files)
 }
@@ -63,6 +95,15 @@ pub fn plain(max_tokens: usize) -> GenerateOptions {
 
 pub fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
     let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    GenerateOptions { speculation, ..options.clone() }
+}
+
+/// Drafts of `block_size - 1` tokens of the known `text`; every fifth token of the text is drafted wrong.
+pub fn guess(block_size: usize, text: &[u32], options: &GenerateOptions) -> GenerateOptions {
+    let text = Arc::new(text.to_vec());
+    let custom = CustomDrafter::new("guess", move || Box::new(Guess(text.clone())));
+    let (drafters, block) = (Drafters::Custom(custom), BlockSize::Fixed(block_size));
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
     GenerateOptions { speculation, ..options.clone() }
 }
 

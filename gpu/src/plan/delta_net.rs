@@ -71,6 +71,12 @@ impl Shape {
         self.log_rows * (self.row_len() + self.channels())
     }
 
+    /// # Errors
+    /// If there are no kernels for the shape.
+    pub fn check(&self) -> Result<(), LaunchError> {
+        self.params().map(drop)
+    }
+
     fn params(&self) -> Result<ShapeParams, LaunchError> {
         let Self { key_heads, value_heads, key_dim, value_dim, taps, log_rows, .. } = *self;
         if key_heads == 0 || value_heads == 0 || !value_heads.is_multiple_of(key_heads) {

@@ -1,4 +1,4 @@
-//! Norm, gated activation, embedding lookup: `norm.cpp`, `embed.cpp`.
+//! Norm, sum, gated activation, embedding lookup: `norm.cpp`, `embed.cpp`.
 
 use super::matmul::ActivationsParams;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
@@ -16,9 +16,10 @@ pub(super) struct Norm {
     pub(super) y: u64,
     eps: f32,
     scale: f32,
+    normalizes: i32,
 }
 
-/// Parameters of one norm, or of two, the second of the first's result, and of the last result's quantization.
+/// Parameters of one norm or sum, or of two, the second of the first's result, and of the last result's quantization.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NormParams {
@@ -46,16 +47,42 @@ pub fn rms_norm(
     add_to: Option<(DeviceSlice<f32>, f32)>,
     y: DeviceSlice<f32>,
 ) -> Result<Launch<NormParams>, LaunchError> {
-    if width > MAX_NORM || !width.is_multiple_of(4) {
-        return Err(LaunchError(format!("a norm of rows of {width}; supported are multiples of 4 up to {MAX_NORM}")));
-    }
     let norm = Norm {
         weight: optional(weight, "the norm's weight", width)?,
         residual: optional(add_to.map(|(residual, _)| residual), "the residual", rows * width)?,
         y: y.checked("y", rows * width)?,
         eps,
         scale: add_to.map_or(1.0, |(_, scale)| scale),
+        normalizes: 1,
     };
+    norm_of(x, (rows, width), norm)
+}
+
+/// `y = residual + x` of `(rows, width)`, a launch that merges with a norm of `y`.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn add(
+    residual: DeviceSlice<f32>,
+    x: DeviceSlice<f32>,
+    (rows, width): (usize, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<NormParams>, LaunchError> {
+    let sum = Norm {
+        weight: 0,
+        residual: residual.checked("the residual", rows * width)?,
+        y: y.checked("y", rows * width)?,
+        eps: 0.0,
+        scale: 1.0,
+        normalizes: 0,
+    };
+    norm_of(x, (rows, width), sum)
+}
+
+fn norm_of(x: DeviceSlice<f32>, (rows, width): (usize, usize), norm: Norm) -> Result<Launch<NormParams>, LaunchError> {
+    if width > MAX_NORM || !width.is_multiple_of(4) {
+        return Err(LaunchError(format!("a norm of rows of {width}; supported are multiples of 4 up to {MAX_NORM}")));
+    }
     let params = NormParams {
         x: x.checked("x", rows * width)?,
         norms: [norm; 2],
@@ -159,6 +186,13 @@ pub struct GateNorm {
     pub eps: f32,
 }
 
+impl GateNorm {
+    /// Whether there is a kernel for heads of this width.
+    pub fn supports(head: usize) -> bool {
+        head.is_power_of_two() && (8..=256).contains(&head)
+    }
+}
+
 /// `y = silu(gate) * norm(up)` of `(rows, width)`, where the norm is of every head: [`rms_norm`], then [`gate`], with their bits.
 ///
 /// # Errors
@@ -171,7 +205,7 @@ pub fn normed_silu_gate(
     y: DeviceSlice<f32>,
 ) -> Result<Launch<GateParams>, LaunchError> {
     let GateNorm { weight, head, eps } = *norm;
-    if !head.is_power_of_two() || !(8..=256).contains(&head) || !width.is_multiple_of(head) {
+    if !GateNorm::supports(head) || !width.is_multiple_of(head) {
         let supported = "supported are powers of two from 8 to 256";
         return Err(LaunchError(format!("a gate over rows of {width} with norms of {head}; {supported}")));
     }

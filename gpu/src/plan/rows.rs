@@ -52,6 +52,13 @@ pub enum Pairing {
     Leading,
 }
 
+impl Pairing {
+    /// Whether there is a kernel for `pairs` pairs.
+    pub fn supports(self, pairs: usize) -> bool {
+        self == Self::Head || pairs <= 64 && pairs.is_multiple_of(4)
+    }
+}
+
 impl Rotary {
     /// Channels from the first of a pair to the second.
     fn stride(&self, head_dim: usize) -> Result<usize, LaunchError> {
@@ -62,7 +69,7 @@ impl Rotary {
         }
         match pairing {
             Pairing::Head => Ok(head_dim / 2),
-            Pairing::Leading if pairs <= 64 && pairs.is_multiple_of(4) => Ok(pairs),
+            Pairing::Leading if pairing.supports(pairs) => Ok(pairs),
             Pairing::Leading => {
                 Err(LaunchError(format!("{pairs} leading rotary pairs; supported are multiples of 4 up to 64")))
             }

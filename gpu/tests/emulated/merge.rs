@@ -97,6 +97,21 @@ fn norms(rows: usize, width: usize, kind: ActivationType) -> Case {
     })
 }
 
+/// A sum, and the norm of it.
+fn sum_and_norm(rows: usize, width: usize, kind: ActivationType) -> Case {
+    case(format!("merged sum and norm {rows} by {width}"), &["norm.cpp", "quantize.h"], move |device| {
+        let (mut numbers, mut sequence) = (Numbers::new(width as u64), Sequence::default());
+        let [residual, x] = [0; 2].map(|_| device.of(&numbers.normals(rows * width)));
+        let weight = device.of(&numbers.normals(width));
+        let [y, z]: [DeviceSlice<f32>; 2] = [0; 2].map(|_| sequence.result(device.poisoned(rows * width)));
+        sequence.push(pointwise::add(residual, x, (rows, width), y))?;
+        sequence.push(rms_norm(y, (rows, width), Some(weight), 1e-6, None, z))?;
+        let out = activations(device, &mut sequence, kind, (rows, width))?;
+        sequence.push(quantize(z, &out))?;
+        Ok(sequence)
+    })
+}
+
 fn gate(function: Gate, rows: usize, width: usize, kind: ActivationType) -> Case {
     case(format!("merged {function:?} gate {rows} by {width}, {kind:?}"), &["norm.cpp", "quantize.h"], move |device| {
         let (mut numbers, mut sequence) = (Numbers::new(width as u64), Sequence::default());
@@ -197,6 +212,7 @@ pub fn small() -> Vec<Case> {
     vec![
         norms(2, 1536, ActivationType::Q8_K),
         norms(3, 96, ActivationType::Q8_1),
+        sum_and_norm(3, 544, ActivationType::Q8_1),
         gate(Gate::GeluTanh, 2, 512, ActivationType::Q8_K),
         products(WeightType::Q4_K, 3),
         float_products(3),

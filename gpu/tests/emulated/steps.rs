@@ -47,6 +47,18 @@ fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
     )
 }
 
+fn add_case(rows: usize, width: usize) -> Case {
+    Case::new(format!("sum {rows} by {width}"), &["norm.cpp", "quantize.h"], move |device| {
+        let mut numbers = Numbers::new(width as u64);
+        let (residual, x) = (numbers.normals(rows * width), numbers.normals(rows * width));
+        let want: Vec<f32> = residual.iter().zip(&x).map(|(residual, x)| residual + x).collect();
+        let y: DeviceSlice<f32> = device.poisoned(x.len());
+        let (residual, x) = (device.of(&residual), device.of(&x));
+        device.run(pointwise::add(residual, x, (rows, width), y))?;
+        same_bits("y", &device.read(y), &want)
+    })
+}
+
 fn gate_case(function: Gate, rows: usize, width: usize) -> Case {
     let name = format!("{function:?} gate {rows} by {width}");
     Case::new(name, &["norm.cpp", "quantize.h"], move |device| {
@@ -691,6 +703,7 @@ pub fn small() -> Vec<Case> {
     let mut cases = vec![
         norm_case(3, 1000, true, true),
         norm_case(2, 300, true, false),
+        add_case(3, 1000),
         gate_case(Gate::GeluTanh, 3, 1028),
         normed_gate_case(3, 3, 16),
     ];

@@ -8,13 +8,11 @@
 
 use std::sync::Arc;
 
-use foretoken_kernels::Isa;
 use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, replay, scratch_len};
 use rayon::prelude::*;
 
-use super::config::{DeltaNetConfig, TensorLayout};
-use crate::kv::Recurrent;
-use crate::nn::for_row_blocks;
+use super::recurrent::Recurrent;
+use crate::nn::{DeltaNet, HeadOrder, for_row_blocks};
 
 /// Maximum logged rows until the next pass; a larger log would exceed the matrices.
 const MOST_LOGGED: usize = 64;
@@ -22,16 +20,8 @@ const MOST_LOGGED: usize = 64;
 /// Minimum heads per task: a row of a head takes about a microsecond.
 const HEADS_PER_TASK: usize = 4;
 
-/// Parameters of a layer's recurrence.
-pub(super) struct Recurrence {
-    dims: DeltaNetConfig,
-    layout: TensorLayout,
-    conv_weight: Vec<f32>, // (taps, channels)
-    isa: Isa,
-}
-
 /// Inputs of a delta net for some rows.
-pub(super) struct Inputs<'a> {
+pub(crate) struct Inputs<'a> {
     pub qkv: &'a [f32],   // (rows, channels), before the convolution
     pub decay: &'a [f32], // (rows, heads)
     pub beta: &'a [f32],  // (rows, heads)
@@ -57,7 +47,7 @@ enum Staged {
 
 /// The state of one layer.
 struct Layer {
-    recurrence: Arc<Recurrence>,
+    net: Arc<DeltaNet>,
     matrices: Arc<Vec<f32>>, // (value heads, key_head_dim, value_head_dim), shared with forks until it changes
     window: Vec<f32>,        // (taps - 1, channels): the last inputs of the convolution
     accepted: Option<Rows>,  // committed, not yet in `matrices`
@@ -65,7 +55,7 @@ struct Layer {
 }
 
 /// The state of all delta nets of a sequence.
-pub(super) struct DeltaNetState {
+pub(crate) struct DeltaNetState {
     layers: Vec<Layer>,
     whole: bool, // the round is committed whole or not at all
 }
@@ -79,17 +69,12 @@ pub struct DeltaNetMatrices {
     pub window: Vec<f32>,
 }
 
-impl Recurrence {
-    /// `conv_weight` is `(taps, channels)`.
-    pub(super) fn new(dims: DeltaNetConfig, layout: TensorLayout, conv_weight: Vec<f32>, isa: Isa) -> Self {
-        Self { dims, layout, conv_weight, isa }
-    }
-
+impl DeltaNet {
     /// The key head of a value head.
     fn key_head(&self, value_head: usize) -> usize {
-        match self.layout {
-            TensorLayout::HuggingFace => value_head / (self.dims.num_value_heads / self.dims.num_key_heads),
-            TensorLayout::Gguf => value_head % self.dims.num_key_heads,
+        match self.order {
+            HeadOrder::Grouped => value_head / (self.dims.num_value_heads / self.dims.num_key_heads),
+            HeadOrder::Tiled => value_head % self.dims.num_key_heads,
         }
     }
 
@@ -157,61 +142,61 @@ impl Rows {
 }
 
 impl Layer {
-    fn new(recurrence: &Arc<Recurrence>) -> Self {
-        let dims = &recurrence.dims;
+    fn new(net: &Arc<DeltaNet>) -> Self {
+        let dims = &net.dims;
         let matrices = Arc::new(vec![0.0; dims.values() * dims.key_head_dim]);
         let window = vec![0.0; (dims.conv_kernel_dim - 1) * dims.channels()];
-        Self { recurrence: recurrence.clone(), matrices, window, accepted: None, staged: None }
+        Self { net: net.clone(), matrices, window, accepted: None, staged: None }
     }
 
     /// The committed state.
     fn committed(&self) -> Self {
-        let (recurrence, matrices) = (self.recurrence.clone(), self.matrices.clone());
-        Self { recurrence, matrices, window: self.window.clone(), accepted: self.accepted.clone(), staged: None }
+        let (net, matrices) = (self.net.clone(), self.matrices.clone());
+        Self { net, matrices, window: self.window.clone(), accepted: self.accepted.clone(), staged: None }
     }
 
     /// Applies the accepted rows.
     fn settle(&mut self) {
         if let Some(rows) = self.accepted.take() {
             let matrices: &mut Vec<f32> = Arc::make_mut(&mut self.matrices);
-            self.recurrence.advance(matrices, &rows);
+            self.net.advance(matrices, &rows);
         }
     }
 
     /// Stages rows and writes their outputs to `y`, `(rows, heads * value_head_dim)`.
     fn stage(&mut self, inputs: &Inputs<'_>, whole: bool, y: &mut [f32]) {
-        let recurrence = self.recurrence.clone();
-        let Recurrence { dims, isa, .. } = &*recurrence;
+        let net = self.net.clone();
+        let DeltaNet { dims, isa, .. } = &*net;
         let (key_dim, value_dim, heads) = (dims.key_head_dim, dims.value_head_dim, dims.num_value_heads);
         let window_and_rows = [&self.window, inputs.qkv].into_iter().flat_map(|x| x.chunks_exact(dims.channels()));
         let window_and_rows: Vec<&[f32]> = window_and_rows.collect();
-        let rows = Rows::new(recurrence.convolved(&window_and_rows), inputs, heads);
+        let rows = Rows::new(net.convolved(&window_and_rows), inputs, heads);
         let mut by_head = vec![0.0; y.len()]; // (heads, rows, value_head_dim)
         let outputs_of = by_head.par_chunks_mut(rows.count * value_dim);
         if whole && rows.count > MOST_LOGGED {
             let mut matrices = self.matrices.to_vec();
             if let Some(accepted) = &self.accepted {
-                recurrence.advance(&mut matrices, accepted);
+                net.advance(&mut matrices, accepted);
             }
-            let states = matrices.par_chunks_mut(recurrence.matrix()).zip(outputs_of);
-            recurrence.for_heads(states, |head, (state, y), scratch| {
-                advance(*isa, state, key_dim, recurrence.head(head, &rows), scratch, y);
+            let states = matrices.par_chunks_mut(net.matrix()).zip(outputs_of);
+            net.for_heads(states, |head, (state, y), scratch| {
+                advance(*isa, state, key_dim, net.head(head, &rows), scratch, y);
             });
             let window = window_and_rows[rows.count..].concat();
             self.staged = Some(Staged::Whole { matrices, window });
         } else {
             match self.accepted.take() {
                 Some(accepted) => {
-                    let states = Arc::make_mut(&mut self.matrices).par_chunks_mut(recurrence.matrix()).zip(outputs_of);
-                    recurrence.for_heads(states, |head, (state, y), scratch| {
-                        let both = [recurrence.head(head, &accepted), recurrence.head(head, &rows)];
+                    let states = Arc::make_mut(&mut self.matrices).par_chunks_mut(net.matrix()).zip(outputs_of);
+                    net.for_heads(states, |head, (state, y), scratch| {
+                        let both = [net.head(head, &accepted), net.head(head, &rows)];
                         replay(*isa, state, key_dim, both, scratch, y);
                     });
                 }
                 None => {
-                    let states = self.matrices.par_chunks(recurrence.matrix()).zip(outputs_of);
-                    recurrence.for_heads(states, |head, (state, y), scratch| {
-                        outputs(*isa, state, key_dim, recurrence.head(head, &rows), scratch, y);
+                    let states = self.matrices.par_chunks(net.matrix()).zip(outputs_of);
+                    net.for_heads(states, |head, (state, y), scratch| {
+                        outputs(*isa, state, key_dim, net.head(head, &rows), scratch, y);
                     });
                 }
             }
@@ -228,7 +213,7 @@ impl Layer {
     fn commit(&mut self, keep: usize) {
         match self.staged.take() {
             Some(Staged::Logged(rows, qkv)) => {
-                let kept = keep * self.recurrence.dims.channels();
+                let kept = keep * self.net.dims.channels();
                 self.window = [&self.window, &qkv[..kept]].concat().split_off(kept);
                 self.accepted = Some(Rows { count: keep, ..rows });
                 if keep > MOST_LOGGED {
@@ -245,17 +230,17 @@ impl Layer {
 
 impl DeltaNetState {
     /// The state of an empty sequence.
-    pub(super) fn new<'a>(layers: impl Iterator<Item = &'a Arc<Recurrence>>) -> Self {
+    pub(crate) fn new<'a>(layers: impl Iterator<Item = &'a Arc<DeltaNet>>) -> Self {
         Self { layers: layers.map(Layer::new).collect(), whole: false }
     }
 
     /// Stages rows of delta net `index` and writes their outputs to `y`, `(rows, heads * value_head_dim)`.
-    pub(super) fn stage(&mut self, index: usize, inputs: &Inputs<'_>, y: &mut [f32]) {
+    pub(crate) fn stage(&mut self, index: usize, inputs: &Inputs<'_>, y: &mut [f32]) {
         self.layers[index].stage(inputs, self.whole, y);
     }
 
     /// The committed state of every delta net.
-    pub(super) fn matrices(&self) -> Vec<DeltaNetMatrices> {
+    pub(crate) fn matrices(&self) -> Vec<DeltaNetMatrices> {
         let settled = |layer: &Layer| {
             let mut layer = layer.committed();
             layer.settle();

@@ -1,0 +1,173 @@
+//! Rounds of recurrent states: what a pass commits before it begins, and where its rows are staged.
+//!
+//! The host decides what a round commits, after the pass: it cuts texts at stop tokens. So a round is committed at the beginning of
+//! the sequence's next pass, from its position, in stream order and without a wait.
+
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::delta_net::{Committed, Layer, commit, delta_rule};
+use foretoken_gpu::plan::segments::{Recurrent, Segment, Segments};
+
+use super::Device;
+use super::buffer::Buffer;
+use super::launcher::Launcher;
+use super::list::List;
+use super::recurrent::{DeltaNets, RecurrentState};
+use crate::Result;
+
+/// The recurrent states' part of passes.
+pub(super) struct RecurrentRounds {
+    /// With the rows of the logs of new rounds.
+    nets: DeltaNets,
+    records: List<Recurrent>,
+    ended: List<Segment>,
+    counts: List<u32>,
+    /// Matrices that no sequence has.
+    spare: Vec<Arc<Buffer<f32>>>,
+}
+
+/// A sequence's rows in a pass.
+pub(super) struct RecurrentRows<'a> {
+    pub state: &'a mut RecurrentState,
+    pub position: usize,
+    pub rows: usize,
+    /// Whether they are committed whole or not at all.
+    pub whole: bool,
+}
+
+/// The recurrent states of a pass.
+#[derive(Clone, Copy)]
+pub(super) struct PassStates {
+    pub nets: DeltaNets,
+    /// Whether rows of a segment are not logged.
+    pub has_whole: bool,
+}
+
+impl RecurrentRounds {
+    /// For passes of `segments` segments.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(device: &dyn Device, nets: DeltaNets, segments: usize) -> Result<Self> {
+        let (records, ended) = (List::new(device, segments)?, List::new(device, segments)?);
+        Ok(Self { nets, records, ended, counts: List::new(device, 2 * segments)?, spare: Vec::new() })
+    }
+
+    /// The same for more segments.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn grow(&mut self, device: &dyn Device, segments: usize) -> Result<()> {
+        let Self { records, ended, counts, .. } = Self::new(device, self.nets, segments)?;
+        (self.records, self.ended, self.counts) = (records, ended, counts);
+        Ok(())
+    }
+
+    /// The address of segment `index`'s record: see [`Segment::recurrent`].
+    pub fn record(&self, index: usize) -> u64 {
+        self.records.slice().address() + (index * size_of::<Recurrent>()) as u64
+    }
+
+    /// Rows of a round, at most, any first ones of which can be committed.
+    pub fn log_rows(&self) -> usize {
+        self.nets.shape.log_rows
+    }
+
+    /// Lengthens the logs of new rounds. Passes recorded before are invalid then.
+    pub fn lengthen_logs(&mut self, log_rows: usize) {
+        self.nets = self.nets.with_log_rows(log_rows);
+    }
+
+    /// Commits the last rounds of the sequences of a pass, and begins its own.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails; the last rounds may be committed then, and no round is begun.
+    pub fn begin(&mut self, launcher: &Launcher, pass: &mut [RecurrentRows<'_>]) -> Result<PassStates> {
+        let log_rows = self.log_rows();
+        for RecurrentRows { state, position, .. } in pass.iter_mut() {
+            if state.has_other_logs(log_rows) {
+                self.settle(launcher, state, *position)?;
+            }
+        }
+        self.commit(launcher, pass.iter_mut().map(|rows| (&mut *rows.state, rows.position)))?;
+        let mut whole = Vec::with_capacity(pass.len());
+        for RecurrentRows { state, rows, whole: is_whole, .. } in pass.iter_mut() {
+            state.reserve_logs(launcher.device(), log_rows)?;
+            let to_other_memory = *is_whole && *rows > log_rows;
+            if state.replays() && !to_other_memory {
+                state.unshare(launcher)?;
+            }
+            whole.push(to_other_memory.then(|| self.take_matrices(launcher.device())).transpose()?);
+        }
+        let has_whole = whole.iter().any(Option::is_some);
+        let begin = |(rows, whole): (&mut RecurrentRows<'_>, _)| {
+            rows.state.begin((rows.position, rows.rows), whole);
+            rows.state.record()
+        };
+        let records: Vec<_> = pass.iter_mut().zip(whole).map(begin).collect();
+        self.records.set(launcher, &records)?;
+        Ok(PassStates { nets: self.nets, has_whole })
+    }
+
+    /// Commits the last round of a sequence of `len` positions, and applies all committed rows to its matrices.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn settle(&mut self, launcher: &Launcher, state: &mut RecurrentState, len: usize) -> Result<()> {
+        self.commit(launcher, [(&mut *state, len)])?;
+        if !state.replays() {
+            return Ok(());
+        }
+        state.unshare(launcher)?;
+        let DeltaNets { shape, layers } = state.nets();
+        let segments = self.list(launcher, &[state.record()])?;
+        for index in 0..layers {
+            let layer = Layer { shape, index, segments, rows: 0, inputs: None };
+            launcher.run(delta_rule(&layer, DeviceSlice::new(0, 0)))?;
+        }
+        launcher.run(commit(&shape, layers, &segments, &Committed::Rows { segment: 0, rows: 0 }))?;
+        state.settled();
+        Ok(())
+    }
+
+    /// Commits the last rounds of sequences, whose logs have the same length, at their numbers of positions.
+    fn commit<'a>(
+        &mut self,
+        launcher: &Launcher,
+        states: impl IntoIterator<Item = (&'a mut RecurrentState, usize)>,
+    ) -> Result<()> {
+        let mut ended = Vec::new();
+        for (state, len) in states {
+            if let Some(committed) = state.committed(len)? {
+                ended.push((state, committed));
+            }
+        }
+        let Some((state, _)) = ended.first() else { return Ok(()) };
+        let DeltaNets { shape, layers } = state.nets();
+        let records: Vec<_> = ended.iter().map(|(_, committed)| committed.record).collect();
+        let segments = self.list(launcher, &records)?;
+        // As acceptance counts: without the first row.
+        let counts: Vec<_> =
+            ended.iter().flat_map(|(_, committed)| [(committed.rows as u32).wrapping_sub(1), 0]).collect();
+        self.counts.set(launcher, &counts)?;
+        launcher.run(commit(&shape, layers, &segments, &Committed::Accepted(self.counts.slice())))?;
+        for (state, committed) in ended {
+            self.spare.extend(state.end(committed.rows));
+        }
+        Ok(())
+    }
+
+    /// Segments without rows, of these records.
+    fn list(&mut self, launcher: &Launcher, records: &[Recurrent]) -> Result<Segments> {
+        self.records.set(launcher, records)?;
+        let segment = |i| Segment { recurrent: self.record(i), ..Segment::default() };
+        let segments: Vec<_> = (0..records.len()).map(segment).collect();
+        self.ended.set(launcher, &segments)?;
+        Ok(Segments { slice: self.ended.slice(), count: segments.len(), longest: 0 })
+    }
+
+    fn take_matrices(&mut self, device: &dyn Device) -> Result<Arc<Buffer<f32>>> {
+        self.spare.pop().map_or_else(|| self.nets.new_matrices(device), Ok)
+    }
+}

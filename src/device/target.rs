@@ -1,0 +1,44 @@
+//! A target of any family, as its passes see it.
+
+use foretoken_gpu::DeviceSlice;
+
+use super::ops::DeviceOps;
+use super::positions::PassKv;
+use super::recurrent::DeltaNets;
+use super::weights::DeviceEmbedding;
+use crate::Result;
+use crate::kv::KvLayout;
+use crate::model::Request;
+
+/// A target's weights on a device.
+pub(crate) trait DeviceTarget: Send + Sync {
+    /// Width of a hidden state.
+    fn hidden_size(&self) -> usize;
+
+    /// Logits per row.
+    fn vocab_size(&self) -> usize;
+
+    /// The soft cap of the logits.
+    fn soft_cap(&self) -> Option<f32>;
+
+    /// The layout of K and V.
+    fn kv_layout(&self) -> KvLayout;
+
+    /// The delta nets, if it has any.
+    fn delta_nets(&self) -> Option<DeltaNets>;
+
+    /// The embedding table.
+    fn embed_tokens(&self) -> &DeviceEmbedding;
+
+    /// Launches a pass over `rows` rows. Its results are in the outputs of `ops`.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    fn forward(
+        &self,
+        ops: &DeviceOps,
+        tokens: (DeviceSlice<u32>, usize),
+        kv: &mut PassKv<'_>,
+        request: &Request,
+    ) -> Result<()>;
+}

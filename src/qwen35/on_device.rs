@@ -1,0 +1,45 @@
+//! The target on a device.
+
+use foretoken_gpu::DeviceSlice;
+
+use super::text_model::TextModel;
+use crate::Result;
+use crate::device::{DeltaNets, DeviceEmbedding, DeviceOps, DeviceTarget, PassKv};
+use crate::kv::KvLayout;
+use crate::model::Request;
+
+impl DeviceTarget for TextModel<DeviceOps> {
+    fn hidden_size(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn soft_cap(&self) -> Option<f32> {
+        None
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.config.kv_layout()
+    }
+
+    fn delta_nets(&self) -> Option<DeltaNets> {
+        DeltaNets::of(TextModel::delta_nets(self))
+    }
+
+    fn embed_tokens(&self) -> &DeviceEmbedding {
+        &self.embed_tokens
+    }
+
+    fn forward(
+        &self,
+        ops: &DeviceOps,
+        tokens: (DeviceSlice<u32>, usize),
+        kv: &mut PassKv<'_>,
+        request: &Request,
+    ) -> Result<()> {
+        Self::forward(self, ops, tokens, kv, request).map(drop)
+    }
+}

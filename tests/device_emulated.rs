@@ -159,6 +159,18 @@ fn delta_nets() {
     assert!(error.contains("NextN heads run on the CPU alone; use the CPU"), "{error}");
 }
 
+/// Value heads in the order of GGUF files.
+#[test]
+fn delta_nets_in_gguf_files() {
+    let files = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| files.path().join(name);
+    let source = Checkpoint::open(widen(&cases::named("qwen35-dense").path.join("target"), &at("target"), NARROW));
+    let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+    to_gguf(&source.expect("a checkpoint"), &at("f32.gguf"), &options).expect("a file");
+    let pair = load(EngineOptions::new(at("f32.gguf")), text_below(192, 6), files);
+    same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
+}
+
 /// States after rounds of which any number of rows is committed; of more rows than are logged at first; after dropped ones.
 #[test]
 fn states_of_delta_nets() {

@@ -86,7 +86,7 @@ pub(super) unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, c
             // The scale's activation block.
             let x = x.add($s / scales_per_block::<F>() * q8_1::WORDS * stride);
             let mut from = [0; R];
-            if has_offset::<L, F, S>() {
+            if const { has_offset::<L, F, S>() } {
                 for (r, from) in from.iter_mut().enumerate() {
                     *from = offset::<F>(x.add(r), stride, s);
                 }
@@ -107,7 +107,7 @@ pub(super) unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, c
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
         add_scales!(0);
-        if F::SCALES > 1 {
+        if const { F::SCALES > 1 } {
             add_scales!(1 2 3);
         }
     }
@@ -146,18 +146,16 @@ unsafe fn end_rows<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
 ) {
     // SAFETY: as the caller's.
     unsafe {
-        if let Some(zero_point) = F::ZERO_POINT
-            && has_offset::<L, F, S>()
-        {
+        if const { has_offset::<L, F, S>() } {
             let totals = pair_totals::<L, R>(l, &pairs[..F::SCALES / 2], x, stride);
             for r in 0..R {
-                sums[r] = l.sub_product(sums[r], totals[r], zero_point.into());
+                sums[r] = l.sub_product(sums[r], totals[r], F::ZERO_POINT.unwrap_or_default().into());
             }
         }
         let mins = pair_totals::<L, R>(l, &scales.mins[..F::MIN_PAIRS], x, stride);
         for r in 0..R {
             let mut sum = l.mul(l.to_float(sums[r]), scales.d[0]);
-            if F::MIN_PAIRS > 0 {
+            if const { F::MIN_PAIRS > 0 } {
                 sum = l.fma(l.to_float(mins[r]), scales.dmin, sum);
             }
             add(r, sum, float(l, x, stride, q8k::SCALE, r));
@@ -196,19 +194,19 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
                 )*};
             }
             add_scales!(0);
-            if S::UNROLLED > 1 {
+            if const { S::UNROLLED > 1 } {
                 add_scales!(1);
             }
-            if S::UNROLLED > 2 {
+            if const { S::UNROLLED > 2 } {
                 add_scales!(2 3 4 5 6 7);
             }
-            if S::UNROLLED > 8 {
+            if const { S::UNROLLED > 8 } {
                 add_scales!(8 9 10 11 12 13 14 15);
             }
         }
         let sums = l.end(sums);
         let mut pairs = [l.zero(); 8];
-        if F::ZERO_POINT.is_some() && has_offset::<L, F, S>() {
+        if const { has_offset::<L, F, S>() } {
             pairs = scale_pairs::<L, F>(l, scales);
         }
         if const { L::MAX_ROWS == ROW_BLOCK } {

@@ -146,14 +146,14 @@ impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for P
     // A few lines each time, spread evenly: there are few line fill buffers.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        if S == 1 && R < F::PREFETCH_ONE_RUN_FROM {
+        if const { S == 1 && R < F::PREFETCH_ONE_RUN_FROM } {
             return;
         }
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
         let lines = S * prefetched_bytes::<L, F>(S).div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {
             let at = self.prefetched[line % S].wrapping_add(line / S * 64);
-            if S == 1 { prefetch_to::<2>(at) } else { prefetch(at) }
+            if const { S == 1 } { prefetch_to::<2>(at) } else { prefetch(at) }
         }
     }
     #[inline(always)]
@@ -357,7 +357,7 @@ unsafe fn add_quads_of_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: 
         let cursor = source.cursor(l, s);
         add_quads::<L, F, S, R>(l, source, cursor, x, (s, 0), scale, sums);
         add_quads::<L, F, S, R>(l, source, cursor, x, (s, 2), scale, sums);
-        if F::QUADS_PER_SCALE == 8 {
+        if const { F::QUADS_PER_SCALE == 8 } {
             let cursor = source.cursor(l, s);
             add_quads::<L, F, S, R>(l, source, cursor, x, (s, 4), scale, sums);
             add_quads::<L, F, S, R>(l, source, cursor, x, (s, 6), scale, sums);

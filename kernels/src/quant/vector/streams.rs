@@ -126,16 +126,21 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                             let sums: &mut [[f32; PANEL_ROWS]; R] = sums.expect("rows of a row block");
                             let mut y = [l.splat(0.0); R];
                             if done > 0 {
-                                y = std::array::from_fn(|r| l.load(sums[r].as_ptr().add(lane)));
+                                for (y, sums) in y.iter_mut().zip(&*sums) {
+                                    *y = l.load(sums.as_ptr().add(lane));
+                                }
                             }
                             for b in 0..count {
-                                let prefetched = blocks.map(|block| block.wrapping_add(ahead));
+                                let mut prefetched = blocks;
+                                for block in &mut prefetched {
+                                    *block = block.wrapping_add(ahead);
+                                }
                                 ahead += share;
                                 let block = blocks[stream].add(b * block_bytes);
                                 F::load_scales(l, block, lane, &mut scales);
                                 let source = PackedSource::<F, R, S> { block, lane, prefetched, format: PhantomData };
                                 let x = x.add((done + b) * block_words + first_row(part));
-                                if F::TYPE.block_len() < 256 {
+                                if const { F::TYPE.block_len() < 256 } {
                                     let factors = (scales.d, scales.dmin);
                                     add_short_block::<L, F, _, R>(l, &source, factors, x, stride, &mut y);
                                 } else {
@@ -149,7 +154,9 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                         }
                     }
                 }
-                blocks = blocks.map(|block| block.wrapping_add(count * block_bytes));
+                for block in &mut blocks {
+                    *block = block.wrapping_add(count * block_bytes);
+                }
             }
             if parts > 1 && first_row(1) < L::MAX_ROWS {
                 for stream in (0..streams).map(|stream| stream * ROW_BLOCK) {
@@ -187,7 +194,7 @@ impl<F: Format> PanelOp for Ragged<'_, F> {
                 let block = tail.0.as_ptr();
                 F::load_scales(l, block, lane, &mut scales);
                 let source = PackedSource::<F, 1, 1> { block, lane, prefetched: [block], format: PhantomData };
-                if F::TYPE.block_len() < 256 {
+                if const { F::TYPE.block_len() < 256 } {
                     add_short_block::<L, F, _, 1>(l, &source, (scales.d, scales.dmin), x, rows.rows, &mut y);
                 } else {
                     add_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, |_, sum, by| {

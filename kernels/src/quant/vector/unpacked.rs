@@ -273,7 +273,10 @@ impl<const R: usize> Part<'_, R> {
         let stride = stride::<L, R>(self.rows);
         // SAFETY: as the caller's.
         unsafe {
-            let mut y = std::array::from_fn(|r| l.load(self.results[r].as_ptr().add(self.lane)));
+            let mut y = [l.splat(0.0); R];
+            for (y, result) in y.iter_mut().zip(&*self.results) {
+                *y = l.load(result.as_ptr().add(self.lane));
+            }
             align_frame(l);
             for b in 0..self.blocks {
                 let source = source.block::<L, F>(b);

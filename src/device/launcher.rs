@@ -63,12 +63,8 @@ impl Launcher {
     /// # Errors
     /// If the driver fails.
     pub fn launch(&self) -> Result<()> {
-        let recorded = self.recorded.iter().flat_map(|recorded| recorded.take());
-        recorded
-            .map(|recorded| recorded.launch)
-            .collect::<Vec<_>>()
-            .iter()
-            .try_for_each(|launch| self.launch_now(launch))
+        let mut recorded = self.recorded.iter().flat_map(RefCell::take);
+        recorded.try_for_each(|recorded| self.launch_now(&recorded.launch))
     }
 
     /// The recorded launches.

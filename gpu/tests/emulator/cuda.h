@@ -10,17 +10,17 @@
 #define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
 
 inline void __syncthreads() { machine::barrier(); }
-inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", &none, 1); }
+inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", none); }
 
-template <class T> T __shfl_sync(unsigned, T value, int lane) {
-    return machine::shown<T>(machine::exchange("__shfl_sync", &value, sizeof value), lane & 31);
+template <class T> INLINED T __shfl_sync(unsigned, T value, int lane) {
+    return machine::shown<T>(machine::exchange("__shfl_sync", value), lane & 31);
 }
-template <class T> T __shfl_xor_sync(unsigned, T value, int mask) {
-    int lane = machine::self.lane;
-    return machine::shown<T>(machine::exchange("__shfl_xor_sync", &value, sizeof value), (lane ^ mask) & 31);
+template <class T> INLINED T __shfl_xor_sync(unsigned, T value, int mask) {
+    int lane = machine::self->lane;
+    return machine::shown<T>(machine::exchange("__shfl_xor_sync", value), (lane ^ mask) & 31);
 }
 inline unsigned __ballot_sync(unsigned, int predicate) {
-    const unsigned char* all = machine::exchange("__ballot_sync", &predicate, sizeof predicate);
+    const unsigned char* all = machine::exchange("__ballot_sync", predicate);
     unsigned bits = 0;
     for (int lane = 0; lane < 32; lane++) bits |= unsigned(machine::shown<int>(all, lane) != 0) << lane;
     return bits;
@@ -79,8 +79,8 @@ inline int mma_dot(const unsigned char* all, int row, int column, int words) {
     return sum;
 }
 inline void mma_collective(const char* what, int (&c)[4], const unsigned (&operands)[6], int words) {
-    const unsigned char* all = machine::exchange(what, operands, sizeof operands);
-    int g = machine::self.lane / 4, t = machine::self.lane % 4;
+    const unsigned char* all = machine::exchange(what, operands);
+    int g = machine::self->lane / 4, t = machine::self->lane % 4;
     for (int i = 0; i < 4; i++) c[i] += mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
 }
 inline void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int, int) {

@@ -13,7 +13,7 @@
 
 namespace machine {
 
-NEAR Self self;
+NEAR const Self* self;
 NEAR int mutant = 0;
 
 namespace {
@@ -21,14 +21,6 @@ namespace {
 // Not a multiple of 4 KiB: the tops of the stacks are in different sets of the caches.
 constexpr size_t STACK = (32 << 10) + 5 * 64;
 constexpr unsigned char POISON = 0xa5;
-
-// A synchronization point: of a warp or of the block.
-struct Gate {
-    const char* what = nullptr;
-    int arrived = 0;
-    unsigned generation = 0;
-    alignas(16) unsigned char slots[2][WARP * SLOT];
-};
 
 // A stack and its saved context, reused by the threads of every block.
 struct Context {
@@ -109,7 +101,7 @@ void run_fiber();
 // Runs the fiber until it waits or ends.
 [[noreturn]] void resume(Fiber& fiber, size_t index) {
     m->running = &fiber;
-    self = fiber.self;
+    self = &fiber.self;
     fiber.waits = nullptr;
     if (fiber.context->started) _longjmp(fiber.context->resume, 1);
     fiber.context->started = true;
@@ -132,27 +124,6 @@ void run_fiber();
         if (!fiber.done && !(fiber.waits && fiber.waits->generation == fiber.generation)) resume(fiber, index);
     }
     stuck();
-}
-
-// Yields until the gate opens.
-void wait(Gate& gate) {
-    Fiber* own = m->running;
-    own->waits = &gate;
-    own->generation = gate.generation;
-    if (_setjmp(own->context->resume) == 0) next();
-}
-
-void arrive(Gate& gate, const char* what, int expected) {
-    if (gate.arrived > 0 && gate.what != what)
-        fail("some threads are at %s while others are at %s", gate.what, what);
-    gate.what = what;
-    gate.arrived++;
-    if (gate.arrived == expected) {
-        gate.arrived = 0;
-        gate.generation++;
-    } else {
-        wait(gate);
-    }
 }
 
 void run_fiber() {
@@ -198,16 +169,16 @@ void on_signal(int signal, siginfo_t* info, void*) {
         auto name = [&](const Guarded& g, const char* kind, size_t index) {
             if (at < g.map || at >= g.map + g.map_len) return;
             snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): byte %td of %s %zu, which has %zu",
-                     self.linear, self.block.x, self.block.y, self.block.z, at - g.data, kind, index, g.len);
+                     self->linear, self->block.x, self->block.y, self->block.z, at - g.data, kind, index, g.len);
         };
-        snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): no memory at %p", self.linear, self.block.x,
-                 self.block.y, self.block.z, static_cast<void*>(at));
+        snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): no memory at %p", self->linear, self->block.x,
+                 self->block.y, self->block.z, static_cast<void*>(at));
         for (size_t i = 0; i < m->buffers.size(); i++) name(m->buffers[i], "buffer", i);
         for (size_t i = 0; i < m->shared.size(); i++) name(m->shared[i], "shared memory", i);
     } else {
         snprintf(m->error, sizeof m->error,
-                 "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self.linear,
-                 self.block.x, self.block.y, self.block.z);
+                 "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self->linear,
+                 self->block.x, self->block.y, self->block.z);
     }
     siglongjmp(m->escape, 1);
 }
@@ -249,19 +220,17 @@ void install_handlers() {
 void fail(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    int len = snprintf(m->error, sizeof m->error, "block (%u, %u, %u): ", self.block.x, self.block.y, self.block.z);
+    int len = snprintf(m->error, sizeof m->error, "block (%u, %u, %u): ", self->block.x, self->block.y, self->block.z);
     vsnprintf(m->error + len, sizeof m->error - len, format, args);
     va_end(args);
     siglongjmp(m->escape, 1);
 }
 
-const unsigned char* exchange(const char* what, const void* value, size_t bytes) {
-    Gate& gate = m->warps[self.linear / WARP];
-    unsigned char* slots = gate.slots[gate.generation % 2];
-    if (bytes > SLOT) fail("%s shows more than a slot holds", what);
-    memcpy(slots + self.lane * SLOT, value, bytes);
-    arrive(gate, what, WARP);
-    return slots;
+void wait(Gate& gate) {
+    Fiber* own = m->running;
+    own->waits = &gate;
+    own->generation = gate.generation;
+    if (_setjmp(own->context->resume) == 0) next();
 }
 
 void barrier() {
@@ -346,7 +315,8 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
             for (size_t t = 0; t < n; t++) {
                 Dim thread = {unsigned(t % threads.x), unsigned(t / threads.x % threads.y), unsigned(t / threads.x / threads.y)};
                 m->fibers[t].context = &m->contexts[t];
-                m->fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
+                m->fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP),
+                                     &m->warps[t / WARP]};
             }
             run_block();
         }

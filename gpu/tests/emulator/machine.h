@@ -26,18 +26,57 @@ constexpr int SLOT = 32; // bytes per lane of an exchange
 
 // Reached from the thread's register: the libraries are opened at run time, where the default is a call for every access.
 // All thread-local variables of such a library together may have some hundred bytes.
-#define NEAR thread_local __attribute__((tls_model("initial-exec")))
+#define NEAR __thread __attribute__((tls_model("initial-exec")))
 
-// The running thread's indices.
+// A synchronization point: of a warp or of the block.
+struct Gate {
+    const char* what = nullptr; // where the first to arrive is
+    int arrived = 0;
+    unsigned generation = 0;
+    alignas(16) unsigned char slots[2][WARP * SLOT];
+};
+
+// A thread's indices.
 struct Self {
     Dim thread, block, blocks, threads;
     int linear, lane;
+    Gate* warp;
 };
-extern NEAR Self self;
+extern NEAR const Self* self; // the running thread
 
-// Exchanges `bytes` of `value` among all lanes of the warp: returns the 32 values, SLOT bytes apart, valid until the
-// lane's second next exchange.
-const unsigned char* exchange(const char* what, const void* value, size_t bytes);
+// Yields until the gate opens.
+void wait(Gate& gate);
+
+// Ends the launch with an error.
+[[noreturn]] void fail(const char* format, ...);
+
+#define INLINED __attribute__((always_inline)) inline
+
+// Returns when `expected` threads have arrived. Inlined, as everything between a kernel and `wait` is: after a switch between
+// threads the processor predicts each return wrongly, which was half of the time.
+INLINED void arrive(Gate& gate, const char* what, int expected) {
+    if (gate.arrived > 0 && gate.what != what)
+        fail("some threads are at %s while others are at %s", gate.what, what);
+    gate.what = what;
+    gate.arrived++;
+    if (gate.arrived == expected) {
+        gate.arrived = 0;
+        gate.generation++;
+    } else {
+        wait(gate);
+    }
+}
+
+// Exchanges a value among all lanes of the warp: returns the 32 values, SLOT bytes apart, valid until the lane's second next
+// exchange.
+template <class T> INLINED const unsigned char* exchange(const char* what, const T& value) {
+    static_assert(sizeof value <= SLOT, "a slot holds the value");
+    Gate& gate = *self->warp;
+    unsigned char* slots = gate.slots[gate.generation % 2];
+    memcpy(slots + self->lane * SLOT, &value, sizeof value);
+    arrive(gate, what, WARP);
+    return slots;
+}
 
 // Returns when all threads of the block have arrived.
 void barrier();
@@ -45,9 +84,6 @@ void barrier();
 // The block's shared memory: guarded, poisoned at the beginning of a block, and at no multiple of more than `alignment`, as a
 // compiler may place it.
 void* shared(size_t bytes, size_t alignment);
-
-// Ends the launch with an error.
-[[noreturn]] void fail(const char* format, ...);
 
 // The marked index that is one too large, or 0: see the mutation test.
 extern NEAR int mutant;
@@ -71,7 +107,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 #define MACHINE_KERNEL(name, Params, largest, ...)                                                                  \
     static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self);                     \
     extern "C" void name(const void* p) {                                                                           \
-        const machine::Self& self = machine::self;                                                                  \
+        const machine::Self& self = *machine::self;                                                                  \
         int threads = self.threads.x * self.threads.y * self.threads.z;                                             \
         if (threads > largest) machine::fail("a block of %d threads; its kernel has %d at most", threads, largest); \
         Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \

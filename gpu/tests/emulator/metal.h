@@ -58,18 +58,18 @@ template <> struct Shuffled<uint> { static constexpr bool can = true; };
 template <> struct Shuffled<float> { static constexpr bool can = true; };
 template <> struct Shuffled<uint2> { static constexpr bool can = true; };
 
-template <class T> T simd_shuffle(T value, ushort lane) {
+template <class T> INLINED T simd_shuffle(T value, ushort lane) {
     static_assert(Shuffled<T>::can, "no shuffle of this type");
     if (lane > 31) machine::fail("simd_shuffle from lane %d", lane);
-    return machine::shown<T>(machine::exchange("simd_shuffle", &value, sizeof value), lane);
+    return machine::shown<T>(machine::exchange("simd_shuffle", value), lane);
 }
-template <class T> T simd_shuffle_xor(T value, ushort mask) {
+template <class T> INLINED T simd_shuffle_xor(T value, ushort mask) {
     static_assert(Shuffled<T>::can, "no shuffle of this type");
-    int lane = machine::self.lane;
-    return machine::shown<T>(machine::exchange("simd_shuffle_xor", &value, sizeof value), (lane ^ mask) & 31);
+    int lane = machine::self->lane;
+    return machine::shown<T>(machine::exchange("simd_shuffle_xor", value), (lane ^ mask) & 31);
 }
 inline simd_vote simd_ballot(bool predicate) {
-    const unsigned char* all = machine::exchange("simd_ballot", &predicate, sizeof predicate);
+    const unsigned char* all = machine::exchange("simd_ballot", predicate);
     uint64_t bits = 0;
     for (int lane = 0; lane < 32; lane++) bits |= uint64_t(machine::shown<bool>(all, lane)) << lane;
     return {bits};
@@ -78,7 +78,7 @@ inline simd_vote simd_ballot(bool predicate) {
 } // namespace metal
 
 inline void threadgroup_barrier(metal::mem_flags) { machine::barrier(); }
-inline void simdgroup_barrier(metal::mem_flags) { char none = 0; machine::exchange("simdgroup_barrier", &none, 1); }
+inline void simdgroup_barrier(metal::mem_flags) { char none = 0; machine::exchange("simdgroup_barrier", none); }
 
 #define double there_is_no_double_in_metal
 

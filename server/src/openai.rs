@@ -53,19 +53,21 @@ pub(crate) fn form(fields: &mut Fields) -> Result<Form, ApiError> {
 
 /// Tokens of the prompts, each of which is prefilled once, and of all choices, which are sorted by prompts.
 pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w ChoiceOutput>) -> Value {
-    let (mut prompt, mut cached, mut output, mut last) = (0, 0, 0, None);
+    let (mut prompt, mut cached, mut output, mut reasoning, mut last) = (0, 0, 0, 0, None);
     for choice in choices {
         if last.replace(choice.prompt) != Some(choice.prompt) {
             prompt += choice.prompt_tokens;
             cached += choice.cached_tokens; // of the first choice: it reads the prompt
         }
         output += choice.tokens.len();
+        reasoning += choice.reasoning_tokens();
     }
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     })
 }
 

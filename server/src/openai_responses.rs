@@ -342,7 +342,7 @@ impl Answer {
                 "input_tokens": output.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": output.cached_tokens},
                 "output_tokens": output.tokens.len(),
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens()},
                 "total_tokens": output.prompt_tokens + output.tokens.len(),
             });
             response["timings"] = convert::timings(&ended.statistics);

@@ -112,6 +112,11 @@ impl ChoiceOutput {
         self.take(parts)
     }
 
+    /// Tokens of the reasoning.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.parser.as_ref().map_or(0, ReplyParser::reasoning_tokens)
+    }
+
     /// Adds the parts, and gives calls their ids.
     fn take(&mut self, mut parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
         for part in &mut parts {

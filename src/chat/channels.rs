@@ -1,7 +1,7 @@
 //! Gemma 4's replies: reasoning in a channel, tool calls between control tokens.
 
 use super::call;
-use super::parts::{ReplyPart, ReplySyntax, add};
+use super::parts::{ReasoningTokens, ReplyPart, ReplySyntax, add};
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
@@ -145,8 +145,12 @@ impl ReplySyntax for Channels {
     }
 
     fn call_end(&self) -> Option<u32> {
-        let of_end = MARKERS.iter().zip(self.markers).find(|((_, marker), _)| *marker == Marker::CloseCall);
-        of_end.and_then(|(_, id)| id)
+        self.markers[3]
+    }
+
+    fn reasoning(&self) -> ReasoningTokens {
+        let [open, close, call, ..] = self.markers;
+        ReasoningTokens { open, close: [close, call.filter(|_| self.tools)], is_open: false, count: 0 }
     }
 }
 

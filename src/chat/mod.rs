@@ -22,7 +22,7 @@ pub(crate) use channels::Channels;
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
 pub use parts::ReplyPart;
-pub(crate) use parts::{ReplySyntax, add};
+pub(crate) use parts::{ReasoningTokens, ReplySyntax, add};
 pub use reply::ReplyParser;
 pub use reply_grammar::CallChoice;
 pub(crate) use template::template_source;

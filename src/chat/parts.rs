@@ -25,6 +25,33 @@ pub(crate) trait ReplySyntax: Send + Sync {
 
     /// The token that ends a call, if the tokenizer has one.
     fn call_end(&self) -> Option<u32>;
+
+    /// A count of reasoning tokens, from the reply's beginning on.
+    fn reasoning(&self) -> ReasoningTokens;
+}
+
+/// Counts the tokens between one that opens reasoning and one that closes it, without these two.
+pub(crate) struct ReasoningTokens {
+    pub open: Option<u32>,
+    /// The end of the reasoning, and the beginning of a call.
+    pub close: [Option<u32>; 2],
+    /// Whether the next token is reasoning.
+    pub is_open: bool,
+    pub count: usize,
+}
+
+impl ReasoningTokens {
+    pub(crate) fn push(&mut self, tokens: &[u32]) {
+        for token in tokens.iter().map(|token| Some(*token)) {
+            if token == self.open {
+                self.is_open = true;
+            } else if self.close.contains(&token) {
+                self.is_open = false;
+            } else {
+                self.count += usize::from(self.is_open);
+            }
+        }
+    }
 }
 
 /// Adds a part, merging it with the last one if both are of one kind.

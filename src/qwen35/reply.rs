@@ -3,7 +3,9 @@
 
 use minijinja::Value;
 
-use crate::chat::{ChatOptions, GenerationPrompt, Json, ReplyPart, ReplySyntax, Thinking, ToolCall, add};
+use crate::chat::{
+    ChatOptions, GenerationPrompt, Json, ReasoningTokens, ReplyPart, ReplySyntax, Thinking, ToolCall, add,
+};
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
@@ -144,6 +146,12 @@ impl ReplySyntax for XmlReply {
 
     fn call_end(&self) -> Option<u32> {
         self.tags[3].0
+    }
+
+    fn reasoning(&self) -> ReasoningTokens {
+        let [open, close, call, _] = self.tags.map(|(id, _)| id);
+        let is_open = matches!(self.state, State::Reasoning { .. });
+        ReasoningTokens { open, close: [close, call.filter(|_| !self.tools.is_empty())], is_open, count: 0 }
     }
 }
 
@@ -361,5 +369,21 @@ mod tests {
         };
         let mut reply = reply(State::Text { begin: true }, true);
         assert_eq!([reply.push(&piece), reply.finish()].concat(), [reasoning("A"), text("B")]);
+    }
+
+    /// Ids 0 to 3 are the tags.
+    #[test]
+    fn reasoning_is_counted() {
+        let count = |state: State, tools: bool, tokens: &[u32]| {
+            let mut reasoning = reply(state, tools).reasoning();
+            tokens.chunks(2).for_each(|tokens| reasoning.push(tokens));
+            reasoning.count
+        };
+        let (thinking, text) = (State::Reasoning { begin: true }, State::Text { begin: true });
+        assert_eq!(count(thinking, false, &[7, 8, 9, 1, 7]), 3, "opened by the prompt");
+        assert_eq!(count(text, false, &[0, 7, 8, 1, 9]), 2);
+        assert_eq!(count(text, false, &[7, 8]), 0);
+        assert_eq!(count(thinking, true, &[7, 2, 8, 9, 3, 9]), 1, "a call ends it");
+        assert_eq!(count(thinking, false, &[7, 2, 8, 1]), 3, "there are no calls");
     }
 }

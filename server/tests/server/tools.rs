@@ -100,6 +100,12 @@ fn prompt_tokens(messages: Value, thinking: Thinking) -> Value {
     json!(tokens.expect("tokens").len())
 }
 
+/// Tokens of the reasoning in [`REPLY`], with the channel's name.
+fn reasoning_tokens() -> Value {
+    let ids = engine().tokenizer().and_then(|tokenizer| tokenizer.encode("thought\nIt rains?\n")).expect("tokens");
+    json!(ids.len() - 1) // without BOS
+}
+
 #[test]
 fn openai_calls() {
     let (server, script) = start();
@@ -116,6 +122,7 @@ fn openai_calls() {
     assert_eq!(functions, [weather, json!({"name": "now", "arguments": "{}"})]);
     assert!(calls.iter().all(|call| call["type"] == "function") && calls[0]["id"] != calls[1]["id"]);
     assert_eq!(whole["usage"]["prompt_tokens"], prompt_tokens(json!([question]), Thinking::On));
+    assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], reasoning_tokens());
 
     // Streamed, the same message.
     let mut streamed = body.clone();
@@ -296,6 +303,7 @@ fn responses() {
     );
     let question = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Umbrella?"})];
     assert_eq!(whole["usage"]["input_tokens"], prompt_tokens(json!(question), Thinking::On));
+    assert_eq!(whole["usage"]["output_tokens_details"]["reasoning_tokens"], reasoning_tokens());
 
     // Streamed: numbered events, deltas that make the items, and the whole response at the end.
     let mut streamed = body.clone();
@@ -320,6 +328,7 @@ fn responses() {
     assert_eq!(last["type"], "response.completed");
     let items: Vec<_> = of("response.output_item.done").iter().map(|event| event["item"].clone()).collect();
     assert_eq!(last["response"]["output"], json!(items));
+    assert_eq!(last["response"]["usage"], whole["usage"]);
     assert_eq!(
         items.iter().map(|item| &item["type"]).collect::<Vec<_>>(),
         output.iter().map(|item| &item["type"]).collect::<Vec<_>>()

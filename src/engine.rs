@@ -81,7 +81,15 @@ impl Engine {
             (read, _) => read?,
         };
         let end_of_generation = read.end_of_generation(end);
-        let ReadModels { target, assistant, draft_model, tokenizer, on_device: models, draft_on_device } = read;
+        let ReadModels {
+            target,
+            assistant,
+            draft_model,
+            tokenizer,
+            on_device: models,
+            nextn_on_device,
+            draft_on_device,
+        } = read;
         let Loaded { model, gemma4, nextn, .. } = target;
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
@@ -97,6 +105,7 @@ impl Engine {
             gemma4,
             assistant,
             nextn,
+            device_nextn: nextn_on_device,
             device_draft_model: draft_on_device.zip(draft_model.as_ref().map(|draft| draft.model.clone())),
             draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
             ngrams: Arc::new(NgramPool::default()),
@@ -134,6 +143,7 @@ impl Engine {
             gemma4: None,
             assistant: None,
             nextn: None,
+            device_nextn: None,
             draft_model: None,
             device_draft_model: None,
             ngrams: Arc::new(NgramPool::default()),

@@ -7,7 +7,7 @@ use crate::checkpoint::convert::gemma4::{description, directory as gemma4_direct
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
-use crate::device::{Device, DeviceTarget, OnDevice, check_head_dims};
+use crate::device::{Device, DeviceModels, OnDevice, check_head_dims};
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
 use crate::verify::expected::{self, Implied};
@@ -18,7 +18,7 @@ pub(crate) struct Loaded {
     pub model: Arc<dyn Model>,
     /// The same model, if it is a Gemma 4: only those have assistants.
     pub gemma4: Option<Arc<gemma4::Target>>,
-    /// The same model, if it has a NextN head. Those run on the CPU alone.
+    /// The same model, if it has a NextN head on the CPU.
     pub nextn: Option<Arc<dyn NextnHead>>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
@@ -27,7 +27,7 @@ pub(crate) struct Loaded {
 }
 
 /// A target, and its weights on a device.
-pub(crate) type OnDeviceTarget = (Loaded, Box<dyn DeviceTarget>);
+pub(crate) type OnDeviceTarget = (Loaded, DeviceModels);
 
 /// A model family.
 struct Family {
@@ -152,7 +152,7 @@ fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn
     let config = checkpoint.target_config()?;
     check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
     let (target, weights) = gemma4::Target::load_to(&OnDevice(device), checkpoint, options)?;
-    Ok((loaded_gemma4(target), Box::new(weights)))
+    Ok((loaded_gemma4(target), DeviceModels { target: Box::new(weights), nextn: None }))
 }
 
 fn loaded_gemma4(target: gemma4::Target) -> Loaded {
@@ -174,8 +174,10 @@ fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
-    let (target, weights) = qwen35::Target::load_to(&OnDevice(device), checkpoint, options)?;
-    Ok((loaded_qwen35(target), Box::new(weights)))
+    let to = OnDevice(device);
+    let (target, weights) = qwen35::Target::load_to(&to, checkpoint, options)?;
+    let models = weights.models(&target, &to)?;
+    Ok((loaded_qwen35(target), models))
 }
 
 fn loaded_qwen35(target: qwen35::Target) -> Loaded {

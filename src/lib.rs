@@ -1,5 +1,4 @@
-//! Lossless speculative decoding for Gemma 4 (MTP drafter) and Qwen3.5, on the CPU and on GPUs; Qwen3.5's NextN head drafts on the
-//! CPU alone.
+//! Lossless speculative decoding for Gemma 4 (MTP drafter) and Qwen3.5 (NextN head), on the CPU and on GPUs.
 //!
 //! An example, with the demo pair in the repository:
 //!

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions};
-use crate::device::{Device, DeviceTarget, Models, OnDevice};
+use crate::device::{Device, DeviceModels, DeviceNextnHead, Models, OnDevice};
 use crate::family::{self, Loaded};
 use crate::gemma4::{Assistant, Target};
 use crate::options::EngineOptions;
@@ -19,6 +19,8 @@ pub(crate) struct ReadModels {
     pub tokenizer: Option<Tokenizer>,
     /// The weights of target and assistant on a device; the host modules hold none then.
     pub on_device: Option<Arc<Models>>,
+    /// The target's NextN head there.
+    pub nextn_on_device: Option<Arc<DeviceNextnHead>>,
     /// The draft model's.
     pub draft_on_device: Option<Arc<Models>>,
 }
@@ -51,7 +53,7 @@ pub(crate) fn read(
     device: Option<&Arc<dyn Device>>,
     suppressed: &[u32],
 ) -> Result<ReadModels> {
-    let (target, model) = read_target(checkpoint, load, device)?;
+    let (target, models) = read_target(checkpoint, load, device)?;
     let (mut assistant, mut assistant_model) = (None, None);
     if let Some(path) = &options.assistant {
         let target = only_gemma4(&target.gemma4, ("assistant", "omit it"), checkpoint)?;
@@ -70,24 +72,28 @@ pub(crate) fn read(
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
         let draft = read_target(&checkpoint, load, device)?;
-        if draft.1.as_ref().is_some_and(|weights| weights.delta_nets().is_some()) {
+        if draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some()) {
             return Err(family::not_implemented(DRAFT_ON_DEVICE, &checkpoint));
         }
         let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
         check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;
         Ok(draft)
     });
-    let (draft_model, draft_weights) = draft.transpose()?.unzip();
-    let on_device = |weights: Option<Box<dyn DeviceTarget>>, assistant| {
-        let both = device.zip(weights);
-        let new = |(device, weights): (&Arc<dyn Device>, _)| {
-            Models::new(device.clone(), weights, assistant, suppressed, options.kv_memory).map(Arc::new)
-        };
-        both.map(new).transpose()
+    let (draft_model, draft_models) = draft.transpose()?.unzip();
+    let context = target.model.max_position_embeddings();
+    let to_device = |models: Option<DeviceModels>, assistant| -> Result<_> {
+        let Some((device, DeviceModels { target, nextn })) = device.zip(models) else { return Ok((None, None)) };
+        let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
+        let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
+        Ok((Some(Arc::new(models)), nextn.map(Arc::new)))
     };
+    let (on_device, nextn_on_device) = to_device(models, assistant_model)?;
+    // A draft model drafts without its head.
+    let draft_models = draft_models.flatten().map(|models| DeviceModels { nextn: None, ..models });
     Ok(ReadModels {
-        on_device: on_device(model, assistant_model)?,
-        draft_on_device: on_device(draft_weights.flatten(), None)?,
+        on_device,
+        nextn_on_device,
+        draft_on_device: to_device(draft_models, None)?.0,
         target,
         assistant,
         draft_model,
@@ -100,12 +106,12 @@ fn read_target(
     checkpoint: &Checkpoint,
     load: &LoadOptions,
     device: Option<&Arc<dyn Device>>,
-) -> Result<(Loaded, Option<Box<dyn DeviceTarget>>)> {
+) -> Result<(Loaded, Option<DeviceModels>)> {
     match device {
         None => Ok((family::load(checkpoint, load.clone())?, None)),
         Some(device) => {
-            let (loaded, weights) = family::load_to_device(checkpoint, load, &**device)?;
-            Ok((loaded, Some(weights)))
+            let (loaded, models) = family::load_to_device(checkpoint, load, &**device)?;
+            Ok((loaded, Some(models)))
         }
     }
 }

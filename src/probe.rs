@@ -1,12 +1,13 @@
 //! Times single passes at any depth, for benchmarks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::device::{draft_greedily, read_bandwidth};
+use crate::device::{DeviceNextN, DeviceNextnHead, draft_greedily, read_bandwidth};
 use crate::engine::Engine;
 use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
@@ -29,6 +30,7 @@ pub struct Probe {
     session: Session,
     hidden: Option<Tensor>, // the hidden state that drafts start from, on the CPU
     head: Option<KvCache>,  // of a NextN head, as deep as the sequence when it first drafted
+    head_on_device: Option<DeviceNextN>,
     rng: StdRng,
 }
 
@@ -38,7 +40,8 @@ impl Probe {
     /// # Errors
     /// As [`Engine::session`].
     pub fn new(engine: &Engine, options: &SessionOptions) -> Result<Self> {
-        Ok(Self { session: engine.session(options)?, hidden: None, head: None, rng: StdRng::seed_from_u64(1) })
+        let (session, rng) = (engine.session(options)?, StdRng::seed_from_u64(1));
+        Ok(Self { session, hidden: None, head: None, head_on_device: None, rng })
     }
 
     /// Committed positions.
@@ -156,6 +159,9 @@ impl Probe {
         if let Some(head) = &engine.parts.sources.nextn {
             return engine.run(|| self.chain_head(&**head, last, tokens));
         }
+        if let Some(head) = &engine.parts.sources.device_nextn {
+            return engine.run(|| self.chain_head_on_device(head, last, tokens));
+        }
         let no_assistant =
             || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
         let assistant = engine.assistant().ok_or_else(no_assistant)?;
@@ -180,6 +186,18 @@ impl Probe {
             }
             Ok(start.elapsed())
         })
+    }
+
+    /// [`Probe::draft`] with a NextN head on a device, where the rows before the draft are uninitialised.
+    fn chain_head_on_device(&mut self, head: &Arc<DeviceNextnHead>, last: u32, tokens: usize) -> Result<Duration> {
+        let depth = self.depth();
+        let drafter = match &mut self.head_on_device {
+            Some(drafter) => drafter,
+            none => none.insert(DeviceNextN::new(head.clone(), self.session.kv_options())?),
+        };
+        let start = Instant::now();
+        drafter.chain_at(depth, last, tokens)?;
+        Ok(start.elapsed())
     }
 
     /// [`Probe::draft`] with a NextN head. The drafts' rows are rolled back, except those in quantized pages.

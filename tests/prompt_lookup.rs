@@ -31,7 +31,9 @@ fn draft(drafter: &mut dyn Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
 }
 
 fn observe(drafter: &mut dyn Drafter, tokens: &[u32], own: Option<Verdict>) {
-    drafter.observe(&Observed { tokens, first: 0, hidden: None, taps: &[], own }).expect("nothing that can fail");
+    drafter
+        .observe(&Observed { tokens, first: 0, hidden: None, on_device: None, taps: &[], own })
+        .expect("nothing that can fail");
 }
 
 fn verdict(drafted: usize, accepted: usize) -> Option<Verdict> {

@@ -311,7 +311,7 @@ impl Text {
     fn show(&self, drafter: &mut dyn Drafter, first: usize, end: usize, known: usize) {
         let hidden = self.hidden.narrow(0, first, end - first).expect("rows");
         let (tokens, hidden) = (&self.ids[..known], Some(&hidden));
-        drafter.observe(&Observed { tokens, first, hidden, taps: &[], own: None }).expect("observed");
+        drafter.observe(&Observed { tokens, first, hidden, on_device: None, taps: &[], own: None }).expect("observed");
     }
 
     /// Drafts after the first `len` tokens, and the bits of their probabilities.

@@ -2,12 +2,14 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
+use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::vocabulary::{KEPT, MAX_KEPT_OF, NO_ID};
 
 use super::loaded::LoadedModels;
 use super::models::Models;
 use super::passes::{Passes, Row, SequenceRows};
 use super::sequence::{DRAFTED, Sequence};
+use super::states::DeviceStates;
 use crate::model::OutputRows;
 use crate::{Error, Result};
 
@@ -16,7 +18,12 @@ pub(crate) struct PassPart<'a> {
     pub sequence: &'a Mutex<Sequence>,
     pub ids: Vec<u32>,
     pub position: usize,
+    /// The hidden states beside the tokens, if the model reads any.
+    pub states: Vec<DeviceSlice<f32>>,
+    /// Rows with logits and hidden states.
     pub outputs: OutputRows,
+    /// Rows with hidden states: the same, or all.
+    pub hidden: OutputRows,
     /// Whether the rows are committed whole or not at all.
     pub is_whole: bool,
 }
@@ -78,7 +85,9 @@ impl<'a> DevicePass<'a> {
                 sequence,
                 ids: &part.ids,
                 position: part.position,
+                states: &part.states,
                 outputs,
+                keeps_states: part.hidden == OutputRows::All,
                 is_whole: part.is_whole,
             });
         }
@@ -98,6 +107,20 @@ impl<'a> DevicePass<'a> {
     /// If K or V were NaN or infinite, or the driver fails.
     pub fn accept(&mut self) -> Result<()> {
         self.output(0).accept_equal()
+    }
+
+    /// Chooses the most probable token after the last row of each part, without a wait: it is draft `index` in the state in
+    /// `drafts`, and the newest token of the part's own sequence.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn draft(&mut self, index: usize, drafts: &[DeviceSlice<u32>]) -> Result<()> {
+        self.sequences.iter_mut().for_each(|sequence| sequence.note(None));
+        self.passes.draft(self.models, index, drafts)?;
+        for (part, sequence) in self.parts.iter().zip(&mut self.sequences) {
+            sequence.note(Some((part.position + 1, DRAFTED)));
+        }
+        Ok(())
     }
 
     /// Waits for the pass, and for the [`DeviceOutput::largest_logits`] of all parts if `count` are wanted.
@@ -203,6 +226,18 @@ impl DeviceOutput<'_> {
     pub fn state(&self, row: usize) -> Result<Vec<f32>> {
         let width = self.models.hidden_size();
         self.passes.workspace.ops.outputs.hidden.read((self.part().first_output + row) * width, width)
+    }
+
+    /// The hidden states of the part's first `rows` rows, all of which have one.
+    pub fn states(&self, rows: usize) -> DeviceStates {
+        let part = self.part();
+        let rows = self.passes.states([part.first, part.first_output], (rows, self.models.hidden_size()));
+        DeviceStates { rows, state: self.sequences[self.index].state().clone() }
+    }
+
+    /// The last output row.
+    pub fn last_row(&self) -> usize {
+        self.part().outputs.saturating_sub(1)
     }
 
     /// Replaces [`DRAFTED`] ids by the ids in device memory.

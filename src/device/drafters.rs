@@ -206,7 +206,15 @@ impl DeviceDraftModel {
         let (sequence, position) = (&self.sequence, self.read.len());
         DevicePass::run(
             &self.models,
-            vec![PassPart { sequence, ids: ids.to_vec(), position, outputs, is_whole: false }],
+            vec![PassPart {
+                sequence,
+                ids: ids.to_vec(),
+                position,
+                states: Vec::new(),
+                outputs,
+                hidden: outputs,
+                is_whole: false,
+            }],
         )
     }
 }

@@ -21,6 +21,7 @@ mod list;
 mod loaded;
 mod matrix;
 mod models;
+mod nextn;
 mod ops;
 mod outputs;
 mod pages;
@@ -32,6 +33,7 @@ mod recordings;
 mod recurrent;
 mod recurrent_rounds;
 mod sequence;
+mod states;
 mod target;
 mod temporaries;
 mod weights;
@@ -45,17 +47,19 @@ use crate::{Error, Result};
 
 pub use choice::DeviceChoice;
 pub(crate) use choice::open;
+pub use states::DeviceStates;
 
 pub(crate) use bandwidth::read_bandwidth;
 pub(crate) use device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp, draft_greedily};
 pub(crate) use loaded::{OnDevice, check_head_dims};
 pub(crate) use models::Models;
+pub(crate) use nextn::{DeviceNextN, DeviceNextnHead};
 pub(crate) use ops::DeviceOps;
 pub(crate) use positions::PassKv;
 pub(crate) use recurrent::DeltaNets;
 pub(crate) use sequence::{DRAFTED, Sequence};
-pub(crate) use target::DeviceTarget;
+pub(crate) use target::{DeviceModels, DeviceTarget};
 pub(crate) use weights::DeviceEmbedding;
 
 /// A GPU.

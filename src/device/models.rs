@@ -63,6 +63,18 @@ impl Models {
         Ok(Self { loaded, plans: Mutex::default(), pages, passes })
     }
 
+    /// Models of `head`, a part of this target, with the same memory of pages.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn with_head(&self, head: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
+        let (device, pages) = (self.device().clone(), self.pages.clone());
+        let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
+        let passes = Mutex::new(Passes::new(&device, &*head)?);
+        let loaded = LoadedModels { device, target: head, assistant: None, suppressed };
+        Ok(Self { loaded, plans: Mutex::default(), pages, passes })
+    }
+
     /// Counts the pages of all sequences.
     pub fn pages(&self) -> &PagePool {
         self.pages.pool()

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::delta_net::{self, Layer, Projected};
 use foretoken_gpu::plan::experts;
-use foretoken_gpu::plan::pointwise::{self, GateNorm, Strided, normed_silu_gate, rms_norm};
+use foretoken_gpu::plan::pointwise::{self, GateNorm, Strided, TableType, embed, normed_silu_gate, rms_norm};
 use foretoken_gpu::plan::positions::keep_rows;
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
+use foretoken_kernels::ElementType;
 
-use super::buffer::subslice;
+use super::buffer::{Buffer, subslice};
 use super::experts::{DeviceExperts, gate_function};
 use super::kv::Projection;
 use super::launcher::Launcher;
@@ -19,6 +20,7 @@ use super::outputs::{DraftOutputs, DraftState, TargetOutputs};
 use super::positions::{DeviceAngles, PassKv, PassSegments};
 use super::queue::{DeviceTensor, Queue};
 use super::recurrent::DeviceDeltaNet;
+use super::states::{StateInputs, copy};
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::nn::Gate;
 use crate::ops::{DeltaNetInputs, Heads, Ops, SharedExpert};
@@ -34,13 +36,37 @@ pub(crate) struct DeviceOps {
     pub(super) draft: Option<Arc<DraftOutputs>>,
     /// The rows with outputs in the current pass.
     pub(super) kept: Option<PassSegments>,
+    /// Receives the hidden states of all rows of the current pass; `None`: only rows with outputs have them.
+    pub(super) all_states: Option<Arc<Buffer<f32>>>,
+    /// `None`: rows are tokens alone.
+    pub(super) inputs: Option<Arc<StateInputs>>,
 }
 
 impl DeviceOps {
     /// The same memory, with another launcher.
     pub(super) fn with(&self, launcher: Launcher) -> Self {
         let queue = Queue { launcher, temporaries: self.queue.temporaries.clone() };
-        Self { queue, outputs: self.outputs.clone(), draft: self.draft.clone(), kept: self.kept.clone() }
+        Self {
+            queue,
+            outputs: self.outputs.clone(),
+            draft: self.draft.clone(),
+            kept: self.kept.clone(),
+            all_states: self.all_states.clone(),
+            inputs: self.inputs.clone(),
+        }
+    }
+
+    /// The hidden states beside the tokens of a pass of `rows` rows: `(rows, hidden)`.
+    ///
+    /// # Errors
+    /// If its rows are tokens alone.
+    pub(crate) fn states(&self, rows: usize) -> Result<DeviceTensor> {
+        let inputs = self.inputs()?;
+        Ok(DeviceTensor::of_outputs(inputs.states.slice(), rows, inputs.width))
+    }
+
+    fn inputs(&self) -> Result<&StateInputs> {
+        self.inputs.as_deref().ok_or_else(|| Error::argument("hidden", "is missing, but the model reads hidden states"))
     }
 
     fn normed(
@@ -151,7 +177,9 @@ impl Ops for DeviceOps {
 
     fn rows(&self, x: &DeviceTensor, rows: &[usize]) -> Result<DeviceTensor> {
         let first = rows.first().copied().unwrap_or(0);
-        if rows.iter().copied().eq(first..first + rows.len()) {
+        // A recorded pass is replayed for other numbers of rows of several sequences.
+        let is_fixed = rows.len() == x.rows || self.kept.as_ref().is_none_or(|kept| kept.segments.count < 2);
+        if is_fixed && rows.iter().copied().eq(first..first + rows.len()) {
             return Ok(x.some_rows(first, rows.len()));
         }
         let kept = self.kept.as_ref().filter(|kept| kept.rows() == rows.len() && x.is_contiguous());
@@ -165,6 +193,19 @@ impl Ops for DeviceOps {
 
     fn columns(&self, x: &DeviceTensor, start: usize, width: usize) -> Result<DeviceTensor> {
         Ok(x.some_columns(start, width))
+    }
+
+    fn beside(&self, left: &DeviceTensor, right: &DeviceTensor) -> Result<DeviceTensor> {
+        let (rows, width) = (left.rows, left.width + right.width);
+        let y = self.queue.new_tensor(rows, width)?;
+        let order = subslice(self.inputs()?.order.slice(), 0, rows);
+        for (x, start) in [(left, 0), (right, left.width)] {
+            // A lookup of all rows, in order.
+            let (table_type, shape) = (TableType::Float(ElementType::F32), (x.rows, x.width));
+            let y = Strided { slice: subslice(y.slice, start, y.slice.len()), stride: width };
+            self.queue.launcher.run(embed(table_type, x.slice.cast(), shape, (order, rows), 1.0, y))?;
+        }
+        Ok(y)
     }
 
     fn experts(
@@ -220,13 +261,21 @@ impl Ops for DeviceOps {
     }
 
     fn final_norm(&self, norm: &DeviceNorm, x: &DeviceTensor) -> Result<DeviceTensor> {
-        let y = DeviceTensor::of_outputs(self.outputs.hidden.slice(), x.rows, x.width);
+        let to = self.all_states.as_deref().unwrap_or(&self.outputs.hidden);
+        let y = DeviceTensor::of_outputs(to.slice(), x.rows, x.width);
         self.normed(norm, x, None, y.slice)?;
         Ok(y)
     }
 
     fn logits(&self, head: &Arc<Matrices>, hidden: &DeviceTensor, _: Option<f32>) -> Result<DeviceTensor> {
         let y = DeviceTensor::of_outputs(self.outputs.logits.slice(), hidden.rows, head.outputs());
+        if self.all_states.is_some() {
+            if hidden.rows == 0 {
+                return Ok(y);
+            }
+            let to = subslice(self.outputs.hidden.slice(), 0, hidden.slice.len());
+            copy(&self.queue.launcher, hidden.slice, to)?;
+        }
         head.multiply(&Input::new(&self.queue, hidden), y.slice)?;
         Ok(y)
     }

@@ -18,7 +18,7 @@ use foretoken_gpu::plan::segments::{ON_DEVICE, Segment, Segments};
 use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts, largest, largest_parts};
 
 use super::Device;
-use super::buffer::subslice;
+use super::buffer::{Buffer, subslice};
 use super::draft_steps::DraftSteps;
 use super::kv::{KvPlan, Span, fault_words};
 use super::list::List;
@@ -31,6 +31,7 @@ use super::recordings::RecordedPass;
 use super::recurrent::RecurrentState;
 use super::recurrent_rounds::{PassStates, RecurrentRounds, RecurrentRows};
 use super::sequence::Sequence;
+use super::states::StateInputs;
 use super::target::DeviceTarget;
 use super::workspace::Workspace;
 use crate::Result;
@@ -47,8 +48,12 @@ pub(super) struct SequenceRows<'a> {
     pub sequence: &'a mut Sequence,
     pub ids: &'a [u32],
     pub position: usize,
+    /// The hidden states beside the tokens, if the model reads any: of `(ids, hidden)`, consecutive rows each.
+    pub states: &'a [DeviceSlice<f32>],
     /// The last rows, which have logits and hidden states.
     pub outputs: usize,
+    /// Whether all rows have hidden states.
+    pub keeps_states: bool,
     /// Whether the rows are committed whole or not at all.
     pub is_whole: bool,
 }
@@ -60,6 +65,7 @@ pub(super) struct Passes {
     /// `None`: the model has no delta nets.
     pub recurrent: Option<RecurrentRounds>,
     memory: Memory,
+    states: Option<Arc<Buffer<f32>>>, // of all rows of a pass
     last: Shape,
     // What the host has read of the last pass.
     ids: OnceCell<Vec<u32>>,
@@ -80,6 +86,7 @@ struct Memory {
     given: List<u32>,
     all: List<Segment>,
     outputs: List<Segment>, // after the rows without outputs are dropped
+    drafts: List<Segment>,  // the states that get drafts
 }
 
 /// The shape of a pass.
@@ -92,6 +99,8 @@ struct Shape {
     longest_logged: usize,
     output_segments: usize,
     output_rows: usize,
+    /// Whether rows without logits have hidden states.
+    keeps_states: bool,
 }
 
 /// A pass that is to be launched.
@@ -112,6 +121,7 @@ impl Memory {
             given: List::new(device, rows)?,
             all: List::new(device, segments)?,
             outputs: List::new(device, segments)?,
+            drafts: List::new(device, segments)?,
         })
     }
 
@@ -125,26 +135,36 @@ impl Memory {
     ) -> Result<()> {
         let Planned { plan, tables, states, all, outputs, output_rows } = planned;
         let (rows, readback) = (all.rows(), &workspace.readback);
+        if models.target.reads_states() {
+            // A draft is not waited for. Those of other sequences are not this pass's.
+            readback.clear_faults(&ops.queue.launcher)?;
+        }
         let ids = readback.ids(rows);
         let tokens = Tokens { given: self.given.slice(), ids };
         let stores = Stores { plan, tables, faults: readback.faults() };
-        let request = Request { logits: output_rows.clone(), hidden: output_rows, taps: Vec::new() };
+        let hidden = if ops.all_states.is_some() { (0..rows).collect() } else { output_rows.clone() };
+        let request = Request { logits: output_rows, hidden, taps: Vec::new() };
         let mut kv = PassKv::consecutive(&ops.queue, (stores, states), [all, outputs], &tokens)?;
         models.target.forward(ops, (ids, rows), &mut kv, &request)
     }
 
-    /// Chooses the target's tokens for the rows of the last pass, and accepts drafts.
+    /// Chooses the target's tokens for the rows of the last pass, and accepts drafts. With the index of a draft, the tokens become
+    /// drafts as well.
     fn accept(
         &self,
         workspace: &Workspace,
         ops: &DeviceOps,
         models: &LoadedModels,
-        (last, accepting): (&Shape, Accepting),
+        (last, accepting, draft): (&Shape, Accepting, Option<usize>),
     ) -> Result<()> {
         let (outputs, launcher, scores) = (&ops.outputs, &ops.queue.launcher, last.scores(ops, models));
         let chosen = Chosen::Ids(outputs.chosen.slice());
         launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;
         launcher.run(argmax(&scores, outputs.partial.slice(), &chosen))?;
+        if let Some(index) = draft {
+            let segments = Segments { slice: self.drafts.slice(), count: last.output_segments, longest: 1 };
+            launcher.run(argmax(&scores, outputs.partial.slice(), &Chosen::Draft { segments, index }))?;
+        }
         let verified = Verified {
             ids: workspace.readback.ids(last.rows),
             chosen: outputs.chosen.slice(),
@@ -180,6 +200,7 @@ impl Shape {
             longest_logged: pass.iter().filter(|part| !part.is_whole).map(|part| part.ids.len()).max().unwrap_or(0),
             output_segments: pass.iter().filter(|part| part.outputs > 0).count(),
             output_rows: pass.iter().map(|part| part.outputs).sum(),
+            keeps_states: pass.iter().any(|part| part.keeps_states && part.outputs < part.ids.len()),
         }
     }
 }
@@ -191,13 +212,16 @@ impl Passes {
         let layout = target.kv_layout();
         let faults = (layout.store_of_layer.clone(), fault_words(&layout));
         let readback = Readback::new(&**device, faults, (MIN_SEGMENTS, MIN_ROWS))?;
+        let (hidden, vocab) = (target.hidden_size(), target.vocab_size());
+        let inputs = target.reads_states().then(|| StateInputs::new(&**device, (MIN_ROWS, hidden))).transpose()?;
         Ok(Self {
-            workspace: Workspace::new(device, (MIN_ROWS, target.hidden_size(), target.vocab_size()), readback)?,
+            workspace: Workspace::new(device, (MIN_ROWS, hidden, vocab), inputs.map(Arc::new), readback)?,
             drafts: DraftSteps::default(),
             recurrent: (target.delta_nets())
                 .map(|nets| RecurrentRounds::new(&**device, nets, MIN_SEGMENTS))
                 .transpose()?,
             memory: Memory::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
+            states: None,
             last: Shape::default(),
             ids: OnceCell::new(),
             accepted: None,
@@ -215,9 +239,12 @@ impl Passes {
         let shape = Shape::of(pass);
         self.grow(models, &shape)?;
         (self.last, self.ids, self.accepted, self.largest) = (shape, OnceCell::new(), None, None);
-        let verifies = shape.output_rows == shape.rows && shape.longest <= MIN_ROWS;
-        let is_recorded = verifies && plan.completes_pages_before(shape.longest);
+        // Of a draft's rows only the last has outputs.
+        let drafts = models.target.reads_states();
+        let verifies = pass.iter().all(|part| part.outputs == if drafts { 1 } else { part.ids.len() });
+        let is_recorded = verifies && shape.longest <= MIN_ROWS && plan.completes_pages_before(shape.longest);
         let planned = self.prepare(pass, &plan)?;
+        self.workspace.ops.kept = Some(planned.outputs.clone());
         let launched = match is_recorded {
             true => self.replay(models, &shape, planned),
             false => self.launch(models, planned),
@@ -234,7 +261,6 @@ impl Passes {
     /// Launches a pass that is not recorded, once all of it is planned.
     fn launch(&mut self, models: &LoadedModels, planned: Planned<'_>) -> Result<()> {
         let Self { workspace, memory, .. } = self;
-        workspace.ops.kept = Some(planned.outputs.clone());
         workspace.run(models, |workspace, ops| memory.launch(workspace, ops, models, planned))
     }
 
@@ -258,6 +284,9 @@ impl Passes {
             let (first, rows, end) = (given.len(), part.ids.len(), part.position + part.ids.len());
             part.sequence.kv_mut().reserve(launcher, part.position, end)?;
             part.sequence.set(launcher, (part.position, part.ids[0]), None)?;
+            if let Some(inputs) = &self.workspace.ops.inputs {
+                inputs.set(launcher, first, part.states)?;
+            }
             given.push(ON_DEVICE);
             given.extend(&part.ids[1..]);
             let record = recurrent.as_ref().map_or(0, |recurrent| recurrent.record(i));
@@ -298,6 +327,9 @@ impl Passes {
             let rows = shape.rows.max(self.memory.rows).next_power_of_two();
             let segments = shape.segments.max(self.memory.segments).next_power_of_two();
             let memory = Memory::new(on, rows, segments)?;
+            if let Some(inputs) = &mut self.workspace.ops.inputs {
+                *inputs = Arc::new(StateInputs::new(on, (rows, inputs.width))?);
+            }
             self.workspace.recordings.clear();
             self.workspace.readback.grow(on, (segments, rows))?;
             self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
@@ -312,6 +344,11 @@ impl Passes {
             let size = (models.hidden_size(), models.target.vocab_size());
             self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
         }
+        let states = shape.rows * models.hidden_size();
+        if shape.keeps_states && self.states.as_ref().is_none_or(|held| held.len() < states) {
+            self.states = Some(Arc::new(Buffer::new(on, states)?));
+        }
+        self.workspace.ops.all_states = self.states.clone().filter(|_| shape.keeps_states);
         Ok(())
     }
 
@@ -354,11 +391,26 @@ impl Passes {
         let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
         let Self { workspace, memory, last, .. } = self;
         workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
-            memory.accept(workspace, ops, models, (last, accepting))
+            memory.accept(workspace, ops, models, (last, accepting, None))
         })?;
         let (accepted, ids) = workspace.readback.read(last.rows)?;
         self.ids = OnceCell::from(ids);
         Ok(accepted)
+    }
+
+    /// Chooses the token after the last row of every segment, without a wait: it is the newest token of the segment's sequence, and
+    /// draft `index` of the state in `drafts`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn draft(&mut self, models: &LoadedModels, index: usize, drafts: &[DeviceSlice<u32>]) -> Result<()> {
+        let Self { workspace, memory, last, .. } = self;
+        let segment = |state: &DeviceSlice<u32>| Segment { state: state.address(), ..Segment::default() };
+        memory.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
+        let chosen = RecordedPass::Choose { segments: last.output_segments, index };
+        workspace.replay(models, chosen, |workspace, ops| {
+            memory.accept(workspace, ops, models, (last, Accepting::Equal, Some(index)))
+        })
     }
 
     /// The tokens of the last pass.
@@ -422,6 +474,15 @@ impl Passes {
             Row { ids, logits }
         };
         Ok(self.workspace.ops.outputs.read_largest(last.output_rows)?.into_iter().map(row).collect())
+    }
+
+    /// The hidden states of the last pass from row `row` on, which is output row `output` if only those have states.
+    pub fn states(&self, [row, output]: [usize; 2], (rows, width): (usize, usize)) -> DeviceSlice<f32> {
+        let (states, first) = match &self.workspace.ops.all_states {
+            Some(states) => (states.slice(), row),
+            None => (self.workspace.ops.outputs.hidden.slice(), output),
+        };
+        subslice(states, first * width, rows * width)
     }
 
     /// The hidden state of output row `row` of the last pass: `(hidden)`.

@@ -5,10 +5,12 @@
 //! ```
 
 use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::words::write_words;
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
 use super::kv::{NO_FAULT, check_faults};
+use super::launcher::Launcher;
 use crate::Result;
 
 /// The words read by the host after a pass.
@@ -43,6 +45,14 @@ impl Readback {
 
     pub fn faults(&self) -> DeviceSlice<u32> {
         subslice(self.words.slice(), 0, self.faults)
+    }
+
+    /// Launches a reset of the faults.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn clear_faults(&self, launcher: &Launcher) -> Result<()> {
+        launcher.run(write_words(self.faults(), &vec![NO_FAULT; self.faults]))
     }
 
     /// `(segments, 2)`.

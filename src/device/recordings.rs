@@ -19,6 +19,8 @@ pub(super) enum RecordedPass {
     Verify { plan: u64, segments: usize, rows: usize, longest: usize },
     /// Accepting drafts of the last pass, which has `rows` output rows.
     Accept { segments: usize, rows: usize, accepting: Accepting },
+    /// Draft `index` of every segment of the last pass.
+    Choose { segments: usize, index: usize },
     /// The largest logits of the last pass, which has `rows` output rows.
     Largest { rows: usize },
     /// Step `step` of a draft.

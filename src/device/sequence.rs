@@ -21,7 +21,7 @@ pub(crate) const DRAFTED: u32 = ON_DEVICE;
 /// A sequence.
 pub(crate) struct Sequence {
     kv: DeviceKv,
-    state: Buffer<u32>,                // see `Segment::state`
+    state: Arc<Buffer<u32>>,           // see `Segment::state`
     hidden: Buffer<f32>,               // (hidden): predicted the token after the committed positions
     known: Option<(usize, u32)>,       // the state's length and token
     recurrent: Option<RecurrentState>, // if the model has delta nets
@@ -43,6 +43,7 @@ impl Sequence {
 
     fn of(device: &dyn Device, kv: DeviceKv, hidden: usize, recurrent: Option<RecurrentState>) -> Result<Self> {
         let (state, hidden) = (Buffer::new(device, 1 + kv.plan().max_rows())?, Buffer::new(device, hidden)?);
+        let state = Arc::new(state);
         Ok(Self { kv, state, hidden, known: None, recurrent })
     }
 
@@ -127,6 +128,21 @@ impl Sequence {
         launcher.run(set_state((self.state.slice(), self.hidden.slice()), &state))?;
         self.known = Some((position, newest));
         Ok(())
+    }
+
+    /// Whether the host knows that the state has this length and token.
+    pub(super) fn is_at(&self, state: (usize, u32)) -> bool {
+        self.known == Some(state)
+    }
+
+    /// See [`Segment::state`].
+    pub(super) fn state(&self) -> &Arc<Buffer<u32>> {
+        &self.state
+    }
+
+    /// See [`Segment::hidden`].
+    pub(super) fn hidden(&self) -> DeviceSlice<f32> {
+        self.hidden.slice()
     }
 
     /// The hidden state that predicted the token after the committed positions: `(hidden)`.

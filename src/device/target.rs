@@ -1,4 +1,4 @@
-//! A target of any family, as its passes see it.
+//! A target of any family, or a NextN head, as its passes see it.
 
 use foretoken_gpu::DeviceSlice;
 
@@ -10,7 +10,14 @@ use crate::Result;
 use crate::kv::KvLayout;
 use crate::model::Request;
 
-/// A target's weights on a device.
+/// The models of a checkpoint.
+pub(crate) struct DeviceModels {
+    pub target: Box<dyn DeviceTarget>,
+    /// Its NextN head, if there is one.
+    pub nextn: Option<Box<dyn DeviceTarget>>,
+}
+
+/// The weights of a target, or of a NextN head, on a device.
 pub(crate) trait DeviceTarget: Send + Sync {
     /// Width of a hidden state.
     fn hidden_size(&self) -> usize;
@@ -26,6 +33,11 @@ pub(crate) trait DeviceTarget: Send + Sync {
 
     /// The delta nets, if it has any.
     fn delta_nets(&self) -> Option<DeltaNets>;
+
+    /// Whether a row has a hidden state `(hidden)` beside its token: [`DeviceOps::states`].
+    fn reads_states(&self) -> bool {
+        false
+    }
 
     /// The embedding table.
     fn embed_tokens(&self) -> &DeviceEmbedding;

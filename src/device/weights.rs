@@ -23,6 +23,7 @@ pub(crate) struct DeviceRotary {
 }
 
 /// A table and its row factor.
+#[derive(Clone)]
 pub(crate) struct DeviceEmbedding {
     pub(super) table: Arc<Matrices>,
     pub(super) scale: f32,

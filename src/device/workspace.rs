@@ -10,6 +10,7 @@ use super::outputs::TargetOutputs;
 use super::queue::Queue;
 use super::readback::Readback;
 use super::recordings::{RecordedPass, Recordings};
+use super::states::StateInputs;
 use super::temporaries::Temporaries;
 use crate::Result;
 
@@ -28,12 +29,20 @@ impl Workspace {
     pub fn new(
         device: &Arc<dyn Device>,
         (rows, hidden, vocab): (usize, usize, usize),
+        inputs: Option<Arc<StateInputs>>,
         readback: Readback,
     ) -> Result<Self> {
         let temporaries = Temporaries::new(device.clone());
         let launcher = Launcher::new(device.clone(), temporaries.clone());
         let outputs = Arc::new(TargetOutputs::new(&**device, rows, (hidden, vocab))?);
-        let ops = DeviceOps { queue: Queue { launcher, temporaries }, outputs, draft: None, kept: None };
+        let ops = DeviceOps {
+            queue: Queue { launcher, temporaries },
+            outputs,
+            draft: None,
+            kept: None,
+            all_states: None,
+            inputs,
+        };
         Ok(Self { ops, readback, recordings: Recordings::default() })
     }
 

@@ -77,6 +77,10 @@ impl Ops for CpuOps {
         Ok(x.narrow(1, start, width)?.contiguous()?)
     }
 
+    fn beside(&self, left: &Tensor, right: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::cat(&[left, right], 1)?)
+    }
+
     fn experts(
         &self,
         experts: &Experts,

@@ -119,6 +119,9 @@ pub(crate) trait Ops: Sized {
     /// Columns `start..start + width` of `x`.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
 
+    /// The columns of `left`, then those of `right`: `(rows, left + right)`.
+    fn beside(&self, left: &Self::Tensor, right: &Self::Tensor) -> Result<Self::Tensor>;
+
     /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows, hidden)`, and of a shared one: `(rows,
     /// hidden)`.
     fn experts(

@@ -186,6 +186,11 @@ impl TextConfig {
         KvLayout { stores, store_of_layer, inverse_frequencies: Vec::new() }
     }
 
+    /// The one store of a NextN head, whose layer is an attention layer.
+    pub(crate) fn nextn_kv_layout(&self) -> KvLayout {
+        KvLayout { stores: vec![self.store()], store_of_layer: vec![0], inverse_frequencies: Vec::new() }
+    }
+
     /// The K/V of an attention layer.
     pub(crate) fn store(&self) -> StoreLayout {
         let (num_kv_heads, head_dim) = (self.num_key_value_heads, self.head_dim);

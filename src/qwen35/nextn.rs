@@ -1,40 +1,41 @@
 //! The NextN (multi-token prediction) head: one attention layer that predicts the token after the next from the trunk's
 //! hidden state and the next token's embedding. Embedding and output head are the trunk's unless the checkpoint has others for it.
 
-use candle_core::Tensor;
-
 use super::attention::Attention;
 use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::norm::zero_centred;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, Loader, TableUse};
-use crate::kv::KvAccess;
-use crate::nn::{Angles, Embedding, Linear, RmsNorm, linear};
-use crate::ops::{CpuOps, OnCpu};
+use crate::ops::{Destination, Ops};
 
-/// The head's own weights.
-pub(super) struct Head {
-    pre_fc_norm_embedding: RmsNorm,
-    pre_fc_norm_hidden: RmsNorm,
-    fc: Linear, // (hidden, 2 * hidden): the embedding's half first
-    layer: DecoderLayer<CpuOps, Attention<CpuOps>>,
-    norm: RmsNorm,
+/// The head's own weights, on backend `O`.
+pub(crate) struct Head<O: Ops> {
+    pre_fc_norm_embedding: O::Norm,
+    pre_fc_norm_hidden: O::Norm,
+    fc: O::Linear, // (hidden, 2 * hidden): the embedding's half first
+    layer: DecoderLayer<O, Attention<O>>,
+    pub(super) norm: O::Norm,
     /// `None` is the trunk's, here and below.
-    pub(super) embed_tokens: Option<Embedding>,
-    pub(super) lm_head: Option<Linear>, // (vocab, hidden)
+    pub(super) embed_tokens: Option<O::Embedding>,
+    pub(super) lm_head: Option<O::Linear>, // (vocab, hidden)
 }
 
 /// Tensors of a head with its own embedding and output head.
 const EMBED_TOKENS: &str = "mtp.embed_tokens.weight";
 pub(super) const LM_HEAD: &str = "mtp.shared_head.head.weight";
 
-impl Head {
-    /// The head, if the checkpoint has one.
+impl<O: Ops> Head<O> {
+    /// Loads the head to `to`, if the checkpoint has one.
     ///
     /// # Errors
-    /// If it is incomplete.
-    pub(super) fn load(root: &mut Loader, checkpoint: &Checkpoint, config: &TextConfig) -> Result<Option<Self>> {
+    /// If it is incomplete, or those of `to`.
+    pub(super) fn load(
+        root: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        checkpoint: &Checkpoint,
+        config: &TextConfig,
+    ) -> Result<Option<Self>> {
         if !checkpoint.names().iter().any(|name| name.starts_with("mtp.")) {
             if config.mtp_num_hidden_layers.is_some_and(|layers| layers > 0) {
                 let path = checkpoint.path().display();
@@ -43,13 +44,16 @@ impl Head {
             return Ok(None);
         }
         let hidden = config.hidden_size;
-        let norm =
-            |root: &mut Loader, name: &str| zero_centred(root, &format!("mtp.{name}.weight"), hidden, config, 1.0);
-        let to = &OnCpu { isa: root.isa() };
+        let norm = |root: &mut Loader, name: &str| {
+            to.norm(zero_centred(root, &format!("mtp.{name}.weight"), hidden, config, 1.0)?)
+        };
         let attention = Attention::load(root, to, "mtp.layers.0.self_attn.", config)?;
         // A table that rows are gathered from stays in the file.
         let embed_tokens = match root.has(EMBED_TOKENS) || config.mtp_use_dedicated_embeddings {
-            true => Some(root.embedding(EMBED_TOKENS, [config.vocab_size, hidden], TableUse::LookUp, |_| 1.0)?),
+            true => {
+                let shape = [config.vocab_size, hidden];
+                Some(to.embedding(root.embedding(EMBED_TOKENS, shape, TableUse::LookUp, |_| 1.0)?)?)
+            }
             false => None,
         };
         let trunks = match config.tie_word_embeddings {
@@ -57,13 +61,13 @@ impl Head {
             false => checkpoint.head_name().to_owned(),
         };
         let lm_head = match root.has(LM_HEAD) && !root.is_copy(LM_HEAD, &trunks)? {
-            true => Some(root.head(LM_HEAD, config.vocab_size, hidden)?),
+            true => Some(to.linear(root.head(LM_HEAD, config.vocab_size, hidden)?)?),
             false => None,
         };
         Ok(Some(Self {
             pre_fc_norm_embedding: norm(root, "pre_fc_norm_embedding")?,
             pre_fc_norm_hidden: norm(root, "pre_fc_norm_hidden")?,
-            fc: root.linear("mtp.fc.weight", hidden, 2 * hidden)?,
+            fc: to.linear(root.linear("mtp.fc.weight", hidden, 2 * hidden)?)?,
             layer: DecoderLayer::load(root, to, "mtp.layers.0.", config, attention)?,
             norm: norm(root, "norm")?,
             embed_tokens,
@@ -71,20 +75,19 @@ impl Head {
         }))
     }
 
-    /// Hidden states `(rows, hidden)` from the embeddings of tokens at `p + 1` and the hidden states of positions `p`, appended
-    /// to `kv`.
+    /// Hidden states before the final norm, `(rows, hidden)`, from the embeddings of tokens at `p + 1` and the hidden states of
+    /// positions `p`, appended to `kv`.
     pub(super) fn forward(
         &self,
-        ops: &CpuOps,
-        embedding: &Tensor,
-        hidden: &Tensor,
-        angles: &Angles,
-        kv: &mut dyn KvAccess,
-    ) -> Result<Tensor> {
-        let embedding = self.pre_fc_norm_embedding.forward(embedding)?;
-        let hidden = self.pre_fc_norm_hidden.forward(hidden)?;
-        let x = linear(&self.fc, &Tensor::cat(&[&embedding, &hidden], 1)?)?;
-        let h = self.layer.forward(ops, &x, |attention, x| attention.forward(ops, x, angles, kv, 0))?;
-        self.norm.forward(&h)
+        ops: &O,
+        embedding: &O::Tensor,
+        hidden: &O::Tensor,
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+    ) -> Result<O::Tensor> {
+        let embedding = ops.norm(&self.pre_fc_norm_embedding, embedding)?;
+        let hidden = ops.norm(&self.pre_fc_norm_hidden, hidden)?;
+        let x = ops.linear(&self.fc, &ops.beside(&embedding, &hidden)?)?;
+        self.layer.forward(ops, &x, |attention, x| attention.forward(ops, x, angles, kv, 0))
     }
 }

@@ -1,12 +1,49 @@
-//! The target on a device.
+//! The target and its NextN head on a device.
 
 use foretoken_gpu::DeviceSlice;
 
+use super::config::TextConfig;
+use super::nextn::Head;
+use super::target::Weights;
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeltaNets, DeviceEmbedding, DeviceOps, DeviceTarget, PassKv};
+use crate::device::{DeltaNets, DeviceEmbedding, DeviceModels, DeviceOps, DeviceTarget, OnDevice, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
+use crate::nn::Rotary;
+use crate::ops::{Destination, Ops};
+
+type Linear = <DeviceOps as Ops>::Linear;
+
+/// A NextN head with the trunk's embedding and output head, where it has none of its own.
+struct NextnModel {
+    config: TextConfig,
+    embed_tokens: DeviceEmbedding,
+    head: Head<DeviceOps>,
+    lm_head: Linear, // (vocab, hidden)
+    rotary: <DeviceOps as Ops>::Rotary,
+}
+
+impl Weights<DeviceOps> {
+    /// The models that a device runs.
+    ///
+    /// # Errors
+    /// If it is out of memory.
+    pub(crate) fn models(self, target: &super::Target, to: &OnDevice<'_>) -> Result<DeviceModels> {
+        let Self { model, nextn } = self;
+        let head = nextn.map(|mut head| -> Result<Box<dyn DeviceTarget>> {
+            let (config, embed_tokens) = (model.config.clone(), head.embed_tokens.take());
+            Ok(Box::new(NextnModel {
+                embed_tokens: embed_tokens.unwrap_or_else(|| model.embed_tokens.clone()),
+                lm_head: head.lm_head.take().unwrap_or_else(|| model.lm_head.clone()),
+                rotary: to.rotary(Rotary::of_leading(config.inverse_frequencies(), target.isa()))?,
+                config,
+                head,
+            }))
+        });
+        Ok(DeviceModels { nextn: head.transpose()?, target: Box::new(model) })
+    }
+}
 
 impl DeviceTarget for TextModel<DeviceOps> {
     fn hidden_size(&self) -> usize {
@@ -41,5 +78,53 @@ impl DeviceTarget for TextModel<DeviceOps> {
         request: &Request,
     ) -> Result<()> {
         Self::forward(self, ops, tokens, kv, request).map(drop)
+    }
+}
+
+/// Passes of the head: a row is a token, and beside it the hidden state of the position before.
+impl DeviceTarget for NextnModel {
+    fn hidden_size(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn soft_cap(&self) -> Option<f32> {
+        None
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.config.nextn_kv_layout()
+    }
+
+    fn delta_nets(&self) -> Option<DeltaNets> {
+        None
+    }
+
+    fn reads_states(&self) -> bool {
+        true
+    }
+
+    fn embed_tokens(&self) -> &DeviceEmbedding {
+        &self.embed_tokens
+    }
+
+    fn forward(
+        &self,
+        ops: &DeviceOps,
+        (ids, rows): (DeviceSlice<u32>, usize),
+        kv: &mut PassKv<'_>,
+        request: &Request,
+    ) -> Result<()> {
+        let embedding = ops.embed(&self.embed_tokens, ids)?;
+        let angles = ops.angles(&self.rotary, kv)?;
+        let h = self.head.forward(ops, &embedding, &ops.states(rows)?, &angles, kv)?;
+        if request.logits.is_empty() {
+            return Ok(());
+        }
+        let hidden = ops.final_norm(&self.head.norm, &ops.rows(&h, &request.logits)?)?;
+        ops.logits(&self.lm_head, &hidden, None).map(drop)
     }
 }

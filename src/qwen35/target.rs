@@ -1,6 +1,7 @@
 //! The target model.
 
 use candle_core::Tensor;
+use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
@@ -8,7 +9,7 @@ use super::nextn::Head;
 use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
-use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
+use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, NextnHead, Output, Request, on_device};
 use crate::nn::{Rotary, linear};
 use crate::ops::{CpuOps, Destination, OnCpu, Ops, PassOutput};
@@ -19,13 +20,16 @@ pub struct Target {
     config: TextConfig,
     ops: CpuOps,
     model: Option<TextModel<CpuOps>>, // `None`: it is on a device
-    nextn: Option<Head>,
+    nextn: Option<Head<CpuOps>>,      // `None`: there is none, or it is on a device
     step: StepCost,
     fingerprint: u64,
 }
 
-/// Loads a NextN head, if there is one.
-type LoadHead = fn(&mut Loader, &Checkpoint, &TextConfig) -> Result<Option<Head>>;
+/// The weights of a target on backend `O`.
+pub(crate) struct Weights<O: Ops> {
+    pub(super) model: TextModel<O>,
+    pub(super) nextn: Option<Head<O>>,
+}
 
 impl Target {
     /// Loads a checkpoint; weights stay in the mapped file.
@@ -35,11 +39,11 @@ impl Target {
     /// loaded if any of its tensors is present; then all must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let (target, model) = Self::read(&OnCpu { isa: options.isa }, checkpoint, &options, Some(Head::load))?;
-        Ok(Self { model: Some(model), ..target })
+        let (target, Weights { model, nextn }) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, &options)?;
+        Ok(Self { model: Some(model), nextn, ..target })
     }
 
-    /// Loads a checkpoint without its NextN head to `to`, tensor by tensor. The returned host module has no weights.
+    /// Loads a checkpoint to `to`, tensor by tensor. The returned host module has no weights.
     ///
     /// # Errors
     /// As [`Target::load`], or those of `to`.
@@ -47,16 +51,7 @@ impl Target {
         to: &D,
         checkpoint: &Checkpoint,
         options: &LoadOptions,
-    ) -> Result<(Self, TextModel<D::Ops>)> {
-        Self::read(to, checkpoint, options, None)
-    }
-
-    fn read<D: Destination>(
-        to: &D,
-        checkpoint: &Checkpoint,
-        options: &LoadOptions,
-        load_head: Option<LoadHead>,
-    ) -> Result<(Self, TextModel<D::Ops>)> {
+    ) -> Result<(Self, Weights<D::Ops>)> {
         let config = TextConfig::of(checkpoint)?;
         let hidden = config.hidden_size;
         let mut loader = Loader::new(checkpoint, checkpoint.text_prefix()?, options).for_use(to.weight_use());
@@ -76,16 +71,16 @@ impl Target {
             false => to.linear(root.head(checkpoint.head_name(), config.vocab_size, hidden)?)?,
         };
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
-        let nextn = load_head.map(|load| load(&mut root, checkpoint, &config)).transpose()?.flatten();
+        let nextn = Head::load(&mut root, to, checkpoint, &config)?;
         loader.absorb(root);
-        let skipped = |name: &str| load_head.is_none() && name.starts_with("mtp.");
-        loader.finish(|name| is_vision(name) || is_head(name) || skipped(name))?;
+        loader.finish(|name| is_vision(name) || is_head(name))?;
         let rotary = to.rotary(Rotary::of_leading(config.inverse_frequencies(), options.isa))?;
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");
         let ops = CpuOps { isa: options.isa };
-        let target = Self { config: config.clone(), ops, model: None, nextn, step, fingerprint };
-        Ok((target, TextModel { config, embed_tokens, layers, norm, lm_head, rotary }))
+        let target = Self { config: config.clone(), ops, model: None, nextn: None, step, fingerprint };
+        let model = TextModel { config, embed_tokens, layers, norm, lm_head, rotary };
+        Ok((target, Weights { model, nextn }))
     }
 
     /// The weights.
@@ -99,6 +94,11 @@ impl Target {
     /// The configuration.
     pub fn config(&self) -> &TextConfig {
         &self.config
+    }
+
+    /// The instruction set of the host's computations.
+    pub(super) fn isa(&self) -> Isa {
+        self.ops.isa
     }
 
     /// Whether there is a NextN head.
@@ -179,8 +179,7 @@ impl Model for Target {
 impl NextnHead for Target {
     /// A cache of one layer. Per-layer formats apply only to the trunk.
     fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
-        let stores = vec![self.config.store()];
-        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let layout = self.config.nextn_kv_layout();
         let options = KvOptions { layers: Vec::new(), ..options.clone() };
         KvCache::in_pool(layout, &options, self.config.max_position_embeddings, self.ops.isa, pool)
     }
@@ -192,7 +191,8 @@ impl NextnHead for Target {
         let embedding = embed_tokens.forward(batch.ids())?;
         let mut kv = batch.kv();
         let angles = self.ops.angles(&model.rotary, &kv)?;
-        head.forward(&self.ops, &embedding, hidden, &angles, &mut kv)
+        let h = head.forward(&self.ops, &embedding, hidden, &angles, &mut kv)?;
+        self.ops.norm(&head.norm, &h)
     }
 
     fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor> {

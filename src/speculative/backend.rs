@@ -10,7 +10,7 @@ use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
 use crate::Result;
-use crate::device::{AcceptRule, DeviceOutput, DevicePass, Models, PassPart, Sequence};
+use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
 use crate::kv::{KvCache, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
@@ -142,7 +142,7 @@ impl OnDevice {
     /// # Errors
     /// The device's.
     pub fn pass(&self, ids: &[u32], round: &Round<'_>, outputs: OutputRows) -> Result<DevicePass<'_>> {
-        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, outputs)])
+        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, (outputs, outputs))])
     }
 
     /// A sequence that continues this one, which has `len` positions, independently. Pages are shared until either writes them.
@@ -154,9 +154,10 @@ impl OnDevice {
         Ok(Self { models: self.models.clone(), sequence: Arc::new(Mutex::new(fork)) })
     }
 
-    /// This sequence's part of a pass, whose rows are staged in `round`.
-    pub fn part(&self, ids: Vec<u32>, round: &Round<'_>, outputs: OutputRows) -> PassPart<'_> {
-        PassPart { sequence: &self.sequence, ids, position: round.position(), outputs, is_whole: round.is_whole() }
+    /// This sequence's part of a pass, whose rows are staged in `round`; with the rows of logits and of hidden states.
+    pub fn part(&self, ids: Vec<u32>, round: &Round<'_>, (outputs, hidden): (OutputRows, OutputRows)) -> PassPart<'_> {
+        let (position, is_whole) = (round.position(), round.is_whole());
+        PassPart { sequence: &self.sequence, ids, position, states: Vec::new(), outputs, hidden, is_whole }
     }
 
     /// Whether both can be in one pass.
@@ -231,6 +232,25 @@ impl ForwardOutput<'_> {
                 let width = state.len();
                 tensor(state, (1, width))
             }
+        }
+    }
+
+    /// The last row of the hidden states that the host continues from.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub fn last_row(&self) -> Result<usize> {
+        match self {
+            ForwardOutput::Cpu(output) => Ok(output.hidden.dim(0)?.saturating_sub(1)),
+            ForwardOutput::Device(output) => Ok(output.last_row()),
+        }
+    }
+
+    /// The hidden states of the first `rows` rows, if they are on a device.
+    pub fn device_states(&self, rows: usize) -> Option<DeviceStates> {
+        match self {
+            ForwardOutput::Cpu(_) => None,
+            ForwardOutput::Device(output) => Some(output.states(rows)),
         }
     }
 

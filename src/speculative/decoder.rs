@@ -364,10 +364,10 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
         let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
         models = Some(&device.models);
-        let (ids, outputs, _) = planned.rows(drafting);
+        let (ids, outputs, hidden) = planned.rows(drafting);
         let round = planned.begin_round(state, ids.len())?;
-        parts.push(device.part(ids, &round, outputs));
-        rests.push((drafting, work, rng, ends, round, outputs != OutputRows::None));
+        parts.push(device.part(ids, &round, (outputs, hidden)));
+        rests.push((drafting, work, rng, ends, round, [outputs, hidden].map(|rows| rows != OutputRows::None)));
     }
     let Some(models) = models else { return Ok(Vec::new()) };
     let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
@@ -375,7 +375,7 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = || rests.iter().filter(|(.., has_outputs)| *has_outputs).map(|(drafting, ..)| drafting);
+    let outputs = || rests.iter().filter(|(.., [has_logits, _])| *has_logits).map(|(drafting, ..)| drafting);
     if outputs().any(|drafting| drafting.accepts_on_device()) {
         pass.accept()?;
     } else if outputs().next().is_some() {
@@ -383,10 +383,11 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     }
     let verify = start.elapsed();
     let mut done = Vec::with_capacity(rests.len());
-    for (i, (drafting, work, rng, ends, round, has_outputs)) in rests.into_iter().enumerate() {
+    for (i, (drafting, work, rng, ends, round, [_, has_hidden])) in rests.into_iter().enumerate() {
         let others = all.without(counts(work));
         let timing = PassTiming { position: round.position(), verify, others };
-        let output = has_outputs.then(|| ForwardOutput::Device(pass.output(i)));
+        // Rows with logits have hidden states.
+        let output = has_hidden.then(|| ForwardOutput::Device(pass.output(i)));
         let finished = Error::catch(|| finish(drafting, work.take(), output, (rng, ends), &timing));
         done.push(finished.map(|(keep, done)| {
             round.commit(keep);

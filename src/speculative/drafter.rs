@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use super::draft::{Confidence, Draft, DraftSampling};
 use super::drafter_kind::DrafterKind;
 use super::drafters::NgramCache;
+use crate::device::DeviceStates;
 use crate::kv::Committed;
 use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::Scores;
@@ -93,8 +94,10 @@ pub struct Observed<'a> {
     pub tokens: &'a [u32],
     /// Position of the first committed row.
     pub first: usize,
-    /// `(rows, hidden)` of the committed rows, after the final norm; only if [`Reads::hidden`] is set.
+    /// `(rows, hidden)` of the committed rows, after the final norm; only if [`Reads::hidden`] is set, and on the CPU.
     pub hidden: Option<&'a Tensor>,
+    /// The same on a device, for its drafters; `None` on the CPU.
+    pub on_device: Option<&'a DeviceStates>,
     /// `(rows, hidden)` of the same rows for each layer that any drafter of the sequence reads, ascending.
     pub taps: &'a [Tensor],
     /// The accept result, if this drafter made the round's draft.

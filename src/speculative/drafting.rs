@@ -201,7 +201,9 @@ impl Drafting {
         let Some(output) = output else { return Ok(None) };
         if self.reads().hidden {
             let (hidden, taps) = output.hidden_rows(ids.len())?;
-            let seen = Observed { tokens: &self.tokens, first, hidden: hidden.as_ref(), taps: &taps, own: None };
+            let (tokens, hidden, on_device) = (&self.tokens[..], hidden.as_ref(), output.device_states(ids.len()));
+            let on_device = on_device.as_ref();
+            let seen = Observed { tokens, first, hidden, on_device, taps: &taps, own: None };
             match self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen)) {
                 Err(Error::Memory { .. }) => _ = self.release(),
                 observed => observed?,
@@ -214,8 +216,7 @@ impl Drafting {
         let (Accepted { next: last, .. }, logprobs) = output.verify(&mut Draft::default(), &rule, rng)?;
         self.settings.read(&[last])?;
         self.settings.commit();
-        let row = if self.reads().hidden { ids.len() - 1 } else { 0 };
-        let hidden = output.advance(row, last, Confidence::Report)?;
+        let hidden = output.advance(output.last_row()?, last, Confidence::Report)?;
         Ok(Some((DecodeState { last, hidden }, logprobs)))
     }
 
@@ -378,6 +379,7 @@ impl Drafting {
         let last_token = tokens[emitted - 1];
         let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
         let (rows, taps) = if self.reads().hidden { output.hidden_rows(emitted)? } else { (None, Vec::new()) };
+        let on_device = self.reads().hidden.then(|| output.device_states(emitted)).flatten();
         drop(output);
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
@@ -385,7 +387,8 @@ impl Drafting {
         for (i, drafter) in self.drafters.iter_mut().enumerate() {
             let own = whose.filter(|drafter| *drafter == i && drafted > 0).map(|_| Verdict { drafted, accepted });
             let (tokens, first) = (&self.tokens[..], timing.position);
-            let seen = Observed { tokens, first, hidden: rows.as_ref(), taps: &taps, own };
+            let seen =
+                Observed { tokens, first, hidden: rows.as_ref(), on_device: on_device.as_ref(), taps: &taps, own };
             let observed = Error::catch(|| drafter.observe(&seen));
             // The round is committed; the next one reports the error, or the panic.
             self.failed = self.failed.take().or(observed.err());

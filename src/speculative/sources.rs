@@ -9,7 +9,7 @@ use super::drafters::{
     ChainedModel, DraftModel, Forced, Mtp, NextN, NgramCacheDrafter, NgramMapK, NgramMapK4v, NgramMapOptions, NgramMod,
     NgramPool, NgramSimple,
 };
-use crate::device::{DeviceDraftModel, DeviceMtp, Models};
+use crate::device::{DeviceDraftModel, DeviceMtp, DeviceNextN, DeviceNextnHead, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{KvOptions, PagePool};
 use crate::model::{Model, NextnHead};
@@ -24,6 +24,8 @@ pub(crate) struct Sources {
     pub assistant: Option<Arc<Assistant>>,
     /// The target's NextN head, if it has one.
     pub nextn: Option<Arc<dyn NextnHead>>,
+    /// The same, if the target runs on a device.
+    pub device_nextn: Option<Arc<DeviceNextnHead>>,
     pub draft_model: Option<Arc<ChainedModel>>,
     /// The draft model, if the target runs on a device.
     pub device_draft_model: Option<(Arc<Models>, Arc<dyn Model>)>,
@@ -48,7 +50,7 @@ impl Sources {
 
     /// Whether the drafter `mtp` is available.
     pub fn has_mtp(&self) -> bool {
-        self.assistant.is_some() || self.nextn.is_some()
+        self.assistant.is_some() || self.nextn.is_some() || self.device_nextn.is_some()
     }
 
     /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made from `kv`.
@@ -62,15 +64,14 @@ impl Sources {
                 if let Some(head) = &self.nextn {
                     return Ok(Box::new(NextN::new(head.clone(), kv, &self.pages)?));
                 }
-                let missing = || match (&backend.device, &self.gemma4) {
-                    (Some(_), None) => Error::argument(
-                        "drafters",
-                        "mtp: NextN heads run on the CPU alone; use the CPU, a drafter without a model (ngram-map-k), or none",
-                    ),
-                    _ => Error::argument(
+                if let Some(head) = &self.device_nextn {
+                    return Ok(Box::new(DeviceNextN::new(head.clone(), kv)?));
+                }
+                let missing = || {
+                    Error::argument(
                         "drafters",
                         "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off",
-                    ),
+                    )
                 };
                 let assistant = self.assistant.clone().ok_or_else(missing)?;
                 match &backend.device {

@@ -1,0 +1,380 @@
+//! The drafter of a NextN head on the target's device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+
+use super::buffer::{Buffer, subslice};
+use super::device_pass::{DeviceOutput, DevicePass, PassPart};
+use super::models::Models;
+use super::sequence::{DRAFTED, Sequence};
+use super::states::{DeviceStates, copy};
+use super::target::DeviceTarget;
+use crate::kv::KvOptions;
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
+use crate::nn::{Scores, tensor};
+use crate::speculative::{
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, Observed, Reads,
+    draft_chain,
+};
+use crate::{Error, Result};
+
+/// Hidden states that a drafter holds at most until the head reads them.
+const MOST_UNREAD: usize = 64;
+
+/// A NextN head on its target's device. As a [`ChainModel`], a step is one pass over the rows of all sequences.
+pub(crate) struct DeviceNextnHead {
+    models: Models,
+    max_position_embeddings: usize,
+}
+
+/// [`NextN`](crate::speculative::NextN) on a device: the head's K and V, and the target's hidden states that it has not read.
+///
+/// Greedy drafts stay on the device, in the state of the target's sequence. The rows of a draft stay until others are written to
+/// their positions.
+pub(crate) struct DeviceNextN {
+    head: Arc<DeviceNextnHead>,
+    sequence: Arc<Mutex<Sequence>>,
+    max_context: usize,
+    max_round_rows: usize,
+    first: usize,                     // the position of the sequence's first row
+    rows: usize,                      // rows from the target's states; those after them are a draft's
+    states: Buffer<f32>,              // (MOST_UNREAD, hidden)
+    held: Range<usize>,               // their positions: those that are not read, or the last one
+    target: Option<Arc<Buffer<u32>>>, // the state of the target's sequence; `None` until a pass is observed
+    step: usize,                      // rows after the step that is run
+    chain: Option<usize>,             // rows after the last step of the draft, if it has begun
+}
+
+/// Tokens, the position of the first one's row, and the states beside them.
+type StepRows = (Vec<u32>, usize, Vec<DeviceSlice<f32>>);
+
+/// A sequence's part of a step.
+struct Step {
+    sequence: Arc<Mutex<Sequence>>,
+    rows: StepRows,
+    index: usize,         // of the draft
+    to: Arc<Buffer<u32>>, // the state that gets it
+    scores: Wanted,
+}
+
+/// The scores that a step returns.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// None: the most probable token is chosen on the device, without host synchronisation.
+    None,
+    /// So many of the largest, or all.
+    Largest(usize),
+    All,
+}
+
+impl DeviceNextnHead {
+    /// Takes the head's weights, with those that it shares with the target. Its sequences' pages are counted with those of `target`.
+    /// `suppressed` ids are never drafted.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(
+        target: &Models,
+        (head, max_position_embeddings): (Box<dyn DeviceTarget>, usize),
+        suppressed: &[u32],
+    ) -> Result<Self> {
+        Ok(Self { models: target.with_head(head, suppressed)?, max_position_embeddings })
+    }
+}
+
+impl ChainModel for DeviceNextnHead {
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
+        let rows = sequences.iter().map(|rows| match &rows.kv {
+            DraftKv::Model(step) => step.downcast_ref::<Step>(),
+            DraftKv::Target(_) | DraftKv::Own { .. } => None,
+        });
+        let on_host = || Error::argument("kv", "is on the host, but the model reads a device's");
+        let all = rows.map(|step| step.ok_or_else(on_host)).collect::<Result<Vec<_>>>()?;
+        let mut steps: Vec<Option<DraftStep>> = all.iter().map(|_| None).collect();
+        while let Some(first) = steps.iter().position(Option::is_none) {
+            let together: Vec<_> = (first..all.len()).filter(|i| all[*i].shares_pass(all[first])).collect();
+            let last = |i: &usize| part(&all[*i].sequence, all[*i].rows.clone(), OutputRows::Last);
+            let mut pass = DevicePass::run(&self.models, together.iter().map(last).collect())?;
+            let states: Vec<_> = together.iter().map(|i| all[*i].to.slice()).collect();
+            pass.draft(all[first].index, &states)?;
+            for (at, i) in together.into_iter().enumerate() {
+                let scores = all[i].scores.of(&mut pass.output(at))?;
+                steps[i] = Some(DraftStep { scores, hidden: tensor(Vec::new(), (1, 0))? });
+            }
+        }
+        Ok(steps.into_iter().flatten().collect())
+    }
+}
+
+/// The part of a pass that reads `rows`.
+fn part(sequence: &Mutex<Sequence>, (ids, position, states): StepRows, outputs: OutputRows) -> PassPart<'_> {
+    PassPart { sequence, ids, position, states, outputs, hidden: outputs, is_whole: false }
+}
+
+impl Step {
+    fn shares_pass(&self, other: &Self) -> bool {
+        let plan = |of: &Self| of.sequence.lock().plan().id();
+        self.index == other.index && plan(self) == plan(other)
+    }
+}
+
+impl Wanted {
+    /// What `context` chooses a draft from.
+    fn by(context: &Context<'_>) -> Self {
+        match (context.confidence, context.drafts) {
+            (Confidence::Report, _) => Self::All,
+            (Confidence::Omit, DraftSampling::Greedy) => Self::None,
+            (Confidence::Omit, DraftSampling::Sampled) => {
+                context.sampler.largest_logits().map_or(Self::All, Self::Largest)
+            }
+        }
+    }
+
+    /// The scores after the last row of a pass.
+    fn of(self, output: &mut DeviceOutput<'_>) -> Result<Scores> {
+        let (ids, logits) = match self {
+            // The only candidate: what the device chose.
+            Self::None => (Some(vec![DRAFTED]), vec![0.0]),
+            Self::Largest(count) => match output.largest_logits(1, count)? {
+                Some([row]) => (Some(row.ids.clone()), row.logits.clone()),
+                _ => (None, output.logits(1)?),
+            },
+            Self::All => (None, output.logits(1)?),
+        };
+        let shape = (1, logits.len());
+        Ok(Scores { ids, logits: tensor(logits, shape)? })
+    }
+}
+
+impl DeviceNextN {
+    /// The drafter of an empty sequence, with K and V made from `options`. Per-layer formats apply only to the target.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the device is out of memory.
+    pub fn new(head: Arc<DeviceNextnHead>, options: &KvOptions) -> Result<Self> {
+        let options = KvOptions { layers: Vec::new(), ..options.clone() };
+        let (sequence, max_context) = head.models.sequence(&options, head.max_position_embeddings)?;
+        let states = Buffer::new(&**head.models.device(), MOST_UNREAD * sequence.hidden().len())?;
+        Ok(Self {
+            head,
+            sequence: Arc::new(Mutex::new(sequence)),
+            max_context,
+            max_round_rows: options.max_round_rows.min(max_context),
+            first: 0,
+            rows: 0,
+            states,
+            held: 0..0,
+            target: None,
+            step: 0,
+            chain: None,
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.states.len() / MOST_UNREAD
+    }
+
+    /// The position of the first state that is not read.
+    fn unread(&self) -> usize {
+        self.first + self.rows
+    }
+
+    /// Forgets everything: the next state is that of position `first`.
+    fn restart(&mut self, first: usize) {
+        (self.first, self.rows, self.held, self.chain) = (first, 0, first..first, None);
+    }
+
+    /// Drops the rows of a draft, and, if the context has less than `rows` rows left, those before as well.
+    fn make_room(&mut self, rows: usize) {
+        self.chain = None;
+        if self.rows + rows > self.max_context {
+            (self.first, self.rows) = (self.unread(), 0);
+        }
+    }
+
+    /// The held states of `positions`.
+    fn held_states(&self, positions: Range<usize>) -> DeviceSlice<f32> {
+        let width = self.width();
+        subslice(self.states.slice(), (positions.start - self.held.start) * width, positions.len() * width)
+    }
+
+    /// The states of `positions`: held ones, and those after them in `new`.
+    fn states(&self, positions: &Range<usize>, new: DeviceSlice<f32>) -> Vec<DeviceSlice<f32>> {
+        let (border, width) = (self.held.end.clamp(positions.start, positions.end), self.width());
+        let mut states = Vec::with_capacity(2);
+        if positions.start < border {
+            states.push(self.held_states(positions.start..border));
+        }
+        if border < positions.end {
+            states.push(subslice(new, (border - self.held.end) * width, (positions.end - border) * width));
+        }
+        states
+    }
+
+    /// The rows of the states of `positions`, each with the token after it.
+    fn rows_of(&self, positions: Range<usize>, tokens: &[u32], new: DeviceSlice<f32>) -> StepRows {
+        let ids = tokens[positions.start + 1..positions.end + 1].to_vec();
+        (ids, positions.start - self.first, self.states(&positions, new))
+    }
+
+    /// Reads the states before position `end` in passes of their own.
+    fn read(&mut self, tokens: &[u32], end: usize, new: DeviceSlice<f32>) -> Result<()> {
+        while self.unread() < end {
+            let positions = self.unread()..end.min(self.unread() + self.max_round_rows);
+            let rows = positions.len();
+            let part = part(&self.sequence, self.rows_of(positions, tokens, new), OutputRows::None);
+            DevicePass::run(&self.head.models, vec![part])?;
+            self.rows += rows;
+        }
+        Ok(())
+    }
+
+    /// Holds the states of `positions` besides those held, unless all of these are read: then instead of them.
+    fn hold(&mut self, positions: Range<usize>, states: DeviceSlice<f32>) -> Result<()> {
+        if self.unread() >= self.held.end {
+            self.held = positions.start..positions.start;
+        }
+        let to = self.held_states(positions.clone());
+        copy(self.head.models.passes().workspace.launcher(), states, to)?;
+        self.held.end = positions.end;
+        Ok(())
+    }
+
+    /// The rows of the step after the last token, which reads the states that were not read yet, or the last one again. `None` if
+    /// other states were observed.
+    fn first_step(&mut self, tokens: &[u32]) -> Result<Option<StepRows>> {
+        let end = tokens.len().saturating_sub(1);
+        if self.held.end != end || self.held.is_empty() {
+            return Ok(None);
+        }
+        let none = DeviceSlice::new(0, 0);
+        self.make_room(end - self.unread());
+        self.read(tokens, end.saturating_sub(self.max_round_rows), none)?;
+        let begin = self.unread().min(end - 1);
+        self.step = end - self.first;
+        Ok(Some(self.rows_of(begin..end, tokens, none)))
+    }
+
+    /// The row of the step after the draft's last token, from the head's own state. `None` if the context is full, or another draft
+    /// was made with this state.
+    fn next_step(&mut self, token: u32) -> Option<StepRows> {
+        let position = self.chain.filter(|rows| *rows < self.max_context)?;
+        let sequence = self.sequence.lock();
+        if token == DRAFTED && !sequence.is_at((position, token)) {
+            return None;
+        }
+        self.step = position + 1;
+        Some((vec![token], position, vec![sequence.hidden()]))
+    }
+
+    /// Drafts `tokens` tokens after `position` rows from any state, and waits for them: a measurement.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn chain_at(&mut self, position: usize, last: u32, tokens: usize) -> Result<()> {
+        self.chain = Some(position);
+        let state = self.sequence.lock().state().clone();
+        for (draft, token) in std::iter::once(last).chain(std::iter::repeat(DRAFTED)).take(tokens).enumerate() {
+            let Some(rows) = self.next_step(token) else { break };
+            let mut pass = DevicePass::run(&self.head.models, vec![part(&self.sequence, rows, OutputRows::Last)])?;
+            pass.draft(draft, &[state.slice()])?;
+            self.chain = Some(self.step);
+        }
+        self.head.models.passes().wait()
+    }
+
+    fn forked(&self) -> Result<Self> {
+        let sequence = self.head.models.fork(&mut self.sequence.lock(), self.rows)?;
+        let states = Buffer::new(&**self.head.models.device(), self.states.len())?;
+        copy(self.head.models.passes().workspace.launcher(), self.states.slice(), states.slice())?;
+        let (head, held) = (self.head.clone(), self.held.clone());
+        // The target's sequence is another one.
+        Ok(Self { head, sequence: Arc::new(Mutex::new(sequence)), states, held, target: None, ..*self })
+    }
+}
+
+impl Drafter for DeviceNextN {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Mtp
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn reads(&self) -> Reads {
+        Reads { hidden: true, taps: Vec::new() }
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        draft_chain(self, context, most, draft, rng)
+    }
+
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
+    }
+
+    fn fork(&self) -> Option<Box<dyn Drafter>> {
+        match self.forked() {
+            Ok(fork) => Some(Box::new(fork)),
+            Err(error) => {
+                tracing::warn!(%error, "a fork's drafter starts without K and V");
+                None
+            }
+        }
+    }
+
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        let Some(DeviceStates { rows: states, state }) = seen.on_device else { return Ok(()) };
+        let (states, width) = (*states, self.width());
+        self.target = Some(state.clone());
+        let end = seen.first + states.len() / width;
+        if self.held.end != seen.first {
+            self.restart(seen.first);
+        }
+        let kept = if self.unread() < seen.first { self.held.start } else { seen.first };
+        // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
+        let behind_prompt = seen.tokens.len() == end;
+        if !behind_prompt && end - kept <= MOST_UNREAD {
+            return self.hold(seen.first..end, states);
+        }
+        self.make_room(end - 1 - self.unread());
+        self.read(seen.tokens, end - 1, states)?;
+        let last = subslice(states, states.len() - width, width);
+        self.held = end - 1..end - 1;
+        self.hold(end - 1..end, last)
+    }
+}
+
+impl DraftChain for DeviceNextN {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.head.clone()
+    }
+
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
+        let index = draft.tokens.len();
+        // Words of the state: a length, a token, drafts.
+        let Some(to) = self.target.clone().filter(|state| index + 2 < state.len()) else { return Ok(ChainStep::End) };
+        let rows = match draft.tokens.last() {
+            None => self.first_step(context.tokens)?,
+            Some(token) => self.next_step(*token),
+        };
+        let Some(rows) = rows else { return Ok(ChainStep::End) };
+        let (sequence, scores) = (self.sequence.clone(), Wanted::by(context));
+        let step = Step { sequence, rows, index, to, scores };
+        Ok(ChainStep::Pass(DraftRows { ids: Vec::new(), hidden: None, kv: DraftKv::Model(Box::new(step)) }))
+    }
+
+    fn advance(&mut self, _: &DraftStep) {
+        if self.chain.is_none() {
+            self.rows = self.step;
+        }
+        self.chain = Some(self.step);
+    }
+}

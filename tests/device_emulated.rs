@@ -20,31 +20,34 @@ use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
     DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Probe, Sampling,
     Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
-use on_device::poison::poison;
+use on_device::poison::{poison, poison_tensor};
 use on_device::widened::{Heads, Widths, widen};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
 
 /// Greedy ids and drafts, plain and speculative, are the CPU's.
 fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize) {
     let options = plain(tokens);
     let want = run(&pair.cpu, session, prompt, &options).0;
     assert_eq!(run(&pair.device, session, prompt, &options).0, want, "plain");
-    let options = match pair.device.has_mtp() {
-        true => mtp(3, &options),
-        false => guess(4, &[prompt, &want].concat(), &options),
-    };
-    let (ids, statistics) = run(&pair.device, session, prompt, &options);
-    assert_eq!(ids, want, "speculative");
-    let (ids, on_cpu) = run(&pair.cpu, session, prompt, &options);
-    assert_eq!(ids, want, "speculative, on the CPU");
-    let counts = |s: &Statistics| (s.rounds, s.drafted_at.clone(), s.accepted_at.clone());
-    assert_eq!(counts(&statistics), counts(&on_cpu));
+    // The head of a random model is right by chance alone.
+    let guesses = pair.device.assistant().is_none().then(|| guess(4, &[prompt, &want].concat(), &options));
+    for options in pair.device.has_mtp().then(|| mtp(3, &options)).into_iter().chain(guesses) {
+        let (ids, statistics) = run(&pair.device, session, prompt, &options);
+        assert_eq!(ids, want, "speculative");
+        let (ids, on_cpu) = run(&pair.cpu, session, prompt, &options);
+        assert_eq!(ids, want, "speculative, on the CPU");
+        let counts = |s: &Statistics| (s.rounds, s.drafted_at.clone(), s.accepted_at.clone());
+        assert_eq!(counts(&statistics), counts(&on_cpu));
+    }
 }
 
 /// Perplexity of a text; all logits of its second half contribute.
@@ -154,9 +157,139 @@ fn delta_nets() {
     let pair = pair("qwen35-dense", NARROW, None);
     same_ids(&pair, &session(48), &text_below(192, 10), 12);
     same_ids(&pair, &session(20), &text_below(192, 45), 4);
-    let error = pair.device.session(&session(48)).expect("a session").generate(&[3], &mtp(3, &plain(4))).err();
-    let error = error.expect("no head").to_string();
-    assert!(error.contains("NextN heads run on the CPU alone; use the CPU"), "{error}");
+}
+
+/// The draft and the accepted tokens of every round.
+fn traced(engine: &Engine, session: &SessionOptions, prompts: &[&[u32]], options: &GenerateOptions) -> Vec<Value> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let trace = Trace::file(file.path()).expect("a trace");
+    let prompts: Vec<_> =
+        prompts.iter().map(|ids| (*ids, GenerateOptions { trace: Some(trace.clone()), ..options.clone() })).collect();
+    go_on(engine, session, &prompts);
+    let lines = std::fs::read_to_string(file.path()).expect("a trace");
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let rounds = lines.filter(|line| line["event"] == "round");
+    let ids = |tokens: &Value| -> Value {
+        tokens.as_array().expect("tokens").iter().map(|token| token["id"].clone()).collect()
+    };
+    rounds.map(|round| json!([ids(&round["draft"]), round["accepted"], ids(&round["tokens"])])).collect()
+}
+
+/// A trained NextN head drafts what it drafts on the CPU: after prompts of a pass and of several, after drafts of which all, some or
+/// none are accepted, in another generation, whether the host chooses or the device.
+#[test]
+fn nextn_heads() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let pair = load(EngineOptions::new(&demo), Vec::new(), tempfile::tempdir().expect("a folder"));
+    let ids = pair.cpu.tokenizer().expect("a tokenizer").encode("impl Iterator for Counter {\n").expect("tokens");
+    let strange: Vec<_> = ids.iter().rev().take(4).copied().collect();
+    let session = exact(ElementType::F32);
+    let (prompts, options) = ([&ids[..], &strange], mtp(4, &plain(8)));
+    let drafts = traced(&pair.device, &session, &prompts, &options);
+    assert_eq!(drafts, traced(&pair.cpu, &session, &prompts, &options));
+    let count = |of: &Value| of.as_array().map_or(0, Vec::len) as u64;
+    let rejected = |round: &Value| count(&round[0]) - round[1].as_u64().expect("a number");
+    assert!(drafts.iter().any(|round| rejected(round) > 0), "{drafts:?}");
+
+    let mut probe = Probe::new(&pair.device, &session).expect("a sequence");
+    probe.skip_to(200).and_then(|()| probe.draft(3, 2)).expect("a draft");
+
+    let session = SessionOptions { kv: KvOptions { max_round_rows: 4, ..exact(ElementType::F16).kv } };
+    let (on_device, statistics) = run(&pair.device, &session, &ids, &mtp(4, &plain(12)));
+    let (on_cpu, want) = run(&pair.cpu, &session, &ids, &mtp(4, &plain(12)));
+    assert_eq!(on_device, on_cpu);
+    let counts = |s: &Statistics| (s.rounds, s.drafted_at.clone(), s.accepted_at.clone());
+    assert_eq!(counts(&statistics), counts(&want));
+    assert!(statistics.accepted > 3, "{} of {} are accepted", statistics.accepted, statistics.drafted);
+}
+
+/// A head with an embedding and an output head of its own: the target's, with the rows in another order.
+#[test]
+fn nextn_heads_with_tables() {
+    let tables = |target: &Path| {
+        let path = target.join("model.safetensors");
+        let bytes = std::fs::read(&path).expect("a file");
+        let file = SafeTensors::deserialize(&bytes).expect("tensors");
+        let mut tensors = file.tensors();
+        let table = tensors.iter().find(|(name, _)| name.ends_with("embed_tokens.weight")).expect("a table").1.clone();
+        let (shape, row) = (table.shape().to_vec(), table.data().len() / table.shape()[0]);
+        let turned = |rows: usize| [&table.data()[rows * row..], &table.data()[..rows * row]].concat();
+        let own = [("mtp.embed_tokens.weight", turned(1)), ("mtp.shared_head.head.weight", turned(5))];
+        let view = |bytes| TensorView::new(table.dtype(), shape.clone(), bytes).expect("a tensor");
+        tensors.extend(own.iter().map(|(name, bytes)| (name.to_string(), view(bytes))));
+        safetensors::serialize_to_file(tensors, None, &target.join("with.safetensors")).expect("a file");
+        std::fs::rename(target.join("with.safetensors"), path).expect("a file");
+    };
+    let (session, prompt) = (exact(ElementType::F32), text_below(192, 12));
+    let drafts = |engine: &Engine| traced(engine, &session, &[&prompt], &mtp(4, &plain(4)));
+    let (own, shared) = (damaged("qwen35-nested", NARROW, None, tables), pair("qwen35-nested", NARROW, None));
+    assert_eq!(drafts(&own.device), drafts(&own.cpu));
+    assert_ne!(drafts(&own.device), drafts(&shared.device));
+}
+
+/// NaN in a head is an error, as it is on the CPU.
+#[test]
+fn damaged_nextn_heads() {
+    let pair = damaged("qwen35-nested", NARROW, None, |target| poison_tensor(target, "mtp.norm.weight"));
+    for engine in [&pair.cpu, &pair.device] {
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        let pieces = session.generate(&text_below(192, 10), &mtp(3, &plain(4))).expect("a generation");
+        let error = pieces.map(|piece| piece.map(drop)).find_map(Result::err).expect("an error").to_string();
+        assert!(error.contains("not finite"), "{error}");
+        let pieces = session.generate(&[7], &plain(4)).expect("a generation");
+        assert_eq!(pieces.flat_map(|piece| piece.expect("a piece").tokens).count(), 4);
+    }
+}
+
+/// A head for whose K and V memory is exhausted drafts nothing until the next generation; the text is the same.
+#[test]
+fn nextn_heads_without_memory() {
+    let options = mtp(3, &plain(4));
+    // The second one is a pass: with more, the page before it would be copied.
+    let prompts = [text_below(192, 96), text_below(192, 47), text_below(192, 8)];
+    let generate = |session: &mut Session, prompt: &[u32], options: &GenerateOptions| {
+        let mut generation = session.generate(prompt, options).expect("a generation");
+        let ids: Vec<_> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+        (ids, generation.statistics().drafted)
+    };
+    let all = pair("qwen35-nested", NARROW, None);
+    // Any text of up to 128 positions.
+    let held = [&plain(4), &options].map(|options| {
+        let mut session = all.device.session(&exact(ElementType::F32)).expect("a session");
+        generate(&mut session, &prompts[2], options);
+        all.device.pages().held()
+    });
+    let mut session = all.cpu.session(&exact(ElementType::F32)).expect("a session");
+    let want = prompts.each_ref().map(|prompt| generate(&mut session, prompt, &plain(4)).0);
+
+    // The target's second page of each side fits, and not the head's.
+    let files = tempfile::tempdir().expect("a folder");
+    let target = widen(&cases::named("qwen35-nested").path.join("target"), &files.path().join("target"), NARROW);
+    let kv_memory = Some(held[0] + held[1]);
+    let pair = load(EngineOptions { kv_memory, ..EngineOptions::new(target) }, Vec::new(), files);
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    for ((prompt, want), drafts) in prompts.iter().zip(want).zip([true, false, true]) {
+        let (ids, drafted) = generate(&mut session, prompt, &options);
+        assert_eq!((ids, drafted > 0), (want, drafts));
+    }
+    drop(session);
+    assert_eq!(pair.device.pages().held(), 0, "pages are left");
+    let machine = pair.machine.clone();
+    drop(pair);
+    assert_eq!(machine.used(), 0, "an engine left bytes");
+}
+
+/// The head's pages leave the exact tail as well; the last draft before is rolled back.
+#[test]
+fn nextn_heads_with_quantized_pages() {
+    let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
+    let pair = pair("qwen35-nested", widths, None);
+    let session = quantized(CodeFormat::Tqc5, CodeFormat::Tqc4);
+    let prompt = text_below(192, 134);
+    let want = run(&pair.cpu, &session, &prompt, &plain(6)).0;
+    let (ids, statistics) = run(&pair.device, &session, &prompt, &mtp(4, &plain(6)));
+    assert_eq!(ids, want);
+    assert!(statistics.drafted > 8, "{} drafts", statistics.drafted);
 }
 
 /// Value heads in the order of GGUF files.
@@ -455,19 +588,22 @@ fn keys_that_are_not_finite_are_an_error() {
     }
 }
 
+/// With an assistant, and with a NextN head.
 #[test]
 fn a_round_waits_for_the_device_once() {
-    let pair = pair("nested", NARROW, None);
-    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
-    let options = mtp(4, &plain(10));
-    let mut waits = Vec::new();
-    for piece in session.generate(&pair.prompt, &options).expect("a generation") {
-        piece.expect("a piece");
-        waits.push(pair.machine.waits());
+    for name in ["nested", "qwen35-nested"] {
+        let pair = pair(name, NARROW, None);
+        let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        let options = mtp(4, &plain(10));
+        let mut waits = Vec::new();
+        for piece in session.generate(&pair.prompt[..20], &options).expect("a generation") {
+            piece.expect("a piece");
+            waits.push(pair.machine.waits());
+        }
+        assert!(waits.len() > 4);
+        // The first piece is the prompt's; from the third on the workspaces are large enough.
+        assert!(waits[2..].windows(2).all(|pair| pair[1] - pair[0] == 1), "{name}: {waits:?}");
     }
-    assert!(waits.len() > 4);
-    // The first piece is the prompt's; from the second on the workspaces are large enough.
-    assert!(waits[1..].windows(2).all(|pair| pair[1] - pair[0] == 1), "{waits:?}");
 }
 
 #[test]

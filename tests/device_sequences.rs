@@ -47,7 +47,8 @@ fn drafting(drafters: &str, block: usize, drafts: DraftSampling) -> Speculation 
 
 fn job(engine: &Engine, rng: &mut StdRng) -> Job {
     // With delta nets, prompts of more rows than are logged as well.
-    let (longest, vocab) = (if engine.has_mtp() { 16 } else { 40 }, engine.target().vocab_size() as u32);
+    let has_delta_nets = engine.assistant().is_none();
+    let (longest, vocab) = (if has_delta_nets { 40 } else { 16 }, engine.target().vocab_size() as u32);
     let prompt = (0..rng.random_range(1..longest)).map(|_| rng.random_range(3..vocab)).collect();
     // Page tables of two layouts: some sequences cannot share passes.
     let max_round_rows = *[48, 48, 48, 20].choose(rng).expect("a number");
@@ -55,7 +56,7 @@ fn job(engine: &Engine, rng: &mut StdRng) -> Job {
     let speculation = match rng.random_range(0..4) {
         0 => Speculation::Off,
         1 => drafting("ngram-map-k:n=2:m=8:hits=1", 4, DraftSampling::Greedy),
-        _ if !engine.has_mtp() => drafting("ngram-map-k:n=1:m=4:hits=1", 5, DraftSampling::Greedy),
+        2 if has_delta_nets => drafting("ngram-map-k:n=1:m=4:hits=1,mtp", 5, DraftSampling::Greedy),
         _ => {
             let drafts = *[DraftSampling::Greedy, DraftSampling::Sampled].choose(rng).expect("one");
             drafting("mtp", rng.random_range(2..=5), drafts)
@@ -157,6 +158,15 @@ fn a_round_of_many_is_that_of_one() {
     assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
 }
 
+/// So are those with a NextN head, whose steps are a pass and a choice each. The states of a step and of a round are copied for each
+/// sequence; five launches write lists of rows.
+#[test]
+fn a_round_with_a_nextn_head_is_that_of_one() {
+    let options = GenerateOptions { speculation: drafting("mtp", 4, DraftSampling::Greedy), ..plain(40) };
+    let rounds = rounds(&pair("qwen35-nested", NARROW, None), &options);
+    assert!(rounds[4..].iter().all(|round| *round == (3, [17, 0, 8], 1)), "{rounds:?}");
+}
+
 /// A sequence for whose context less memory is left shares passes with the others.
 #[test]
 fn sequences_of_any_context_share_passes() {
@@ -192,7 +202,11 @@ fn a_drawn_round_of_many_is_that_of_one() {
 /// Sessions that take turns, each with a draft that is made ahead, do not disturb each other's.
 #[test]
 fn drafts_made_ahead_are_kept() {
-    let pair = pair("nested", NARROW, None);
+    take_turns(&pair("nested", NARROW, None));
+    take_turns(&pair("qwen35-nested", NARROW, None));
+}
+
+fn take_turns(pair: &Pair) {
     let speculation = Speculation::With(SpeculationOptions {
         drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
         block: BlockSize::Fixed(4),
@@ -248,10 +262,12 @@ fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
                 texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
             }
         }
-        (ids.map(|id| texts.remove(&id)), [before, engine.pages().held()])
+        let drafts = ids.map(|id| scheduler.statistics(id).map(|s| (s.drafted_at.clone(), s.accepted_at.clone())));
+        (ids.map(|id| texts.remove(&id)), drafts, [before, engine.pages().held()])
     };
-    let (ids, bytes) = go_on(&pair.device);
-    assert_eq!(ids, go_on(&pair.cpu).0);
+    let (ids, drafts, bytes) = go_on(&pair.device);
+    let on_cpu = go_on(&pair.cpu);
+    assert_eq!((ids, drafts), (on_cpu.0, on_cpu.1));
     bytes
 }
 
@@ -319,6 +335,8 @@ fn a_failure_leaves_the_states_of_other_sequences() {
     let prompt = |last| [text(25).iter().map(|id| id % 77).collect(), vec![last]].concat();
     let options = GenerateOptions { speculation, ..plain(12) };
     fail_alone("qwen35-dense", "K of layer 3 at position ", prompt, options);
+    // With states of a NextN head.
+    fail_alone("qwen35-dense", "K of layer 3 at position ", prompt, mtp(3, &plain(6)));
 }
 
 /// Two sequences fail, the second one when a third has several rounds, and others are not disturbed. Prompts end with a token.

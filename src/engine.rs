@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::constraint::{Compiler, Constraint, ConstraintState};
-use crate::device::{self, Device, DeviceChoice, Models};
+use crate::device::{self, Models};
 use crate::family::Loaded;
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
@@ -70,16 +70,8 @@ impl Engine {
         let checkpoint = Checkpoint::open(&options.model)?;
         let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
         // On the pool: all threads pack quantized weights.
-        let read = |device: Option<&Arc<dyn Device>>| {
-            pool.install(|| loading::read(options, &load, &checkpoint, device, &suppressed))
-        };
-        let read = match (read(device.as_ref()), &options.device) {
-            (Err(error), DeviceChoice::Auto) if device.is_some() => {
-                tracing::warn!(%error, "the models cannot run on the device; using the CPU");
-                read(None)?
-            }
-            (read, _) => read?,
-        };
+        let read =
+            pool.install(|| loading::read_anywhere(options, &load, &checkpoint, device.as_ref(), &suppressed))?;
         let end_of_generation = read.end_of_generation(end);
         let ReadModels {
             target,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions};
-use crate::device::{Device, DeviceModels, DeviceNextnHead, Models, OnDevice};
+use crate::device::{Device, DeviceChoice, DeviceModels, DeviceNextnHead, Models, OnDevice};
 use crate::family::{self, Loaded};
 use crate::gemma4::{Assistant, Target};
 use crate::options::EngineOptions;
@@ -41,12 +41,32 @@ impl ReadModels {
 /// What a draft model on a device cannot be: its rows are dropped by truncation, which recurrent states do not have. And the remedy.
 const DRAFT_ON_DEVICE: (&str, &str) = ("draft model on a device", "omit it, or use the CPU");
 
+/// [`read`], to memory if the models cannot run on a device that was chosen automatically.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_anywhere(
+    options: &EngineOptions,
+    load: &LoadOptions,
+    checkpoint: &Checkpoint,
+    device: Option<&Arc<dyn Device>>,
+    suppressed: &[u32],
+) -> Result<ReadModels> {
+    match (read(options, load, checkpoint, device, suppressed), &options.device) {
+        (Err(error), DeviceChoice::Auto) if device.is_some() => {
+            tracing::warn!(%error, "the models cannot run on the device; using the CPU");
+            read(options, load, checkpoint, None, suppressed)
+        }
+        (read, _) => read,
+    }
+}
+
 /// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's. `suppressed` ids are never chosen.
 ///
 /// # Errors
 /// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is exhausted;
 /// nothing stays allocated on the device then.
-pub(crate) fn read(
+fn read(
     options: &EngineOptions,
     load: &LoadOptions,
     checkpoint: &Checkpoint,

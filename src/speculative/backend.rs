@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use parking_lot::Mutex;
 use rand::Rng;
 
-use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
+use super::{Accepted, Confidence, DecodeState, Draft, Observed, Verdict, Verification, accept_rows};
 use crate::Result;
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
 use crate::kv::{KvCache, Round, SequenceState};
@@ -246,26 +246,35 @@ impl ForwardOutput<'_> {
         }
     }
 
-    /// The hidden states of the first `rows` rows, if they are on a device.
-    pub fn device_states(&self, rows: usize) -> Option<DeviceStates> {
-        match self {
-            ForwardOutput::Cpu(_) => None,
-            ForwardOutput::Device(output) => Some(output.states(rows)),
-        }
-    }
-
-    /// The hidden states and taps of the first `rows` output rows, if the host has them.
+    /// What drafters observe of the first `rows` rows; nothing if these have no hidden states.
     ///
     /// # Errors
     /// Candle's.
-    pub fn hidden_rows(&self, rows: usize) -> Result<(Option<Tensor>, Vec<Tensor>)> {
+    pub fn states(&self, rows: usize) -> Result<States> {
         match self {
             ForwardOutput::Cpu(output) if output.hidden.dim(0)? >= rows => {
                 let first = |x: &Tensor| x.narrow(0, 0, rows);
-                Ok((Some(first(&output.hidden)?), output.taps.iter().map(first).collect::<Result<_, _>>()?))
+                let taps = output.taps.iter().map(first).collect::<candle_core::Result<_>>()?;
+                Ok(States { hidden: Some(first(&output.hidden)?), taps, on_device: None })
             }
-            ForwardOutput::Cpu(_) | ForwardOutput::Device(_) => Ok((None, Vec::new())),
+            ForwardOutput::Cpu(_) => Ok(States::default()),
+            ForwardOutput::Device(output) => Ok(States { on_device: Some(output.states(rows)), ..States::default() }),
         }
+    }
+}
+
+/// What drafters observe of committed rows: see [`Observed`].
+#[derive(Default)]
+pub(crate) struct States {
+    hidden: Option<Tensor>,
+    on_device: Option<DeviceStates>,
+    taps: Vec<Tensor>,
+}
+
+impl States {
+    pub fn observed<'a>(&'a self, tokens: &'a [u32], first: usize, own: Option<Verdict>) -> Observed<'a> {
+        let Self { hidden, on_device, taps } = self;
+        Observed { tokens, first, hidden: hidden.as_ref(), on_device: on_device.as_ref(), taps, own }
     }
 }
 

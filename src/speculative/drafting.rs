@@ -13,8 +13,8 @@ use super::drafters::OutOfMemory;
 use super::proposal::{Call, count_call};
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
-    DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Order, Others, Plan,
-    Planner, Proposal, Reads, Settings, Verdict,
+    DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner,
+    Proposal, Reads, Settings, States, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -200,10 +200,8 @@ impl Drafting {
         self.tokens.extend(ids);
         let Some(output) = output else { return Ok(None) };
         if self.reads().hidden {
-            let (hidden, taps) = output.hidden_rows(ids.len())?;
-            let (tokens, hidden, on_device) = (&self.tokens[..], hidden.as_ref(), output.device_states(ids.len()));
-            let on_device = on_device.as_ref();
-            let seen = Observed { tokens, first, hidden, on_device, taps: &taps, own: None };
+            let states = output.states(ids.len())?;
+            let seen = states.observed(&self.tokens, first, None);
             match self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen)) {
                 Err(Error::Memory { .. }) => _ = self.release(),
                 observed => observed?,
@@ -357,15 +355,7 @@ impl Drafting {
             output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);
-        let mut emitted = 0;
-        for token in &tokens {
-            emitted += 1;
-            let complete = self.settings.read(&tokens[..emitted])?;
-            if ends(*token)? || complete {
-                break;
-            }
-        }
-        self.settings.commit();
+        let emitted = self.emitted(&tokens, ends)?;
         tokens.truncate(emitted);
         logprobs.truncate(emitted);
 
@@ -378,25 +368,13 @@ impl Drafting {
         // The rows of the previous last token and of all emitted ones but the last, whose state is the row that predicted it.
         let last_token = tokens[emitted - 1];
         let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
-        let (rows, taps) = if self.reads().hidden { output.hidden_rows(emitted)? } else { (None, Vec::new()) };
-        let on_device = self.reads().hidden.then(|| output.device_states(emitted)).flatten();
+        let states = if self.reads().hidden { output.states(emitted)? } else { States::default() };
         drop(output);
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        for (i, drafter) in self.drafters.iter_mut().enumerate() {
-            let own = whose.filter(|drafter| *drafter == i && drafted > 0).map(|_| Verdict { drafted, accepted });
-            let (tokens, first) = (&self.tokens[..], timing.position);
-            let seen =
-                Observed { tokens, first, hidden: rows.as_ref(), on_device: on_device.as_ref(), taps: &taps, own };
-            let observed = Error::catch(|| drafter.observe(&seen));
-            // The round is committed; the next one reports the error, or the panic.
-            self.failed = self.failed.take().or(observed.err());
-        }
-        if matches!(self.failed, Some(Error::Memory { .. })) {
-            self.failed = None;
-            self.release();
-        }
+        let verdict = whose.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
+        self.observe(timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
         // A draft cut by the end of the text says nothing about the drafts after the cut.
@@ -419,6 +397,34 @@ impl Drafting {
             verify_time,
             accept_time,
         })
+    }
+
+    /// Reads a round's tokens up to one that ends the text, and returns how many these are.
+    fn emitted(&mut self, tokens: &[u32], ends: &mut dyn FnMut(u32) -> Result<bool>) -> Result<usize> {
+        let mut emitted = 0;
+        for token in tokens {
+            emitted += 1;
+            let complete = self.settings.read(&tokens[..emitted])?;
+            if ends(*token)? || complete {
+                break;
+            }
+        }
+        self.settings.commit();
+        Ok(emitted)
+    }
+
+    /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a panic. With the verdict
+    /// on the draft of one.
+    fn observe(&mut self, first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
+        for (i, drafter) in self.drafters.iter_mut().enumerate() {
+            let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);
+            let observed = Error::catch(|| drafter.observe(&states.observed(&self.tokens, first, own)));
+            self.failed = self.failed.take().or(observed.err());
+        }
+        if matches!(self.failed, Some(Error::Memory { .. })) {
+            self.failed = None;
+            self.release();
+        }
     }
 
     /// Tells the planner what a round cost and achieved: the rows verified, and the tokens emitted.

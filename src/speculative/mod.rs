@@ -49,7 +49,7 @@ pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 
 pub(crate) use accept::{Verification, accept_rows};
-pub(crate) use backend::{Backend, ForwardOutput, OnDevice};
+pub(crate) use backend::{Backend, ForwardOutput, OnDevice, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::check_vocabulary;
 pub(crate) use drafting::{Drafting, Round};

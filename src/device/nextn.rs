@@ -17,13 +17,10 @@ use crate::kv::KvOptions;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, Observed, Reads,
-    draft_chain,
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MOST_UNREAD,
+    Observed, Reads, draft_chain,
 };
 use crate::{Error, Result};
-
-/// Hidden states that a drafter holds at most until the head reads them.
-const MOST_UNREAD: usize = 64;
 
 /// A NextN head on its target's device. As a [`ChainModel`], a step is one pass over the rows of all sequences.
 pub(crate) struct DeviceNextnHead {

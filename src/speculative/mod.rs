@@ -51,7 +51,7 @@ pub use trace::Trace;
 pub(crate) use accept::{Verification, accept_rows};
 pub(crate) use backend::{Backend, ForwardOutput, OnDevice, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
-pub(crate) use drafters::check_vocabulary;
+pub(crate) use drafters::{MOST_UNREAD, check_vocabulary};
 pub(crate) use drafting::{Drafting, Round};
 pub(crate) use planner::BatchPlanner;
 pub(crate) use proposal::Proposal;

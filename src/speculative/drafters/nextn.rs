@@ -13,7 +13,7 @@ use crate::speculative::{
 };
 
 /// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
-const MOST_UNREAD: usize = 64;
+pub(crate) const MOST_UNREAD: usize = 64;
 
 /// Runs the head autoregressively from the last token. Its K and V have a row for every pair of a trunk hidden state and the
 /// token after it; the rows of a chain, whose hidden states are the head's own, are rolled back. The first step of a chain reads

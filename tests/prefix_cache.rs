@@ -242,6 +242,50 @@ fn what_is_kept_makes_room() {
     assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
 }
 
+/// So do drafters with K and V of their own: they draft as much as if nothing were kept.
+#[test]
+fn what_is_kept_makes_room_for_drafts() {
+    let (demo, qwen) = (cases::demo().path.join("target"), cases::demo_qwen().path);
+    let mut rng = StdRng::seed_from_u64(13);
+    for (kind, draft_model, target) in [("mtp", None, &qwen), ("draft-model", Some(demo.clone()), &demo)] {
+        let load = |kv_memory| {
+            let options = EngineOptions { kv_memory, draft_model: draft_model.clone(), ..EngineOptions::new(target) };
+            Engine::load(&EngineOptions { threads: Some(2), ..options }).expect("the demo pair")
+        };
+        let drafters = kind.parse().expect("a drafter");
+        let speculation = SpeculationOptions { block: BlockSize::Fixed(3), drafters, ..SpeculationOptions::default() };
+        let engine = load(None);
+        let options = GenerateOptions { speculation: Speculation::With(speculation), ..options(24, &engine) };
+        let kv = KvOptions { max_context: Some(1024), ..KvOptions::default() };
+        let session = SessionOptions { kv };
+        let prompts: Vec<_> = (0..4).map(|_| text(&mut rng, 500, 4000)).collect();
+        let alone = prompts.iter().map(|prompt| {
+            let mut session = engine.session(&session).expect("a session");
+            let mut generation = session.generate(prompt, &options).expect("a generation");
+            generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+            let (drafted, accepted) = (generation.statistics().drafted, generation.statistics().accepted);
+            drop(generation);
+            (drafted, accepted, engine.pages().held())
+        });
+        let alone: Vec<_> = alone.collect();
+        let one = alone.iter().map(|(_, _, held)| *held).max().expect("prompts");
+
+        let engine = load(Some(one * 5 / 4));
+        let mut scheduler = scheduler(&engine, Some(u64::MAX));
+        for (prompt, (drafted, accepted, _)) in prompts.iter().zip(alone) {
+            let session = scheduler.session(&session).expect("a session");
+            let id = scheduler.add(session, prompt, &options).expect("added");
+            while scheduler.is_active() {
+                scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+            }
+            let statistics = scheduler.statistics(id).expect("a sequence");
+            assert!(drafted > 0);
+            assert_eq!((statistics.drafted, statistics.accepted), (drafted, accepted), "{kind}");
+            drop(scheduler.remove(id));
+        }
+    }
+}
+
 /// The memory of cached prefixes is free for the context of new sequences.
 #[test]
 fn a_context_does_not_depend_on_what_is_kept() {

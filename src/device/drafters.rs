@@ -262,6 +262,10 @@ impl Drafter for DeviceDraftModel {
         Ok(())
     }
 
+    fn page_bytes(&self, end: usize) -> usize {
+        self.sequence.lock().kv().bytes_to_reserve(self.sure, end)
+    }
+
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
     }

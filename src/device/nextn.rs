@@ -327,6 +327,10 @@ impl Drafter for DeviceNextN {
         }
     }
 
+    fn page_bytes(&self, end: usize) -> usize {
+        self.sequence.lock().kv().bytes_to_reserve(self.rows, end.saturating_sub(self.first))
+    }
+
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         let Some(DeviceStates { rows: states, state }) = seen.on_device else { return Ok(()) };
         let (states, width) = (*states, self.width());

@@ -83,6 +83,10 @@ impl Sequence {
         self.state.slice().address()
     }
 
+    pub(super) fn kv(&self) -> &DeviceKv {
+        &self.kv
+    }
+
     pub(super) fn kv_mut(&mut self) -> &mut DeviceKv {
         &mut self.kv
     }

@@ -185,7 +185,7 @@ impl KvCache {
     /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
     pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
         let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
-        self.stores.iter().map(|store| store.bytes_at(PAGE)).sum::<usize>() * pages
+        (self.bytes_at(PAGE) * pages).min(self.bytes_at(self.len + rows))
     }
 
     /// Bytes per additional position once sliding windows and exact zones are full; rounded up.

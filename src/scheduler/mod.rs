@@ -243,8 +243,8 @@ impl Scheduler {
         }
         let done = engine.run(|| {
             let mut planned = self.plan(&mut events);
-            self.draft(&mut planned, &mut events);
             self.make_room(&planned);
+            self.draft(&mut planned, &mut events);
             self.pass(planned)
         });
         let time = start.elapsed();
@@ -354,15 +354,16 @@ impl Scheduler {
         }
     }
 
-    /// Drops cached prefixes, if the pass could exceed a memory limit.
+    /// Drops cached prefixes, if the pass or its drafts could exceed a memory limit.
     fn make_room(&mut self, planned: &[(SequenceId, Work)]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
             let rows = planned.iter().find(|(of, _)| of == id).map_or(0, |(_, work)| work.num_rows());
-            session.decoder().0.state.kv().bytes_of_round(rows) as u64
+            let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
+            let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
+            (state.kv().bytes_of_round(rows) + of_drafters) as u64
         });
-        let needed = needs.sum();
-        prefixes.make_room(needed);
+        prefixes.make_room(needs.sum());
     }
 
     /// Runs the pass: each sequence's rows, and its result.

@@ -197,6 +197,12 @@ pub trait Drafter: Send {
         None
     }
 
+    /// An upper bound of the page bytes that it takes to read the sequence up to position `end`. Default: none.
+    fn page_bytes(&self, end: usize) -> usize {
+        let _ = end;
+        0
+    }
+
     /// What it has learnt that other sequences may use.
     fn learnt(&self) -> Option<NgramCache> {
         None

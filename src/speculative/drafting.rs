@@ -133,6 +133,11 @@ impl Drafting {
         self.planner.chooses()
     }
 
+    /// An upper bound of the page bytes that the drafters take to read the sequence up to position `end`.
+    pub fn page_bytes(&self, end: usize) -> usize {
+        self.drafters.iter().map(|drafter| drafter.page_bytes(end)).sum()
+    }
+
     pub fn learnt(&self) -> Option<NgramCache> {
         self.drafters.iter().find_map(|drafter| drafter.learnt())
     }

@@ -60,6 +60,18 @@ impl DeviceKv {
         self.pages.iter().flatten().map(|page| page.bytes()).sum()
     }
 
+    /// An upper bound of the bytes that [`DeviceKv::reserve`] allocates.
+    pub fn bytes_to_reserve(&self, first: usize, end: usize) -> usize {
+        let new = self.plan.held(end).map(|(table, held)| {
+            held.min(table.slots).saturating_sub(self.pages[table.index].len()) * table.page_bytes
+        });
+        let copied = self.plan.written(first, end).map(|(table, pages)| {
+            let held = pages.filter_map(|page| self.pages[table.index].get(table.retention.slot(page)));
+            held.filter(|page| Arc::strong_count(page) > 1).count() * table.page_bytes
+        });
+        new.chain(copied).sum()
+    }
+
     /// Allocates what a pass over positions `first..end` writes, copies what is shared of it, and writes the addresses to the tables.
     ///
     /// # Errors

@@ -107,6 +107,10 @@ impl Drafter for DraftModel {
         Some(self)
     }
 
+    fn page_bytes(&self, end: usize) -> usize {
+        self.state.kv().bytes_of_round(end.saturating_sub(self.read.len()))
+    }
+
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         // There is a token to read now.
         self.behind = None;

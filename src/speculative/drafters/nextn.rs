@@ -174,6 +174,10 @@ impl Drafter for NextN {
         }))
     }
 
+    fn page_bytes(&self, end: usize) -> usize {
+        self.cache.bytes_of_round(end.saturating_sub(self.first + self.rows))
+    }
+
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         let Some(hidden) = seen.hidden else { return Ok(()) };
         if self.end() != seen.first {

@@ -219,25 +219,25 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     }
 }
 
-/// Quad `q` of 32 weights of three bits, which `recode.rs` lays out.
+/// Quad `q` of 32 weights of three bits, which `recode.rs` lays out: in one word, or two bits there and the upper one in the
+/// second word.
+///
+/// One expression for all quads, although all indices are constants: one for each was a fifth of this crate's compile time.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; three quads of bytes begin at `from`.
 #[inline(always)]
 pub(super) unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
+    /// The word, and how far up its bits are shifted.
+    const LOW: [(usize, i32); 8] = [(0, 0), (0, -3), (1, 0), (0, -6), (1, -3), (2, 0), (2, -3), (2, -6)];
+    let ((word, up), is_split) = (LOW[q % 8], q % 4 == 3);
     // SAFETY: as the caller's.
     unsafe {
-        let (second, third) = (from.add(QUAD_BYTES), from.add(2 * QUAD_BYTES));
-        match q {
-            0 => shifted_bits(l, from, 0, 0x0707_0707),
-            1 => shifted_bits(l, from, -3, 0x0707_0707),
-            2 => shifted_bits(l, second, 0, 0x0707_0707),
-            3 => l.or(shifted_bits(l, from, -6, 0x0303_0303), shifted_bits(l, second, -4, 0x0404_0404)),
-            4 => shifted_bits(l, second, -3, 0x0707_0707),
-            5 => shifted_bits(l, third, 0, 0x0707_0707),
-            6 => shifted_bits(l, third, -3, 0x0707_0707),
-            _ => l.or(shifted_bits(l, third, -6, 0x0303_0303), shifted_bits(l, second, -5, 0x0404_0404)),
+        let low = shifted_bits(l, from.add(word * QUAD_BYTES), up, if is_split { 0x0303_0303 } else { 0x0707_0707 });
+        if !is_split {
+            return low;
         }
+        l.or(low, shifted_bits(l, from.add(QUAD_BYTES), if q == 3 { -4 } else { -5 }, 0x0404_0404))
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
-use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
+use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
@@ -377,6 +377,45 @@ fn quantized_pages() {
     assert_eq!(run(&own.cpu, &session, &text(133), &options).0, want, "on the CPU");
 }
 
+/// K and V in different formats, in integers with a scale per 32 channels, and in heads below 128: pages leave the exact tail of
+/// either side alone, and of both.
+#[test]
+fn any_formats_of_pages() {
+    let session = |key: KvFormat, value: KvFormat| {
+        let SessionOptions { kv } = quantized(CodeFormat::Tqc4, CodeFormat::Tqc4);
+        SessionOptions { kv: KvOptions { key, value, ..kv } }
+    };
+    let (f32s, f16s) = (KvFormat::from(ElementType::F32), KvFormat::from(ElementType::F16));
+    let own = pair("nested", NARROW, None);
+    for (key, value) in [
+        (f16s, CodeFormat::Turbo4.into()),
+        (CodeFormat::Q8_0.into(), f32s),
+        (CodeFormat::Tqc5.into(), CodeFormat::Tqc4.into()),
+    ] {
+        same_perplexity(&own, &session(key, value), &text(150), 3e-3);
+    }
+    same_perplexity(&own, &session(f32s, ElementType::Bf16.into()), &own.prompt, 1e-3);
+    // With drafts of which some are rolled back.
+    let (session_of_both, prompt) = (session(CodeFormat::Q8_0.into(), CodeFormat::Turbo3.into()), text(133));
+    let want = run(&own.cpu, &session_of_both, &prompt, &plain(8)).0;
+    assert_eq!(run(&own.device, &session_of_both, &prompt, &plain(8)).0, want);
+    assert_eq!(run(&own.device, &session_of_both, &prompt, &mtp(3, &plain(8))).0, want, "speculative");
+    let shared = pair("dense", Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW }, None);
+    for (key, value) in [(CodeFormat::Q8_0.into(), CodeFormat::Q8_0.into()), (f16s, CodeFormat::Q8_0.into())] {
+        same_perplexity(&shared, &session(key, value), &text(150), 3e-3);
+    }
+}
+
+/// Heads as narrow as those of the fixtures.
+#[test]
+fn heads_of_32() {
+    let case = cases::named("nested");
+    let options = EngineOptions::new(case.path.join("target")).with_assistant(case.path.join("assistant"));
+    let pair = load(options, case.ids("input_ids"), tempfile::tempdir().expect("a folder"));
+    same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 4);
+    same_perplexity(&pair, &quantized(CodeFormat::Tqc5, CodeFormat::Tqc4), &text(150), 3e-3);
+}
+
 /// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its
 /// assistant quantized as it is loaded.
 #[test]
@@ -619,8 +658,10 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     };
     // Heads that have no kernels; less memory than the weights take.
     let machine = Emulated::new(MEMORY);
-    let narrow = load(EngineOptions::new(case.path.join("target")), &machine);
-    problem(narrow.err(), &["layers.0.self_attn.q_proj.weight", "heads of 32", "use the CPU"]);
+    let files = tempfile::tempdir().expect("a folder");
+    let odd = Widths { sliding: Heads { width: 48, pairs: 24 }, ..NARROW };
+    let odd = load(EngineOptions::new(widen(&case.path.join("target"), files.path(), odd)), &machine);
+    problem(odd.err(), &["layers.0.self_attn.q_proj.weight", "heads of 48", "use the CPU"]);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     let target = || EngineOptions::new(demo.join("target"));
     assert_eq!(machine.used(), 0, "bytes are left");
@@ -628,14 +669,10 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     problem(load(target(), &small).err(), &["tensor ", " on emulated: needs ", " available", "use the CPU"]);
     assert_eq!(small.used(), 0, "bytes are left");
 
-    // Formats that have no kernels.
     let pair = pair("nested", NARROW, None);
     let weights = pair.machine.used();
     let session = |kv: KvOptions| pair.device.session(&SessionOptions { kv });
     let f32s = exact(ElementType::F32).kv;
-    problem(session(quantized(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
-    let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
-    problem(session(mixed).err(), &["layer 0", "keys in f32 with values in f16"]);
     problem(
         session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(),
         &["context of 1024", "1.00 MiB available", "positions fit"],
@@ -748,12 +785,18 @@ fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let shared = pair("dense", Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW }, None);
     let unshared = pair("dense", NARROW, None);
     let recurrent = pair("qwen35-nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
+    let narrow = pair("nested", NARROW, None);
     let folder = tempfile::tempdir().expect("a folder");
     let (path, again) = (folder.path().join("session"), folder.path().join("again"));
+    let mixed = |key: KvFormat, value: KvFormat| SessionOptions {
+        kv: KvOptions { key, value, ..quantized(CodeFormat::Tqc5, CodeFormat::Tqc4).kv },
+    };
     for (pair, options, prompt) in [
         // Rings have wrapped, and a page is quantized.
         (&own, quantized(CodeFormat::Tqc5, CodeFormat::Tqc4), text(140)),
         (&shared, quantized(CodeFormat::Tqc4, CodeFormat::Tqc4), text(140)),
+        (&narrow, mixed(ElementType::F32.into(), CodeFormat::Q4_0.into()), text(140)),
+        (&shared, mixed(CodeFormat::Q8_0.into(), CodeFormat::Q8_0.into()), text(140)),
         // The keys are not in the file.
         (&shared, exact(ElementType::F32), text(20)),
         (&unshared, exact(ElementType::F16), text(20)),

@@ -1,12 +1,11 @@
 // Attention over pages of exact rows, f32, f16 or bf16, head dimensions 64 to 512, eight queries at a time.
 //
-// A lane has four consecutive channels of a row of K or V, and the lanes of a row are consecutive. Scores: four keys per lane at a
-// time, so that an element of a query in shared memory, loaded once, serves four; 32 partial sums (four keys, eight columns) become
-// 32 sums in 31 shuffles. Values: the keys of a page are divided among the groups of lanes, whose sums are added once per split.
+// A lane has four consecutive channels of a row of K or V, and the lanes of a row are consecutive. Scores: `exact_scores.h`. Values:
+// the keys of a page are divided among the groups of lanes, whose sums are added once per split.
 // Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at two blocks per multiprocessor;
 // further columns read K and V again, from the cache. Grid: (splits, KV heads, segments by tiles of 8 columns).
 
-#include "attend.h"
+#include "exact_scores.h"
 
 namespace {
 
@@ -17,7 +16,7 @@ struct Params {
     int rotary_channels; // channels of the keys; the others are those of the values
 };
 
-CONSTEXPR int THREADS = 256, WARPS = THREADS / 32, COLUMNS = 8, KEYS = 4, VALUES = 8, WIDTH = 4;
+CONSTEXPR int VALUES = 8;
 
 // Columns whose sums of all groups of lanes fit into shared memory.
 CONSTEXPR int SUMMED = 4;
@@ -39,59 +38,6 @@ struct Scratch {
     float factor[COLUMNS];
     OnlineSoftmax softmax[COLUMNS]; // not in registers, of which none is free
 };
-
-// Lanes that differ in `mask` exchange halves of N values and add them.
-template <int N>
-INLINE void add_halves(THREAD float (&v)[32], int lane, int mask) {
-    for (int i = 0; i < N / 2; i++) {
-        float low = v[i], high = v[i + N / 2];
-        v[i] = (lane & mask ? high : low) + shuffle_xor(lane & mask ? low : high, mask);
-    }
-}
-
-// Sums of 32 values over LANES lanes: lane l gets those of values l * 32 / LANES onwards, first in `v`.
-template <int LANES>
-INLINE void scatter_sums(THREAD float (&v)[32], int lane) {
-    add_halves<32>(v, lane, LANES / 2);
-    add_halves<16>(v, lane, LANES / 4);
-    add_halves<8>(v, lane, LANES / 8);
-    if (LANES >= 16) add_halves<4>(v, lane, LANES / 16);
-    if (LANES >= 32) add_halves<2>(v, lane, LANES / 32);
-}
-
-// The scores of the keys first..last of a page.
-template <class E, int HD>
-INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* keys, const DEVICE typename E::Bits* values,
-                   int rotary_channels, int first, int last, Thread self) {
-    constexpr int LANES = HD < 256 ? HD / WIDTH : 32, ROWS = 32 / LANES, STEP = KEYS * ROWS;
-    int lane = self.lane % LANES;
-#pragma unroll 1
-    for (int start = self.warp * STEP; start < PAGE; start += WARPS * STEP) {
-        if (start >= last || start + STEP <= first) continue;
-        float sum[KEYS * COLUMNS] = {};
-        for (int channel = lane * WIDTH; channel < HD; channel += LANES * WIDTH) {
-            float k[KEYS][WIDTH] = {};
-            for (int i = 0; i < KEYS; i++) {
-                int key = start + self.lane / LANES * KEYS + i;
-                const DEVICE typename E::Bits* row = values + key * HD;
-                if (channel < rotary_channels) row = keys + key * rotary_channels;
-                // Rows outside the range may not have been written.
-                if (first <= key && key < last) load4<E>(row + AT(channel), k[i]);
-            }
-            for (int n = 0; n < COLUMNS; n++) {
-                float q[WIDTH];
-                load4_shared(&s.query[n][AT(channel)], q);
-                for (int i = 0; i < KEYS; i++)
-                    for (int e = 0; e < WIDTH; e++) sum[i * COLUMNS + n] = fmaf(q[e], k[i][e], sum[i * COLUMNS + n]);
-            }
-        }
-        scatter_sums<LANES>(sum, lane);
-        for (int i = 0; i < ROWS; i++) {
-            int at = lane * ROWS + i;
-            s.score[at % COLUMNS][AT(start + self.lane / LANES * KEYS + at / COLUMNS)] = sum[i];
-        }
-    }
-}
 
 template <class E, int HD>
 INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
@@ -134,7 +80,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         // While the scores are computed: values are read after them.
         constexpr int LINE = 128 / int(sizeof(Bits));
         for (int i = first * HD + tid * LINE; i < last * HD; i += THREADS * LINE) prefetch(values + i);
-        scores<E, HD>(s, keys, values, p.rotary_channels, first, last, self);
+        exact_scores<E, HD>(s.query, s.score, keys, values, p.rotary_channels, first, last, self);
         barrier();
         if (ranges[warp].start < ranges[warp].end) {
             float score[4];

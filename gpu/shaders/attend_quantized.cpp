@@ -1,5 +1,5 @@
-// Attention over quantized pages: the integers of turboquant/scalar.rs, on tensor cores where available. Weights have the
-// bits of the CPU for equal scores, which differ by the rounding of sums, as does a split's output.
+// Attention over quantized pages with a scale per 128 channels: the integers of turboquant/scalar.rs, on tensor cores where
+// available. Weights have the bits of the CPU for equal scores, which differ by the rounding of sums, as does a split's output.
 //
 // Eight warps share a page. Scores: a warp computes 16 tokens over all channels. Softmax: a warp computes one or two
 // columns, and writes their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp
@@ -44,17 +44,6 @@ struct Scratch {
     Range visible[2][8 * TILES];
     u32 table[2][16];
 };
-
-// A query's dot product with a mean over channels first..last: sixteen partial sums. Called by all
-// lanes, sixteen per query.
-INLINE float mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
-    float partial = 0;
-    if (mean && query)
-        for (int i = first + lane % 16; i < last; i += 16) partial = fmaf(query[AT(i)], half_to_float(mean[i]), partial);
-    float sum = 0;
-    for (int s = 0; s < 16; s++) sum += shuffle(partial, (lane & 16) | s);
-    return sum;
-}
 
 // Adds the dot products of group `group`, times both scales, to the scores of the lane's two tokens and its columns.
 template <int HD, int TILES>
@@ -145,7 +134,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                 for (int step = 0; step < 4; step++) {
                     u32 a[4];
                     if (transposed) transposed_fragment(p.value, value_table, values, group * 8 + step * 2, warp, g, t, a);
-                    else fragment(p.key, key_table, keys, group * 8 + warp, step, g, t, a);
+                    else fragment(p.key, key_table, keys, (group * 8 + warp) * 32 + step * 8, g, t, a);
                     for (int tile = 0; tile < TILES; tile++) {
                         uint2 b = {0, 0};
                         if (operand_index[tile] >= 0) {
@@ -199,19 +188,12 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                     scaled[i] = mul(weight[i], half_to_float(values.scales[AT(group * PAGE + 4 * lane + i)]));
                     largest_bits = max(largest_bits, bits_of(scaled[i]) & 0x7fffffffu);
                 }
-                float largest = float_of(warp_max(largest_bits));
-                bool negligible = largest < 1e-30f;
-                float inverse = negligible ? 0.0f : 32639.0f / largest;
-                u32 high = 0, low = 0;
-                for (int i = 0; i < 4; i++) {
-                    int integer = int(rintf(mul(scaled[i], inverse))); // 256 * upper + lower, both signed bytes
-                    int upper = (integer + 128) >> 8;
-                    high |= u32(upper & 255) << (8 * i);
-                    low |= u32((integer - 256 * upper) & 255) << (8 * i);
-                }
+                IntegerScale integers = integer_scale(warp_max(largest_bits), p.value.unit);
+                u32 high, low;
+                integer_weights(scaled, integers.inverse, high, low);
                 s.columns[n].weight[0][group][AT(lane)] = high;
                 s.columns[n].weight[1][group][AT(lane)] = low;
-                if (lane == 0) s.unit[group][n] = negligible ? 0.0f : mul(largest, p.value.unit / 32639.0f);
+                if (lane == 0) s.unit[group][n] = integers.unit;
             }
         }
         barrier();
@@ -223,7 +205,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
 #pragma unroll 2
             for (int step = 0; step < 4; step++) {
                 u32 a[4];
-                fragment(p.value, value_table, values, strip, step, g, t, a);
+                fragment(p.value, value_table, values, strip * 32 + step * 8, g, t, a);
                 for (int tile = 0; tile < TILES; tile++) {
                     int n = AT(tile * 8 + g), word = 8 * step + 2 * t;
                     uint2 high = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[0][group][word]);

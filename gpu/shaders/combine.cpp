@@ -111,5 +111,6 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
 
 } // namespace
 
+KERNEL(combine_32, Params, THREADS, 4, Scratch<32>) { combine<32>(p, s, self); }
 KERNEL(combine_64, Params, THREADS, 4, Scratch<64>) { combine<64>(p, s, self); }
 KERNEL(combine_128, Params, THREADS, 4, Scratch<128>) { combine<128>(p, s, self); }

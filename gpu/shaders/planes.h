@@ -18,22 +18,23 @@
 struct Format {
     int upper, lower;
     u32 levels[16]; // 64 bytes
-    float unit;     // the value of level 1 at scale 1
-    int centred;    // 1: a page has a mean
+    float unit;      // the value of level 1 at scale 1
+    int centred;     // 1: a page has a mean
+    int scale_shift; // 32 << scale_shift channels share a scale
 };
 
 // A page of one head.
 struct QuantizedPage {
     const DEVICE u8* upper;
     const DEVICE u8* lower;
-    const DEVICE u16* scales; // (groups, 128)
+    const DEVICE u16* scales; // (scale groups, 128)
     const DEVICE u16* mean;   // (channels), or null
 };
 
 INLINE QuantizedPage quantized_page(const CONSTANT Format& f, const DEVICE u8* page, int channels) {
     int plane = 128 * channels / 8; // bytes per bit
     const DEVICE u16* scales = reinterpret_cast<const DEVICE u16*>(page + plane * (f.upper + f.lower));
-    return {page, page + plane * f.upper, scales, f.centred ? scales + AT(channels) : nullptr};
+    return {page, page + plane * f.upper, scales, f.centred ? scales + AT(4 * channels >> f.scale_shift) : nullptr};
 }
 
 // Four codes in bytes as four nibbles: a selector of permute_bytes.
@@ -49,12 +50,13 @@ INLINE u32 level_of_16(const CONSTANT u32 (&levels)[16], u32 nibbles) {
     return permute_bytes(low, high, 0x3210u | (nibbles & 0x8888u) >> 1);
 }
 
-// The levels of four codes. Up to four bits by permute_bytes, if that is an instruction; else from shared memory: 64
-// levels are 16 words in 16 banks, and lanes that read one bank read the same word.
+// The levels of four codes. Up to four bits by permute_bytes, if that is an instruction; 8 bits are the level; others from shared
+// memory: 64 levels are 16 words in 16 banks, and lanes that read one bank read the same word.
 INLINE u32 levels_of(const CONSTANT Format& f, const THREADGROUP u8* table, u32 codes) {
     int bits = f.upper + f.lower;
     if (PERMUTES && bits <= 3) return permute_bytes(f.levels[0], f.levels[1], selector(codes));
     if (PERMUTES && bits == 4) return level_of_16(f.levels, selector(codes));
+    if (bits == 8) return codes;
     u32 levels = 0;
     for (int i = 0; i < 32; i += 8) levels |= u32(table[codes >> i & 255]) << i;
     return levels;
@@ -67,13 +69,13 @@ INLINE u32 codes_in(const CONSTANT Format& f, u32 upper, u32 lower, int vector) 
     return codes;
 }
 
-// The A fragment of step `step` (vectors 8 * step ..) of run `run`.
-INLINE void fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page, int run,
-                    int step, int g, int t, THREAD u32 (&a)[4]) {
-    int vector = 8 * step + 2 * t;
-    const DEVICE u8* at = page.upper + AT(run * 256 * f.upper + (vector * f.upper >> 3) * 64 + 8 * g);
+// The A fragment of the eight vectors from `first` on, which is a multiple of 8; vectors are counted from the page's first.
+INLINE void fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page, int first,
+                    int g, int t, THREAD u32 (&a)[4]) {
+    int vector = first + 2 * t;
+    const DEVICE u8* at = page.upper + AT((vector * f.upper >> 3) * 64 + 8 * g);
     uint2 upper = *reinterpret_cast<const DEVICE uint2*>(at), lower = {0, 0};
-    at = page.lower + AT(run * 256 * f.lower + (vector * f.lower >> 3) * 64 + 8 * g);
+    at = page.lower + AT((vector * f.lower >> 3) * 64 + 8 * g);
     if (f.lower) lower = *reinterpret_cast<const DEVICE uint2*>(at);
     if (PERMUTES && f.upper == 4 && !f.lower) {
         // Nibbles are selectors already: those of both vectors are interleaved, and are separated after the lookup.
@@ -110,5 +112,36 @@ INLINE void transposed_fragment(const CONSTANT Format& f, const THREADGROUP u8* 
         u32 first = permute_bytes(levels[0], levels[1], pick), second = permute_bytes(levels[2], levels[3], pick);
         a[2 * h] = permute_bytes(first, second, 0x5410);
         a[2 * h + 1] = permute_bytes(first, second, 0x7632);
+    }
+}
+
+// A query's dot product with a page's mean over channels first..last: sixteen partial sums. Called by all lanes, sixteen per
+// query.
+INLINE float mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
+    float partial = 0;
+    if (mean && query)
+        for (int i = first + lane % 16; i < last; i += 16) partial = fmaf(query[AT(i)], half_to_float(mean[i]), partial);
+    float sum = 0;
+    for (int s = 0; s < 16; s++) sum += shuffle(partial, (lane & 16) | s);
+    return sum;
+}
+
+// Integer weights of a page's tokens, relative to the largest: the factor that gives them, and the value of integer 1 at level 1.
+struct IntegerScale {
+    float inverse, unit;
+};
+INLINE IntegerScale integer_scale(u32 largest_bits, float unit) {
+    float largest = float_of(largest_bits);
+    if (largest < 1e-30f) return {0.0f, 0.0f};
+    return {32639.0f / largest, mul(largest, unit / 32639.0f)};
+}
+
+// Four integer weights, each 256 * upper + lower with signed bytes, in words of either.
+INLINE void integer_weights(const THREAD float (&scaled)[4], float inverse, THREAD u32& high, THREAD u32& low) {
+    high = 0, low = 0;
+    for (int i = 0; i < 4; i++) {
+        int integer = int(rintf(mul(scaled[i], inverse))), upper = (integer + 128) >> 8;
+        high |= u32(upper & 255) << (8 * i);
+        low |= u32((integer - 256 * upper) & 255) << (8 * i);
     }
 }

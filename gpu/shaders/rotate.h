@@ -1,6 +1,6 @@
 // Rows of a head in a warp's registers, and their rotation, with the bits of turboquant/rotation.rs.
 //
-// A row of HD channels is groups of 128 (one of 64 if HD is 64). Lane l has W consecutive channels of every group, from
+// A row of HD channels is groups of 128 (one of HD if that is less). Lane l has W consecutive channels of every group, from
 // channel W l of the group on: loads of a warp are consecutive; the transform's first stages are in registers, the others
 // shuffles.
 #pragma once

@@ -19,7 +19,7 @@ struct Heads {
     const DEVICE float* after; // (HD): multiplies the rotated embedding, in the stored order; or null
     DEVICE float* y;           // (rows, heads, channels), or null
     DEVICE u32* words;         // (rows, heads, HD / 4): the row in 8 bits, for quantized keys; or null
-    DEVICE float* word_scales; // (rows, heads, HD / 128)
+    DEVICE float* word_scales; // (rows, heads, scale groups of the keys)
     const DEVICE Place* places;  // (rows); null: the rows are not stored in pages
     const DEVICE Segment* segments;
     DEVICE u32* fault;    // (1): atomicMin of the positions of rows that are not finite or too large for pages
@@ -33,6 +33,7 @@ struct Heads {
     int k_eq_v_pairs; // 0: the model's channel order; else the channels of this many rotary pairs come first
     int rotates;      // 1: rotate
     int element;      // element type of the pages
+    int scale_shift;  // 32 << scale_shift channels of quantized keys share a scale
     float eps;
     float unit; // of the keys' format
 };
@@ -110,21 +111,28 @@ INLINE bool out_of_range(const THREAD Row<HD>& row) {
     return found;
 }
 
-// A rotated row in 8 bits, one scale per group.
+// A rotated row in 8 bits, one scale per scale group of the keys.
 template <int HD>
 INLINE void quantize_query(const CONSTANT Heads& p, const THREAD Row<HD>& row, int lane, i64 index) {
+    constexpr int W = Row<HD>::W;
+    int scale_lanes = (32 << p.scale_shift) / W; // lanes that share a scale
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         u32 largest_bits = 0, word = 0;
-        for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
-        float largest = float_of(warp_max(largest_bits));
+        for (int e = 0; e < W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
+        for (int mask = scale_lanes / 2; mask > 0; mask /= 2) largest_bits = max(largest_bits, shuffle_xor(largest_bits, mask));
+        float largest = float_of(largest_bits);
         float inverse = largest < 1.17549435e-38f ? 0.0f : 127.0f / largest;
-        for (int e = 0; e < Row<HD>::W; e++) {
+        int first = Row<HD>::channel(lane, group, 0);
+        for (int e = 0; e < W; e++) {
             // Adding 1.5 * 2^23 puts the nearest integer, ties to even, in the lowest bits.
             u32 byte = bits_of(add(mul(row.v[group][e], inverse), 12582912.0f)) & 255;
-            word |= byte << (8 * e);
+            word |= byte << (8 * (first % 4 + e));
         }
-        p.words[AT(index * (HD / 4) + group * 32 + lane)] = word;
-        if (lane == 0) p.word_scales[AT(index * Row<HD>::GROUPS + group)] = mul(largest / 127.0f, p.unit);
+        // 4 / W lanes share a word.
+        for (int mask = 2 / W; mask > 0; mask /= 2) word |= shuffle_xor(word, mask);
+        if (first % 4 == 0) p.words[AT((index * HD + first) / 4)] = word;
+        i64 scale = (index * HD + first) >> (5 + p.scale_shift);
+        if (lane % scale_lanes == 0) p.word_scales[AT(scale)] = mul(largest / 127.0f, p.unit);
     }
 }
 
@@ -180,7 +188,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
             }
         }
     }
-    if (HD >= 128 && p.words) quantize_query(p, row, lane, index);
+    if (p.words) quantize_query(p, row, lane, index);
     if (p.places) {
         if (p.element == F32) store_row<Single>(p, row, lane, r, head);
         if (p.element == F16) store_row<Half>(p, row, lane, r, head);
@@ -192,6 +200,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
 
 #define ROWS(HD) KERNEL(rows_##HD, Params, 32 * WARPS, 8, Scratch<HD>) { rows<HD>(p.of[self.z], s, self); }
 
+ROWS(32)
 ROWS(64)
 ROWS(128)
 ROWS(256)

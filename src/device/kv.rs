@@ -13,21 +13,24 @@ mod storage;
 use std::ops::Range;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized};
+use foretoken_gpu::plan::attention::{
+    ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, has_exact, has_quantized, quantized,
+};
+use foretoken_gpu::plan::attention_mixed::{KvPages, MixedKv, mixed};
 use foretoken_gpu::plan::rows::{
-    Domain, HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
+    HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
 };
 use foretoken_gpu::plan::segments::{Place, Segments};
-use foretoken_gpu::plan::turboquant::encode;
-use foretoken_kernels::ElementType;
+use foretoken_gpu::plan::turboquant::{encode, scale_group};
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
+use super::launcher::Launcher;
 use super::pages::{Table, Tables};
 use super::queue::Queue;
 use super::temporaries::Temporary;
 use crate::Result;
-use crate::kv::{KEqV, KvLayout, KvOptions, PAGE, StoreLayout, first_exact_page, not_finite};
+use crate::kv::{KvLayout, KvOptions, PAGE, StoreLayout, first_exact_page, not_finite};
 pub(crate) use cache::DeviceKv;
 use recomputed_keys::RecomputedKeys;
 use storage::{Storage, StoragePlan};
@@ -68,7 +71,6 @@ struct Store {
     recomputed_keys: Option<RecomputedKeys>,
     keys: Storage,
     values: Storage,
-    element: ElementType,
     zones: Option<Zones>,
 }
 
@@ -259,12 +261,13 @@ impl KvPlan {
         (tables, faults): (&[DeviceSlice<u64>], DeviceSlice<u32>),
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
-        let (order, domain, heads) = (store.order, store.domain(), store.heads);
+        let (order, heads) = (store.order, store.heads);
         for (i, (storage, projection)) in [(&store.keys, k), (&store.values, v)].into_iter().enumerate() {
+            let domain = storage.domain();
             let steps = Steps { norm: projection.norm, rotary: projection.rotary, order, weight: None, domain };
             let to = KvDestination {
                 pages: storage.exact.pages(),
-                element: store.element,
+                element: storage.element,
                 places: pass.places,
                 segments: pass.segments,
                 fault: subslice(faults, 2 * self.store_of_layer[layer] + i, 1),
@@ -288,9 +291,9 @@ impl KvPlan {
         y: DeviceSlice<f32>,
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
-        let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &queue.launcher);
-        let PreparedQueries { rows, words, scales } = store.prepare_queries(queue, (q, heads), pass.rows)?;
-        let (query_rows, words, scales) = (rows.slice(), words.slice(), scales.slice());
+        let (head_dim, domain, launcher) = (store.head_dim, store.values.domain(), &queue.launcher);
+        let prepared = store.prepare_queries(queue, (q, heads), pass.rows)?;
+        let query_rows = prepared.rows.slice();
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
@@ -316,26 +319,10 @@ impl KvPlan {
             let (softmax, output) =
                 (queue.temporaries.take::<[f32; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
             let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
-            let kv = ExactKv {
-                keys: store.keys.exact.pages(),
-                values: store.values.exact.pages(),
-                element: store.element,
-                rotary_channels: store.keys.channels,
-            };
-            launcher.run(exact(&queries, &kv, &partials))?;
-            if let (Some((key_layout, keys)), Some((value_layout, values))) =
-                (&store.keys.quantized, &store.values.quantized)
-            {
-                let (per_row, scales_per_row) = (heads * head_dim / 4, heads * head_dim / 128);
-                let kv = QuantizedKv {
-                    keys: keys.pages(),
-                    values: values.pages(),
-                    key_layout: *key_layout,
-                    value_layout: *value_layout,
-                    query_words: subslice(words, first * per_row, count * per_row),
-                    query_scales: subslice(scales, first * scales_per_row, count * scales_per_row),
-                };
-                launcher.run(quantized(&queries, &kv, &partials))?;
+            let sides = [&store.keys, &store.values];
+            store.attend_pages(launcher, &queries, sides.map(Storage::exact_pages), &prepared, &partials)?;
+            if store.zones.is_some() {
+                store.attend_pages(launcher, &queries, sides.map(Storage::quantized_pages), &prepared, &partials)?;
             }
             let y = subslice(y, first * heads * head_dim, count * heads * head_dim);
             launcher.run(combine(&queries, &partials, (domain, store.order), y))?;
@@ -361,8 +348,7 @@ impl Store {
         tables: &mut Tables,
     ) -> Result<Self> {
         let [keys, values] = plan.sides(layout, options, context, tables);
-        let derives = plan.zones.is_none() && options.k_eq_v == KEqV::Derived;
-        let weight = layout.k_eq_v.clone().filter(|_| derives);
+        let weight = layout.k_eq_v.clone().filter(|_| plan.recomputes_keys);
         let rotary_first = plan.rotary_first.as_ref();
         Ok(Self {
             heads: layout.num_kv_heads,
@@ -375,7 +361,6 @@ impl Store {
                 .transpose()?,
             keys,
             values,
-            element: plan.element,
             zones: plan.zones,
             recomputed_keys: weight.map(|weight| RecomputedKeys { weight, rotary_first: plan.rotary_first }),
         })
@@ -388,7 +373,7 @@ impl Store {
             let (first, end) = (first_exact_page(span.position, tail), first_exact_page(span.end, tail));
             for storage in [&self.keys, &self.values].into_iter().filter(|_| first < end) {
                 let Some((layout, quantized)) = &storage.quantized else { continue };
-                let (from, to) = ((&storage.exact.pages(), self.element), quantized.pages());
+                let (from, to) = ((&storage.exact.pages(), storage.element), quantized.pages());
                 queue.launcher.run(encode(*layout, *tables, from, &to, (first, end - first), self.heads))?;
             }
         }
@@ -403,18 +388,18 @@ impl Store {
         row_count: usize,
     ) -> Result<PreparedQueries> {
         let len = row_count * heads * self.head_dim;
-        // 4 i8 per word; at least one scale per 128 elements and one per head.
+        // 4 i8 per word; a scale is of at least 32 elements.
         let prepared = PreparedQueries {
             rows: queue.temporaries.take(len)?,
             words: queue.temporaries.take(len.div_ceil(4))?,
-            scales: queue.temporaries.take(len.div_ceil(64))?,
+            scales: queue.temporaries.take(len.div_ceil(32))?,
         };
         let steps = Steps {
             norm: q.norm,
             rotary: q.rotary,
             order: self.order,
             weight: self.query_weight.as_ref().map(Buffer::slice),
-            domain: self.domain(),
+            domain: self.keys.domain(),
         };
         let (words, scales) = (prepared.words.slice(), prepared.scales.slice());
         let format = self.keys.quantized.as_ref().map(|(layout, _)| layout.format());
@@ -432,7 +417,38 @@ impl Store {
         Ok(prepared)
     }
 
-    fn domain(&self) -> Domain {
-        if self.zones.is_some() { Domain::Rotated } else { Domain::Unrotated }
+    /// The attention of `queries` over the exact or the quantized pages `[keys, values]`, with the fastest kernel for the formats.
+    fn attend_pages(
+        &self,
+        launcher: &Launcher,
+        queries: &Queries,
+        [keys, values]: [KvPages; 2],
+        prepared: &PreparedQueries,
+        partials: &SplitPartials,
+    ) -> Result<()> {
+        let part = |per_row: usize| (queries.first * per_row, queries.count * per_row);
+        let elements = queries.heads * self.head_dim;
+        let (first, words) = part(elements / 4);
+        let query_words = subslice(prepared.words.slice(), first, words);
+        let scales = self.keys.quantized.as_ref().map_or(0, |(layout, _)| elements / scale_group(*layout));
+        let (first, scales) = part(scales);
+        let query_scales = subslice(prepared.scales.slice(), first, scales);
+        match (keys, values) {
+            (KvPages::Exact(keys, element), KvPages::Exact(values, of_values))
+                if has_exact(self.head_dim, element, of_values) =>
+            {
+                let kv = ExactKv { keys, values, element, rotary_channels: self.keys.channels };
+                launcher.run(exact(queries, &kv, partials))
+            }
+            (KvPages::Quantized(keys, key_layout), KvPages::Quantized(values, value_layout))
+                if has_quantized(key_layout, value_layout) =>
+            {
+                let kv = QuantizedKv { keys, values, key_layout, value_layout, query_words, query_scales };
+                launcher.run(quantized(queries, &kv, partials))
+            }
+            (keys, values) => {
+                launcher.run(mixed(queries, &MixedKv { keys, values, query_words, query_scales }, partials))
+            }
+        }
     }
 }

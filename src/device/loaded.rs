@@ -5,6 +5,7 @@ use std::sync::Arc;
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::delta_net::{self, Shape};
 use foretoken_gpu::plan::experts::MAX_ROUTE;
+use foretoken_gpu::plan::pages::HEAD_DIMS;
 use foretoken_gpu::plan::rows::Pairing;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
 
@@ -82,9 +83,6 @@ impl DeviceAssistant {
     }
 }
 
-/// Head widths for which there are attention kernels.
-const HEAD_DIMS: [usize; 4] = [64, 128, 256, 512];
-
 /// Checks the width of the heads of layers, which are given by index.
 ///
 /// # Errors
@@ -93,7 +91,7 @@ pub(crate) fn check_head_dims(device: &dyn Device, heads: impl IntoIterator<Item
     let Some((i, head_dim)) = heads.into_iter().find(|(_, head_dim)| !HEAD_DIMS.contains(head_dim)) else {
         return Ok(());
     };
-    let problem = format!("no kernels for heads of {head_dim}; supported are 64, 128, 256 and 512; use the CPU");
+    let problem = format!("no kernels for heads of {head_dim}; supported are 32, 64, 128, 256 and 512; use the CPU");
     let problem = format!("tensor layers.{i}.self_attn.q_proj.weight: {problem}");
     Err(Error::Device { device: device.name(), problem })
 }

@@ -1,4 +1,4 @@
-//! The fixtures with wider heads: there are no kernels for heads of 32.
+//! The fixtures, whose heads have 32 channels, with wider heads.
 //!
 //! A head of `from` channels is embedded in one of `to`, with zeros between. A norm over more channels has a larger result by the
 //! square root of the quotient, which the norms' weights and the output projection undo; rotations have the same angles with

@@ -1,9 +1,9 @@
-//! Attention over pages: `attend_exact.cpp`, `attend_quantized.cpp`, `combine.cpp`.
+//! Attention over pages: `attend_exact.cpp`, `attend_quantized.cpp`, `attend_mixed.cpp`, `combine.cpp`.
 //!
 //! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
 
-use super::pages::{Pages, PagesParams};
+use super::pages::{Pages, PagesParams, check_head_dim};
 use super::rows::{Domain, Order};
 use super::segments::{Place, Segments};
 use super::turboquant::{self, FormatParams};
@@ -63,14 +63,14 @@ const EXACT_COLUMNS: usize = 8;
 
 /// The kernel that fills a store's [`SplitPartials`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Store {
+pub(super) enum Store {
     Exact,
     Quantized,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct QueriesParams {
+pub(super) struct QueriesParams {
     rows: u64,
     places: u64,
     segments: u64,
@@ -105,7 +105,12 @@ impl Queries {
     }
 
     /// `columns`: those of a tile.
-    fn params(&self, partials: &SplitPartials, store: Store, columns: usize) -> Result<QueriesParams, LaunchError> {
+    pub(super) fn params(
+        &self,
+        partials: &SplitPartials,
+        store: Store,
+        columns: usize,
+    ) -> Result<QueriesParams, LaunchError> {
         if self.kv_heads == 0 || self.count == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             let (rows, heads, kv) = (self.count, self.heads, self.kv_heads);
             return Err(LaunchError(format!(
@@ -139,7 +144,7 @@ impl Queries {
         })
     }
 
-    fn grid(&self, splits: usize, columns: usize) -> Result<[u32; 3], LaunchError> {
+    pub(super) fn grid(&self, splits: usize, columns: usize) -> Result<[u32; 3], LaunchError> {
         let tiles = self.segments.count * self.columns().div_ceil(columns);
         Ok([dimension("splits", splits.max(1))? as u32, blocks("K/V heads", self.kv_heads)?, blocks("queries", tiles)?])
     }
@@ -171,11 +176,22 @@ pub struct ExactParams {
 // SAFETY: the `Params` of attend_exact.cpp.
 unsafe impl Params for ExactParams {}
 
-fn check_rotary_channels(channels: usize, head_dim: usize) -> Result<(), LaunchError> {
+pub(super) fn check_rotary_channels(channels: usize, head_dim: usize) -> Result<(), LaunchError> {
     if channels == head_dim || (channels > 0 && channels < head_dim && channels.is_multiple_of(128)) {
         return Ok(());
     }
     Err(LaunchError(format!("keys have {channels} of {head_dim} channels; supported: all, or a multiple of 128")))
+}
+
+/// Whether [`exact`] has a kernel.
+pub fn has_exact(head_dim: usize, key: ElementType, value: ElementType) -> bool {
+    matches!(head_dim, 64 | 128 | 256 | 512) && key == value
+}
+
+/// Whether [`quantized`] has a kernel: for a scale per 128 channels in both.
+pub fn has_quantized(key: PageLayout, value: PageLayout) -> bool {
+    let fits = |layout| turboquant::check(layout).is_ok() && turboquant::scale_group(layout) == 128;
+    fits(key) && fits(value)
 }
 
 /// Attention over the exact pages.
@@ -184,22 +200,25 @@ fn check_rotary_channels(channels: usize, head_dim: usize) -> Result<(), LaunchE
 /// If there is no kernel for the width, or a slice is too short.
 pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Result<Launch<ExactParams>, LaunchError> {
     check_rotary_channels(kv.rotary_channels, queries.head_dim)?;
+    if !has_exact(queries.head_dim, kv.element, kv.element) {
+        let width = queries.head_dim;
+        return Err(LaunchError(format!(
+            "heads of {width} need the kernels of `attention_mixed`, or are not supported"
+        )));
+    }
     let kernel = match (kv.element, queries.head_dim) {
         (ElementType::F32, 64) => "attend_f32_64",
         (ElementType::F32, 128) => "attend_f32_128",
         (ElementType::F32, 256) => "attend_f32_256",
-        (ElementType::F32, 512) => "attend_f32_512",
+        (ElementType::F32, _) => "attend_f32_512",
         (ElementType::F16, 64) => "attend_f16_64",
         (ElementType::F16, 128) => "attend_f16_128",
         (ElementType::F16, 256) => "attend_f16_256",
-        (ElementType::F16, 512) => "attend_f16_512",
+        (ElementType::F16, _) => "attend_f16_512",
         (ElementType::Bf16, 64) => "attend_bf16_64",
         (ElementType::Bf16, 128) => "attend_bf16_128",
         (ElementType::Bf16, 256) => "attend_bf16_256",
-        (ElementType::Bf16, 512) => "attend_bf16_512",
-        (_, width) => {
-            return Err(LaunchError(format!("no kernels for heads of {width}; supported: 64, 128, 256 and 512")));
-        }
+        (ElementType::Bf16, _) => "attend_bf16_512",
     };
     let params = ExactParams {
         queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
@@ -256,8 +275,10 @@ pub fn quantized(
     partials: &SplitPartials,
 ) -> Result<Launch<QuantizedParams>, LaunchError> {
     let (key, value, width) = (kv.key_layout, kv.value_layout, queries.head_dim);
-    turboquant::check(key)?;
-    turboquant::check(value)?;
+    if !has_quantized(key, value) {
+        let names = [key, value].map(|layout| format!("{} of {} channels", layout.format().name(), layout.head_dim()));
+        return Err(LaunchError(format!("pages of {} need the kernels of `attention_mixed`", names.join(" and "))));
+    }
     check_rotary_channels(key.head_dim(), width)?;
     let side = if key.head_dim() == width { Side::Values } else { Side::KEqV };
     let formats_fit = side == Side::Values || key.format() == value.format();
@@ -319,10 +340,11 @@ pub fn combine(
     (domain, order): (Domain, Order),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<CombineParams>, LaunchError> {
+    check_head_dim(queries.head_dim)?;
     let kernel = match queries.head_dim {
+        32 => "combine_32",
         64 => "combine_64",
-        128 | 256 | 512 => "combine_128",
-        width => return Err(LaunchError(format!("no kernels for heads of {width}; supported: 64, 128, 256 and 512"))),
+        _ => "combine_128",
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {

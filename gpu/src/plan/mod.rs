@@ -5,6 +5,7 @@
 
 pub mod accept;
 pub mod attention;
+pub mod attention_mixed;
 pub mod delta_net;
 pub mod experts;
 pub mod matmul;

@@ -4,6 +4,17 @@ use crate::launch::{LaunchError, dimension};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::PAGE_TOKENS;
 
+/// Head widths for which there are kernels.
+pub const HEAD_DIMS: [usize; 5] = [32, 64, 128, 256, 512];
+
+/// An error unless there are kernels for heads of `width`.
+pub(super) fn check_head_dim(width: usize) -> Result<(), LaunchError> {
+    if HEAD_DIMS.contains(&width) {
+        return Ok(());
+    }
+    Err(LaunchError(format!("no kernels for heads of {width}; supported are 32, 64, 128, 256 and 512")))
+}
+
 /// Pages of a layer's keys or values: a table of addresses on the device, among those of a sequence.
 ///
 /// An exact page is `(kv_heads, 128, channels)` elements; a quantized one is `kv_heads` pages of

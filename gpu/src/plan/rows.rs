@@ -1,10 +1,11 @@
 //! Queries, keys and values between projection and attention: norm, rotary embedding, rotation, storage. `rows.cpp`.
 
-use super::pages::{Pages, PagesParams, element_number};
+use super::pages::{Pages, PagesParams, check_head_dim, element_number};
 use super::segments::{Place, Segments};
+use super::turboquant;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
-use foretoken_kernels::attention::turboquant::CodeFormat;
+use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 
 /// Heads to process: `x` is `(rows, heads, stride)`, of which the first `head_dim` are read.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,7 @@ pub struct Heads {
     pub rows: usize,
     /// Heads of a row.
     pub heads: usize,
-    /// Width: 64, 128, 256 or 512.
+    /// Width: 32, 64, 128, 256 or 512.
     pub head_dim: usize,
     /// Elements from one head to the next: `head_dim`, or more where a projection interleaves heads with something else.
     pub stride: usize,
@@ -129,8 +130,17 @@ pub struct QuantizedQueries {
     pub format: CodeFormat,
     /// `(rows, heads, head_dim / 4)`.
     pub words: DeviceSlice<u32>,
-    /// `(rows, heads, head_dim / 128)`.
+    /// `(rows, heads, scale groups)`: one per 128 channels or per narrower head, one per 32 for `q4_0` and `q8_0`.
     pub scales: DeviceSlice<f32>,
+}
+
+impl QuantizedQueries {
+    /// The layout of keys of the queries' width.
+    fn layout(&self, head_dim: usize) -> Result<PageLayout, LaunchError> {
+        let groups = RotationGroups::of(head_dim);
+        let groups = groups.ok_or_else(|| LaunchError(format!("8-bit queries of {head_dim} channels")))?;
+        Ok(PageLayout::new(self.format, Side::Keys, groups))
+    }
 }
 
 /// The pages that K or V is stored to.
@@ -199,6 +209,7 @@ pub(super) struct HeadsParams {
     k_eq_v_pairs: i32,
     rotates: i32,
     element: i32,
+    scale_shift: i32,
     eps: f32,
     unit: f32,
 }
@@ -209,19 +220,21 @@ pub(super) struct HeadsParams {
 /// If there is no kernel for the width, or a slice is too short.
 pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<RowsParams>, LaunchError> {
     let Heads { x, rows, heads, head_dim, stride } = *heads;
+    check_head_dim(head_dim)?;
     let kernel = match head_dim {
+        32 => "rows_32",
         64 => "rows_64",
         128 => "rows_128",
         256 => "rows_256",
-        512 => "rows_512",
-        _ => return Err(LaunchError(format!("no kernels for heads of {head_dim}; supported: 64, 128, 256 and 512"))),
+        _ => "rows_512",
     };
     if results.channels == 0 || results.channels > head_dim {
         return Err(LaunchError(format!("cannot store {} of {head_dim} channels", results.channels)));
     }
-    if results.quantized.is_some() && (head_dim < 128 || steps.domain == Domain::Unrotated) {
-        return Err(LaunchError("8-bit queries require rotated rows of at least 128 channels".into()));
+    if results.quantized.is_some() && steps.domain == Domain::Unrotated {
+        return Err(LaunchError("8-bit queries require rotated rows".into()));
     }
+    let keys = results.quantized.map(|queries| queries.layout(head_dim)).transpose()?;
     let pairs = steps.rotary.map_or(0, |rotary| rotary.pairs);
     let pair_stride = steps.rotary.map_or(Ok(0), |rotary| rotary.stride(head_dim))?;
     if stride < head_dim {
@@ -240,7 +253,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         word_scales: optional(
             results.quantized.map(|queries| queries.scales),
             "the quantized queries' scales",
-            all * head_dim / 128,
+            keys.map_or(0, |keys| all * head_dim / turboquant::scale_group(keys)),
         )?,
         places: optional(results.store.map(|store| store.places), "the places", rows)?,
         segments: results.store.map_or(Ok(0), |store| store.segments.address())?,
@@ -255,6 +268,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         k_eq_v_pairs: steps.order.pairs(head_dim)?,
         rotates: (steps.domain == Domain::Rotated).into(),
         element: results.store.map_or(0, |store| element_number(store.element)),
+        scale_shift: keys.map_or(0, turboquant::scale_shift),
         eps: steps.norm.map_or(0.0, |norm| norm.eps),
         unit: results.quantized.map_or(0.0, |queries| queries.format.unit()),
     };

@@ -1,24 +1,23 @@
 //! Quantized pages: `encode.cpp`, and the formats that `planes.h` reads.
 
-use super::pages::{Pages, PagesParams, element_number};
+use super::pages::{Pages, PagesParams, check_head_dim, element_number};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks};
 use foretoken_kernels::ElementType;
-use foretoken_kernels::attention::turboquant::{CodeFormat, Levels, PageLayout, Side};
+use foretoken_kernels::attention::turboquant::{Levels, PAGE_TOKENS, PageLayout, Side};
 
-/// Whether there are kernels for this layout: one scale per 128 channels, head widths 128, 256 and 512.
-pub fn supports(layout: PageLayout) -> bool {
-    !matches!(layout.format(), CodeFormat::Q4_0 | CodeFormat::Q8_0) && matches!(layout.head_dim(), 128 | 256 | 512)
+/// An error unless there are kernels for this layout: any format of heads that the other kernels support.
+pub(super) fn check(layout: PageLayout) -> Result<(), LaunchError> {
+    check_head_dim(layout.head_dim())
 }
 
-/// An error unless [`supports`].
-pub(super) fn check(layout: PageLayout) -> Result<(), LaunchError> {
-    if supports(layout) {
-        return Ok(());
-    }
-    let (name, width) = (layout.format().name(), layout.head_dim());
-    Err(LaunchError(format!(
-        "no kernels for pages of {name} of {width} channels; supported: tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512"
-    )))
+/// Channels that share a scale: 32, 64 or 128.
+pub fn scale_group(layout: PageLayout) -> usize {
+    layout.head_dim() * PAGE_TOKENS / layout.scales()
+}
+
+/// The kernels' `scale_shift`: a scale group has `32 << scale_shift` channels.
+pub(super) fn scale_shift(layout: PageLayout) -> i32 {
+    (scale_group(layout) / 32).ilog2() as i32
 }
 
 /// A format, for the kernels of attention.
@@ -30,9 +29,13 @@ pub(super) struct FormatParams {
     levels: [i8; 64],
     unit: f32,
     centred: i32,
+    scale_shift: i32,
 }
 
 impl FormatParams {
+    /// Of exact pages.
+    pub(super) const NONE: Self = Self { upper: 0, lower: 0, levels: [0; 64], unit: 0.0, centred: 0, scale_shift: 0 };
+
     pub(super) fn new(layout: PageLayout) -> Self {
         let (upper, lower) = layout.plane_bits();
         let mut levels = [0; 64];
@@ -40,7 +43,14 @@ impl FormatParams {
             levels[..known.len()].copy_from_slice(known);
         }
         let centred = layout.format().centred(layout.side());
-        Self { upper: upper as i32, lower: lower as i32, levels, unit: layout.format().unit(), centred: centred.into() }
+        Self {
+            upper: upper as i32,
+            lower: lower as i32,
+            levels,
+            unit: layout.format().unit(),
+            centred: centred.into(),
+            scale_shift: scale_shift(layout),
+        }
     }
 }
 
@@ -61,6 +71,7 @@ pub struct EncodeParams {
     upper: i32,
     lower: i32,
     boundaries: i32,
+    scale_shift: i32,
     spread: f32,
     boundary: [f32; 64],
     level: [f32; 64],
@@ -87,18 +98,21 @@ pub fn encode(
     kv_heads: usize,
 ) -> Result<Launch<EncodeParams>, LaunchError> {
     check(layout)?;
-    let book = layout.format().codebook().ok_or_else(|| LaunchError("q4_0 and q8_0 have no codebook".into()))?;
     let (mut boundary, mut level) = ([0.0; 64], [0.0; 64]);
-    boundary[..book.boundaries.len()].copy_from_slice(book.boundaries);
-    let least_squares = match book.levels {
-        Levels::Integers(levels) => {
+    // `q4_0` and `q8_0` round to integers.
+    let book = layout.format().codebook();
+    let boundaries = book.map_or(&[][..], |book| book.boundaries);
+    boundary[..boundaries.len()].copy_from_slice(boundaries);
+    let least_squares = match book.map(|book| book.levels) {
+        Some(Levels::Integers(levels)) => {
             level.iter_mut().zip(levels).for_each(|(to, from)| *to = f32::from(*from) * layout.format().unit());
             layout.side() == Side::Values
         }
-        Levels::Centroids(levels) => {
+        Some(Levels::Centroids(levels)) => {
             level[..levels.len()].copy_from_slice(levels);
             false
         }
+        None => false,
     };
     let (upper, lower) = layout.plane_bits();
     let params = EncodeParams {
@@ -114,11 +128,12 @@ pub fn encode(
         least_squares: least_squares.into(),
         upper: upper as i32,
         lower: lower as i32,
-        boundaries: book.boundaries.len() as i32,
-        spread: book.spread,
+        boundaries: boundaries.len() as i32,
+        scale_shift: scale_shift(layout),
+        spread: book.map_or(0.0, |book| book.spread),
         boundary,
         level,
     };
-    let grid = [(layout.head_dim() / 128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", count)?];
+    let grid = [layout.head_dim().div_ceil(128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", count)?];
     Ok(Launch { kernel: "encode_page", grid, block: [256, 1, 1], params })
 }

@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized};
+use foretoken_gpu::plan::attention::{
+    ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, has_exact, has_quantized, quantized,
+};
+use foretoken_gpu::plan::attention_mixed::{KvPages, MixedKv, mixed};
 use foretoken_gpu::plan::pages::Pages;
 use foretoken_gpu::plan::rows::{
     Domain, HeadNorm, Heads, KvDestination, Order, Pairing, QuantizedQueries, Results, Rotary, Steps, rows,
@@ -24,7 +27,7 @@ use super::device::Device;
 const PAGE: usize = 128;
 const ISA: Isa = Isa::Scalar;
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-const FORMATS: [CodeFormat; 8] = [
+const FORMATS: [CodeFormat; 10] = [
     CodeFormat::Tqc2,
     CodeFormat::Tqc3,
     CodeFormat::Tqc4,
@@ -33,6 +36,8 @@ const FORMATS: [CodeFormat; 8] = [
     CodeFormat::Turbo2,
     CodeFormat::Turbo3,
     CodeFormat::Turbo4,
+    CodeFormat::Q4_0,
+    CodeFormat::Q8_0,
 ];
 
 /// Rows in the bytes of an exact page.
@@ -132,6 +137,8 @@ struct RowCase {
     domain: Domain,
     channels: usize,
     element: ElementType,
+    /// Of the keys for which rotated rows are quantized.
+    keys: CodeFormat,
     /// The first head of a row that has an invalid value, and the value; all heads after it have it as well.
     fault: Option<(usize, f32)>,
 }
@@ -140,9 +147,10 @@ struct RowCase {
 const NO_FAULT: u32 = u32::MAX;
 
 fn rows_case(case: RowCase) -> Case {
-    let RowCase { width, stride, norm, pairs, pairing, shared, domain, channels, element, fault } = case;
+    let RowCase { width, stride, norm, pairs, pairing, shared, domain, channels, element, keys, fault } = case;
     let name = format!(
-        "rows {width} of {stride} norm {norm} {pairing:?} pairs {pairs} shared {shared} {domain:?} channels {channels} {element:?} fault {fault:?}"
+        "rows {width} of {stride} norm {norm} {pairing:?} pairs {pairs} shared {shared} {domain:?} channels {channels} {element:?} for {} fault {fault:?}",
+        keys.name()
     );
     Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
@@ -183,10 +191,9 @@ fn rows_case(case: RowCase) -> Case {
         }
 
         // The result on the device.
-        let format = CodeFormat::Tqc5;
-        let quantized = domain == Domain::Rotated && width >= 128;
-        let (words, scales) =
-            (device.poisoned(count * heads * width / 4), device.poisoned(count * heads * width / 128));
+        let quantized = domain == Domain::Rotated;
+        let of_row = prepared(keys, &vec![0.0; width]).1.len();
+        let (words, scales) = (device.poisoned(count * heads * width / 4), device.poisoned(count * heads * of_row));
         // The last row is of another sequence. Each has two pages, from its tables' second entry on.
         let places: [Place; 3] = [[127, 128, 0, 0], [128, 129, 0, 0], [130, 131, 1, 0]];
         let page_len = heads * PAGE * channels * element.size();
@@ -207,7 +214,7 @@ fn rows_case(case: RowCase) -> Case {
         let results = Results {
             channels,
             rows: Some(y),
-            quantized: quantized.then_some(QuantizedQueries { format, words, scales }),
+            quantized: quantized.then_some(QuantizedQueries { format: keys, words, scales }),
             store: Some(KvDestination {
                 pages: Pages::all(1),
                 element,
@@ -246,9 +253,9 @@ fn rows_case(case: RowCase) -> Case {
         if quantized && channels == width {
             let (words, scales) = (device.read(words), device.read(scales));
             for (i, row) in got.chunks_exact(width).enumerate() {
-                let (want_words, want_scales) = prepared(format, row);
+                let (want_words, want_scales) = prepared(keys, row);
                 same("words", &words[i * width / 4..(i + 1) * width / 4], &want_words)?;
-                same_bits("scales", &scales[i * width / 128..(i + 1) * width / 128], &want_scales)?;
+                same_bits("scales", &scales[i * of_row..(i + 1) * of_row], &want_scales)?;
             }
         }
         Ok(())
@@ -270,9 +277,11 @@ struct Layer {
     width: usize,
     kv_heads: usize,
     group: usize,
-    element: ElementType,
+    /// Of the exact pages of K and of V.
+    elements: [ElementType; 2],
     window: Option<usize>,
-    codes: Option<(CodeFormat, CodeFormat)>,
+    /// Of the quantized pages of K and of V.
+    codes: [Option<CodeFormat>; 2],
     shared_pairs: usize,
     zones: Zones,
     /// Of every sequence, position and end of its rows.
@@ -287,9 +296,9 @@ impl Layer {
             width,
             kv_heads: 2,
             group: 3,
-            element,
+            elements: [element; 2],
             window: None,
-            codes: None,
+            codes: [None; 2],
             shared_pairs: 0,
             zones,
             sequences: vec![at],
@@ -298,7 +307,7 @@ impl Layer {
     }
 
     fn quantized(width: usize, key: CodeFormat, value: CodeFormat, at: Vec<[i32; 2]>) -> Self {
-        Self { codes: Some((key, value)), ..Self::exact(width, ElementType::F16, at) }
+        Self { codes: [Some(key), Some(value)], ..Self::exact(width, ElementType::F16, at) }
     }
 
     fn shared(format: CodeFormat, at: Vec<[i32; 2]>) -> Self {
@@ -326,13 +335,22 @@ impl Layer {
         if self.shared_pairs > 0 { 2 * self.shared_pairs } else { self.width }
     }
 
-    fn layouts(&self) -> Option<(PageLayout, PageLayout)> {
-        let (key, value) = self.codes?;
+    /// Channels of K and of V.
+    fn channels(&self) -> [usize; 2] {
+        [self.rotary_channels(), self.width]
+    }
+
+    fn layouts(&self) -> [Option<PageLayout>; 2] {
+        let [key, value] = self.codes;
         let side = if self.shared_pairs > 0 { Side::KEqV } else { Side::Values };
-        Some((
-            PageLayout::new(key, Side::Keys, groups(self.rotary_channels())),
-            PageLayout::new(value, side, groups(self.width)),
-        ))
+        [
+            key.map(|key| PageLayout::new(key, Side::Keys, groups(self.rotary_channels()))),
+            value.map(|value| PageLayout::new(value, side, groups(self.width))),
+        ]
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.codes.iter().any(Option::is_some)
     }
 
     /// The keys that a row of this position and end reads exactly or quantized, as the CPU's store decides.
@@ -342,7 +360,7 @@ impl Layer {
         let clamp = |x: usize| x.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
         let (start, end) = (clamp(start), clamp(end).max(clamp(start)));
         let codes_from = match page {
-            _ if self.codes.is_none() || page >= position.saturating_sub(self.zones.tail) / PAGE => PAGE,
+            _ if !self.is_quantized() || page >= position.saturating_sub(self.zones.tail) / PAGE => PAGE,
             0 => self.zones.head,
             _ => 0,
         };
@@ -374,31 +392,35 @@ struct Stored {
 }
 
 fn stored(layer: &Layer, sequence: usize, numbers: &mut Numbers) -> Stored {
-    let mut make = |width: usize, bias: f32| -> Vec<Vec<f32>> {
+    let mut make = |side: usize, bias: f32| -> Vec<Vec<f32>> {
+        let width = layer.channels()[side];
         let mut pages = Vec::new();
         for _ in 0..layer.len(sequence).div_ceil(PAGE) * layer.kv_heads {
             let mut rows = numbers.normals(PAGE * width);
             rows.iter_mut().enumerate().for_each(|(i, x)| *x += bias * ((i % width) as f32).cos());
-            if layer.codes.is_some() {
+            if layer.codes[side].is_some() {
                 rotate(ISA, &mut rows, groups(width));
             }
-            rounded(layer.element, &mut rows);
+            rounded(layer.elements[side], &mut rows);
             pages.push(rows);
         }
         pages
     };
-    Stored { keys: make(layer.rotary_channels(), 2.0), values: make(layer.width, 0.5) }
+    Stored { keys: make(0, 2.0), values: make(1, 0.5) }
 }
 
 /// The CPU's attention of a sequence, in the domain and order of the store.
 fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) -> Vec<f32> {
     let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
-    let layouts = layer.layouts();
+    let [key, value] = layer.layouts();
     let pages = layer.len(sequence).div_ceil(PAGE);
-    let quantized: Vec<Option<(Parts, Parts)>> = (0..pages * layer.kv_heads)
+    let quantized: Vec<[Option<Parts>; 2]> = (0..pages * layer.kv_heads)
         .map(|i| {
-            let (key, value) = layouts.filter(|_| layer.reads(sequence, i / layer.kv_heads, true))?;
-            Some((parts(key, &encoded(key, &stored.keys[i])), parts(value, &encoded(value, &stored.values[i]))))
+            let of = |layout: Option<PageLayout>, rows: &[f32]| {
+                let layout = layout.filter(|_| layer.reads(sequence, i / layer.kv_heads, true))?;
+                Some(parts(layout, &encoded(layout, rows)))
+            };
+            [of(key, &stored.keys[i]), of(value, &stored.values[i])]
         })
         .collect();
     let mut y = vec![0.0; queries.len()];
@@ -410,10 +432,8 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
             words.resize(QuantizedQuery::word_count(format, groups(query.len())), 0);
             QuantizedQuery::quantize(format, groups(query.len()), query, words);
         };
-        if let Some((key, value)) = layouts {
-            of(key.format(), &query[..rotary_channels], &mut words);
-            of(value.format(), query, &mut more);
-        }
+        key.inspect(|key| of(key.format(), &query[..rotary_channels], &mut words));
+        value.inspect(|value| of(value.format(), query, &mut more));
         for page in 0..pages {
             for is_quantized in [false, true] {
                 let visible = layer.visible(layer.sequences[sequence][row], page, is_quantized);
@@ -425,24 +445,28 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
                 for (to, from) in exact_keys.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(rotary_channels)) {
                     to[..rotary_channels].copy_from_slice(from);
                 }
-                let mut prepared = None;
-                let (keys, values) = match (is_quantized, layouts, &quantized[i]) {
-                    (true, Some((key, value)), Some((k, v))) => {
-                        let (k, v) = (Page::new(key, &k.0, &k.1, &k.2), Page::new(value, &v.0, &v.1, &v.2));
-                        let rotary_words = QuantizedQuery::from_words(key.format(), groups(rotary_channels), &words);
-                        let all_words = QuantizedQuery::from_words(value.format(), groups(width), &more);
-                        prepared = Some(if rotary_channels < width {
-                            rotary_words.with_values(all_words)
-                        } else {
-                            rotary_words
-                        });
-                        match rotary_channels < width {
-                            true => (attention::KvRows::KEqV { rotary: k, values: v }, attention::KvRows::Quantized(v)),
-                            false => (attention::KvRows::Quantized(k), attention::KvRows::Quantized(v)),
-                        }
-                    }
-                    _ => (Elements::F32(&exact_keys).into(), Elements::F32(&stored.values[i]).into()),
+                let page_of = |layout: Option<PageLayout>, side: usize| {
+                    let (codes, scales, mean) = quantized[i][side].as_ref().filter(|_| is_quantized)?;
+                    Some(Page::new(layout?, codes, scales, mean))
                 };
+                let (k, v) = (page_of(key, 0), page_of(value, 1));
+                let prepared = k.zip(key).map(|(_, key)| {
+                    let words = QuantizedQuery::from_words(key.format(), groups(rotary_channels), &words);
+                    match value.filter(|_| rotary_channels < width) {
+                        Some(value) => {
+                            words.with_values(QuantizedQuery::from_words(value.format(), groups(width), &more))
+                        }
+                        None => words,
+                    }
+                });
+                let keys = match (k, v) {
+                    (Some(rotary), Some(values)) if rotary_channels < width => {
+                        attention::KvRows::KEqV { rotary, values }
+                    }
+                    (Some(k), _) => attention::KvRows::Quantized(k),
+                    (None, _) => Elements::F32(&exact_keys).into(),
+                };
+                let values = v.map_or(Elements::F32(&stored.values[i]).into(), attention::KvRows::Quantized);
                 let tile = KvBlock { keys, values, head_dim: width };
                 let mut query =
                     [Query { query, quantized: prepared, visible, softmax: &mut running, output: &mut *output }];
@@ -455,19 +479,29 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
 }
 
 fn attend_case(what: &str, layer: Layer) -> Case {
-    let codes = layer.codes.map_or("exact".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
+    let codes = layer.codes.map(|codes| codes.map_or("exact", CodeFormat::name)).join("/");
     let name = format!(
         "attend {what} {codes} {} {:?}, rows {:?}, window {:?}",
         layer.width,
-        layer.element,
+        layer.elements,
         layer.sequences.iter().map(Vec::len).collect::<Vec<_>>(),
         layer.window
     );
-    let sources: &[_] = match layer.codes.is_some() {
-        false => &["attend.h", "attend_exact.cpp", "combine.cpp", "pages.h", "rotate.h"],
+    let sources: &[_] = match layer.is_quantized() {
+        false => &[
+            "attend.h",
+            "exact_scores.h",
+            "attend_exact.cpp",
+            "attend_mixed.cpp",
+            "combine.cpp",
+            "pages.h",
+            "rotate.h",
+        ],
         true => &[
             "attend.h",
+            "exact_scores.h",
             "attend_exact.cpp",
+            "attend_mixed.cpp",
             "attend_quantized.cpp",
             "planes.h",
             "device.metal",
@@ -483,26 +517,22 @@ fn attend_case(what: &str, layer: Layer) -> Case {
 /// addresses, and rows that are not written are NaN.
 fn tables(layer: &Layer, sequence: usize, stored: &Stored, device: &mut dyn Device) -> u64 {
     let (entries, len) = (layer.entries(), layer.len(sequence));
-    let layouts = layer.layouts();
     let mut tables = vec![0; 4 * entries];
-    for (store, (pages, channels, layout)) in [
-        (&stored.keys, layer.rotary_channels(), layouts.map(|(key, _)| key)),
-        (&stored.values, layer.width, layouts.map(|(_, value)| value)),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (side, pages) in [&stored.keys, &stored.values].into_iter().enumerate() {
+        let (channels, layout) = (layer.channels()[side], layer.layouts()[side]);
         for (page, heads) in pages.chunks_exact(layer.kv_heads).enumerate() {
-            if layer.reads(sequence, page, false) {
+            let reads = |quantized| layer.reads(sequence, page, quantized);
+            if reads(false) || layout.is_none() && reads(true) {
                 let mut rows = heads.to_vec();
                 for row in len.saturating_sub(page * PAGE)..PAGE {
                     rows.iter_mut().for_each(|head| head[row * channels..(row + 1) * channels].fill(f32::NAN));
                 }
-                tables[store * entries + page] = device.of(&narrow(layer.element, &rows.concat())).address();
+                let bytes = narrow(layer.elements[side], &rows.concat());
+                tables[side * entries + page] = device.of(&bytes).address();
             }
-            if let Some(layout) = layout.filter(|_| layer.reads(sequence, page, true)) {
+            if let Some(layout) = layout.filter(|_| reads(true)) {
                 let bytes: Vec<u8> = heads.iter().flat_map(|rows| encoded(layout, rows)).collect();
-                tables[(2 + store) * entries + page] = device.of(&bytes).address();
+                tables[(2 + side) * entries + page] = device.of(&bytes).address();
             }
         }
     }
@@ -510,16 +540,54 @@ fn tables(layer: &Layer, sequence: usize, stored: &Stored, device: &mut dyn Devi
     device.of(&tables[..read]).address()
 }
 
+/// Attends exact pages, then quantized ones, with the kernels that the formats have.
+fn launch(
+    device: &mut dyn Device,
+    layer: &Layer,
+    queries: &Queries,
+    rows: &[f32],
+    partials: &SplitPartials,
+) -> Result<(), String> {
+    let (entries, [key, value], [key_element, value_element]) = (layer.entries(), layer.layouts(), layer.elements);
+    let (keys, values) = (Pages::all(0), Pages::all(entries));
+    let words =
+        key.into_iter().flat_map(|key| rows.chunks_exact(layer.width).map(move |row| prepared(key.format(), row)));
+    let (words, scales): (Vec<_>, Vec<_>) = words.unzip();
+    let (query_words, query_scales) = (device.of(&words.concat()), device.of(&scales.concat()));
+    let mix = |device: &mut dyn Device, keys, values| {
+        device.run(mixed(queries, &MixedKv { keys, values, query_words, query_scales }, partials))
+    };
+    let exact_pages = (KvPages::Exact(keys, key_element), KvPages::Exact(values, value_element));
+    if has_exact(layer.width, key_element, value_element) {
+        let kv = ExactKv { keys, values, element: key_element, rotary_channels: layer.rotary_channels() };
+        device.run(exact(queries, &kv, partials))?;
+    } else {
+        mix(device, exact_pages.0, exact_pages.1)?;
+    }
+    let (keys, values) = (Pages::all(2 * entries), Pages::all(3 * entries));
+    match (key, value) {
+        (None, None) => Ok(()),
+        (Some(key_layout), Some(value_layout)) if has_quantized(key_layout, value_layout) => {
+            let kv = QuantizedKv { keys, values, key_layout, value_layout, query_words, query_scales };
+            device.run(quantized(queries, &kv, partials))
+        }
+        (key, value) => mix(
+            device,
+            key.map_or(exact_pages.0, |layout| KvPages::Quantized(keys, layout)),
+            value.map_or(exact_pages.1, |layout| KvPages::Quantized(values, layout)),
+        ),
+    }
+}
+
 fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
-    let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
-    let (count, entries) = (layer.count(), layer.entries());
+    let (width, heads) = (layer.width, layer.kv_heads * layer.group);
+    let count = layer.count();
     let mut numbers = Numbers::new((width + count) as u64);
     let all = 0..layer.sequences.len();
     let stored: Vec<_> = all.clone().map(|sequence| stored(layer, sequence, &mut numbers)).collect();
     let mut rows = numbers.normals(count * heads * width);
     rows.iter_mut().for_each(|x| *x *= 2.0 / (width as f32).sqrt());
     let tables: Vec<_> = all.clone().map(|sequence| tables(layer, sequence, &stored[sequence], device)).collect();
-    let kv = ExactKv { keys: Pages::all(0), values: Pages::all(entries), element: layer.element, rotary_channels };
 
     // The rows `of` in a pass of some of the sequences.
     let attend = |device: &mut dyn Device, sequences: Range<usize>, of: Range<usize>| -> Result<Vec<f32>, String> {
@@ -551,30 +619,17 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
             kv_heads: layer.kv_heads,
             head_dim: width,
             window: layer.window,
-            zones: layer.codes.map(|_| layer.zones),
+            zones: layer.is_quantized().then_some(layer.zones),
             split_pages: layer.split_pages,
         };
         // One split more than needed.
         let splits = ends.iter().map(|(first, end)| queries.splits(*first, *end)).max().unwrap_or(0) + 1;
-        let slots = (1 + usize::from(layer.codes.is_some())) * splits * of.len() * heads;
+        let slots = (1 + usize::from(layer.is_quantized())) * splits * of.len() * heads;
         let partials =
             SplitPartials { softmax: device.poisoned(slots), output: device.poisoned(slots * width), splits };
-        device.run(exact(&queries, &kv, &partials))?;
-        if let Some((key_layout, value_layout)) = layer.layouts() {
-            let (words, scales): (Vec<_>, Vec<_>) =
-                rows.chunks_exact(width).map(|row| prepared(key_layout.format(), row)).unzip();
-            let kv = QuantizedKv {
-                keys: Pages::all(2 * entries),
-                values: Pages::all(3 * entries),
-                key_layout,
-                value_layout,
-                query_words: device.of(&words.concat()),
-                query_scales: device.of(&scales.concat()),
-            };
-            device.run(quantized(&queries, &kv, &partials))?;
-        }
+        launch(device, layer, &queries, rows, &partials)?;
         let y: DeviceSlice<f32> = device.poisoned(of.len() * heads * width);
-        let domain = if layer.codes.is_some() { Domain::Rotated } else { Domain::Unrotated };
+        let domain = if layer.codes[1].is_some() { Domain::Rotated } else { Domain::Unrotated };
         let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
         device.run(combine(&queries, &partials, (domain, order), y))?;
         Ok(device.read(y))
@@ -599,7 +654,7 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         let of = layer.rows_of(sequence);
         let queries = &rows[of.start * heads * width..of.end * heads * width];
         let mut want = expected(layer, sequence, &stored[sequence], queries);
-        if layer.codes.is_some() {
+        if layer.codes[1].is_some() {
             rotate_back(ISA, &mut want, groups(width));
         }
         if layer.shared_pairs > 0 {
@@ -677,8 +732,11 @@ fn row_cases() -> Vec<RowCase> {
         domain: Domain::Unrotated,
         channels: 256,
         element: ElementType::F16,
+        keys: CodeFormat::Tqc5,
         fault: None,
     };
+    let narrow = RowCase { width: 64, stride: 64, pairs: 32, channels: 64, domain: Domain::Rotated, ..base };
+    let narrowest = RowCase { width: 32, stride: 32, pairs: 16, channels: 32, ..narrow };
     let interleaved = RowCase { stride: 512, pairs: 32, pairing: Pairing::Leading, ..base };
     let full = RowCase { width: 512, stride: 512, pairs: 64, channels: 512, domain: Domain::Rotated, ..base };
     vec![
@@ -699,12 +757,52 @@ fn row_cases() -> Vec<RowCase> {
         RowCase { norm: false, stride: 384, domain: Domain::Rotated, ..interleaved },
         RowCase { width: 64, stride: 64, pairs: 8, channels: 64, ..interleaved },
         RowCase { width: 128, stride: 128, pairs: 64, channels: 128, ..interleaved },
+        RowCase { norm: false, keys: CodeFormat::Q8_0, ..full },
+        RowCase { norm: false, ..narrow },
+        RowCase { norm: false, keys: CodeFormat::Q4_0, ..narrow },
+        narrowest,
+        RowCase { norm: false, ..narrowest },
+        RowCase { norm: false, pairs: 8, domain: Domain::Unrotated, pairing: Pairing::Leading, ..narrowest },
     ]
+}
+
+/// Formats that only the general kernel reads.
+fn mixed_cases() -> Vec<Case> {
+    use CodeFormat::{Q4_0, Q8_0, Tqc3, Tqc5, Turbo4};
+    use ElementType::{Bf16, F16, F32};
+    let of = |width, elements, codes, at| Layer { elements, codes, ..Layer::exact(width, F16, at) };
+    let mut cases = Vec::new();
+    for width in [64, 256] {
+        for (elements, codes) in [
+            ([F32, F16], [None, Some(Tqc5)]),
+            ([F16, Bf16], [Some(Tqc3), None]),
+            ([Bf16, F32], [None; 2]),
+            ([F16; 2], [Some(Tqc5), Some(Q4_0)]),
+        ] {
+            cases.push(attend_case("any formats", of(width, elements, codes, causal(430, 2))));
+        }
+    }
+    for width in [32, 64, 128, 256, 512] {
+        let several = of(width, [F16; 2], [Some(Q8_0), None], causal(300, 4)).with(causal(20, 1)).with(causal(420, 2));
+        cases.push(attend_case("any formats", Layer { window: Some(250), ..several }));
+        // A drafter: one position, keys before it only.
+        let drafter = of(width, [F16; 2], [None, Some(Q8_0)], vec![[431, 430]]);
+        cases.push(attend_case("any formats", Layer { split_pages: 2, group: 8, kv_heads: 1, ..drafter }));
+    }
+    for element in ELEMENTS {
+        let window = Layer { window: Some(100), ..Layer::exact(32, element, causal(300, 4)) };
+        cases.extend([Layer::exact(32, element, causal(157, 3)), window].map(|layer| attend_case("narrow", layer)));
+    }
+    for format in [Tqc3, Tqc5, Turbo4] {
+        let layers = [32, 64].map(|width| Layer::quantized(width, format, format, causal(430, 2)));
+        cases.extend(layers.map(|layer| attend_case("narrow", layer)));
+    }
+    cases
 }
 
 pub fn all() -> Vec<Case> {
     let mut cases: Vec<_> = row_cases().into_iter().map(rows_case).collect();
-    cases.extend([combine_case(1100, 128), combine_case(513, 256), combine_case(3, 64)]);
+    cases.extend([combine_case(1100, 128), combine_case(513, 256), combine_case(3, 64), combine_case(9, 32)]);
     for format in FORMATS {
         cases.push(encode_case(format, Side::Keys, 256, ElementType::F16));
         cases.push(encode_case(format, Side::Values, 256, ElementType::F32));
@@ -735,6 +833,14 @@ pub fn all() -> Vec<Case> {
     for end in [278, 279, 406, 407] {
         cases.push(attend_case("page ends", Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc4, causal(end, 2))));
     }
+    for width in [32, 64] {
+        for (format, side) in
+            [(CodeFormat::Tqc3, Side::Keys), (CodeFormat::Tqc5, Side::Values), (CodeFormat::Q8_0, Side::Keys)]
+        {
+            cases.push(encode_case(format, side, width, ElementType::F16));
+        }
+    }
+    cases.extend(mixed_cases());
     for format in FORMATS {
         cases.push(attend_case("codes", Layer::quantized(256, format, format, causal(430, 2))));
         cases.push(attend_case("one vector", Layer::shared(format, causal(420, 1))));
@@ -776,6 +882,7 @@ pub fn all() -> Vec<Case> {
 
 pub fn small() -> Vec<Case> {
     let mut cases: Vec<_> = row_cases().into_iter().map(rows_case).collect();
+    cases.push(encode_case(CodeFormat::Q4_0, Side::Keys, 256, ElementType::F16));
     cases.push(encode_case(CodeFormat::Tqc5, Side::Keys, 256, ElementType::F16));
     cases.push(encode_case(CodeFormat::Tqc3, Side::Values, 256, ElementType::F32));
     let layer = |layer: Layer| Layer { kv_heads: 2, group: 2, ..layer };
@@ -786,6 +893,18 @@ pub fn small() -> Vec<Case> {
     ));
     cases.push(attend_case("small", layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
     cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
+    for codes in [
+        [Some(CodeFormat::Q8_0), None],
+        [None, Some(CodeFormat::Q4_0)],
+        [Some(CodeFormat::Tqc5), Some(CodeFormat::Tqc3)],
+    ] {
+        let at = causal(300, 2);
+        cases.push(attend_case(
+            "small",
+            layer(Layer { codes, ..Layer::exact(64, ElementType::F16, at) }.with(causal(420, 2))),
+        ));
+    }
+    cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Q8_0, causal(300, 1)))));
     cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)).with(causal(20, 2)))));
     cases.push(attend_case(
         "small",

@@ -32,9 +32,9 @@ impl DeviceKv {
         for FilePage { store, page, .. } in self.file_pages(end) {
             let mut page = page.read().map_err(io::Error::other)?;
             if let Some(RecomputedKeys { rotary_first: Some(rotary_first), .. }) = &store.recomputed_keys {
-                let mut values = store.element.read(&page);
+                let mut values = store.values.element.read(&page);
                 rotary_first.restore(&mut values);
-                page = narrowed(store.element, &values);
+                page = narrowed(store.values.element, &values);
             }
             to.write_all(&page)?;
         }
@@ -54,15 +54,15 @@ impl DeviceKv {
             let mut page = vec![0; to.bytes()];
             from.read_exact(&mut page)?;
             if let Some(recomputed_keys) = &store.recomputed_keys {
-                let mut values = store.element.read(&page);
+                let mut values = store.values.element.read(&page);
                 // Layers with K = V have no window: slot and page index are equal.
                 let mut keys = recomputed_keys.keys(&rotary.angles((slot * PAGE..).take(PAGE)), &values);
                 if let Some(rotary_first) = &recomputed_keys.rotary_first {
                     (keys, values) = (rotary_first.rotary_keys(&keys), rotary_first.reorder(&values));
-                    page = narrowed(store.element, &values);
+                    page = narrowed(store.values.element, &values);
                 }
                 let of_keys = &self.pages[store.keys.exact.index][slot];
-                of_keys.write(&narrowed(store.element, &keys)).map_err(io::Error::other)?;
+                of_keys.write(&narrowed(store.values.element, &keys)).map_err(io::Error::other)?;
             }
             to.write(&page).map_err(io::Error::other)?;
         }

@@ -1,10 +1,11 @@
 //! Where and in which formats a store keeps K and V on the device.
 
 use foretoken_gpu::plan::attention::Zones;
-use foretoken_gpu::plan::pages::exact_page_bytes;
-use foretoken_gpu::plan::turboquant::supports;
+use foretoken_gpu::plan::attention_mixed::KvPages;
+use foretoken_gpu::plan::pages::{HEAD_DIMS, exact_page_bytes};
+use foretoken_gpu::plan::rows::Domain;
 use foretoken_kernels::ElementType;
-use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
+use foretoken_kernels::attention::turboquant::{PageLayout, RotationGroups, Side};
 
 use crate::device::Device;
 use crate::device::pages::{Table, Tables};
@@ -14,17 +15,26 @@ use crate::{Error, Result};
 /// Storage of K, or of V.
 pub(super) struct Storage {
     pub(super) channels: usize,
+    pub(super) element: ElementType, // of exact pages
     pub(super) exact: Table,
     pub(super) quantized: Option<(PageLayout, Table)>,
 }
 
+/// Formats of K, or of V.
+#[derive(Clone, Copy)]
+struct SidePlan {
+    channels: usize,
+    element: ElementType, // of exact pages
+    quantized: Option<PageLayout>,
+}
+
 /// Formats of a store, checked against the kernels before any allocation.
 pub(super) struct StoragePlan {
-    pub(super) keys: Option<PageLayout>,
-    pub(super) values: Option<PageLayout>,
-    pub(super) key_channels: usize, // the rotary ones if K = V
+    keys: SidePlan, // the rotary channels if `rotary_first`
+    values: SidePlan,
     pub(super) rotary_first: Option<RotaryFirst>,
-    pub(super) element: ElementType,
+    /// Whether files have no keys: K = V, exact.
+    pub(super) recomputes_keys: bool,
     pub(super) zones: Option<Zones>,
 }
 
@@ -35,49 +45,43 @@ impl StoragePlan {
         let store = &layout.stores[index];
         let refuse = |problem: String| {
             let layer = layout.store_of_layer.iter().position(|of| *of == index).unwrap_or(index);
-            Error::Device { device: device.name(), problem: format!("K and V of layer {layer}: {problem}") }
+            Error::Device {
+                device: device.name(),
+                problem: format!("K and V of layer {layer}: {problem}; use the CPU"),
+            }
         };
-        if !matches!(store.head_dim, 64 | 128 | 256 | 512) {
-            let problem = format!("no kernels for heads of {}; supported are 64, 128, 256 and 512", store.head_dim);
-            return Err(refuse(format!("{problem}; use the CPU")));
+        let width = store.head_dim;
+        if !HEAD_DIMS.contains(&width) {
+            return Err(refuse(format!("no kernels for heads of {width}")));
         }
-        let pairs = layout.inverse_frequencies.len();
-        let rotary_first = || match options.k_eq_v {
-            KEqV::Derived => RotaryFirst::of(store, pairs),
-            KEqV::Stored => None,
+        let side = |format, side, channels| -> Result<SidePlan> {
+            let format = match format {
+                KvFormat::Exact(element) => return Ok(SidePlan { channels, element, quantized: None }),
+                KvFormat::Quantized(format) => format,
+            };
+            // Rotary channels alone have widths that heads do not have.
+            let groups = RotationGroups::of(channels).filter(|groups| HEAD_DIMS.contains(&groups.head_dim()));
+            let problem = || refuse(format!("no kernels for {} of {channels} channels", format.name()));
+            let layout = PageLayout::new(format, side, groups.ok_or_else(problem)?);
+            Ok(SidePlan { channels, element: options.exact.element, quantized: Some(layout) })
         };
-        let layout_of = |format: CodeFormat, side, width| -> Result<PageLayout> {
-            let layout = RotationGroups::of(width).map(|groups| PageLayout::new(format, side, groups));
-            layout.filter(|layout| supports(*layout)).ok_or_else(|| {
-                let name = format.name();
-                refuse(format!("no kernels for {name} of {width} channels; use tqc2 to tqc6, turbo2 to turbo4 or f16"))
-            })
+        let (key, value) = options.formats(layout, index);
+        let derived = store.k_eq_v.is_some() && options.k_eq_v == KEqV::Derived;
+        let (recomputes_keys, both_quantized) = match (key, value) {
+            (KvFormat::Exact(key), KvFormat::Exact(value)) => (derived && key == value, false),
+            (KvFormat::Quantized(_), KvFormat::Quantized(_)) => (false, true),
+            _ => (false, false),
         };
-        let plan = match options.formats(layout, index) {
-            (KvFormat::Exact(key), KvFormat::Exact(value)) if key == value => {
-                let rotary_first = rotary_first();
-                let key_channels = rotary_first.as_ref().map_or(store.head_dim, RotaryFirst::rotary_channels);
-                Self { keys: None, values: None, key_channels, rotary_first, element: key, zones: None }
-            }
-            (KvFormat::Quantized(key), KvFormat::Quantized(value)) => {
-                let (rotary_first, width) = (rotary_first(), store.head_dim);
-                let key_channels = rotary_first.as_ref().map_or(width, RotaryFirst::rotary_channels);
-                let (format, side) = if rotary_first.is_some() { (key, Side::KEqV) } else { (value, Side::Values) };
-                Self {
-                    keys: Some(layout_of(key, Side::Keys, key_channels)?),
-                    values: Some(layout_of(format, side, width)?),
-                    key_channels,
-                    rotary_first,
-                    element: options.exact.element,
-                    zones: Some(Zones { head: options.exact.head, tail: options.exact.tail }),
-                }
-            }
-            (key, value) => {
-                let problem = format!("no kernels for keys in {key} with values in {value}");
-                return Err(refuse(format!("{problem}; use one exact format for both, or quantized formats for both")));
-            }
-        };
-        Ok(plan)
+        let rotary_first = (recomputes_keys || derived && both_quantized)
+            .then(|| RotaryFirst::of(store, layout.inverse_frequencies.len()))
+            .flatten();
+        let key_channels = rotary_first.as_ref().map_or(width, RotaryFirst::rotary_channels);
+        // Quantized V that serves as K takes the key format.
+        let values = if rotary_first.is_some() { (key, Side::KEqV) } else { (value, Side::Values) };
+        let zones = Zones { head: options.exact.head, tail: options.exact.tail };
+        let (keys, values) = (side(key, Side::Keys, key_channels)?, side(values.0, values.1, width)?);
+        let zones = keys.quantized.or(values.quantized).map(|_| zones);
+        Ok(Self { keys, values, rotary_first, recomputes_keys, zones })
     }
 
     /// Storage of K and of V, with tables for `context` positions, which are added to `tables`.
@@ -89,22 +93,42 @@ impl StoragePlan {
         tables: &mut Tables,
     ) -> [Storage; 2] {
         let retention = store.window.map_or(Retention::All, |window| Retention::window(window, options.max_round_rows));
-        let exact = self.zones.map_or(retention, |_| Retention::zones(options.exact, options.max_round_rows));
+        let zones = Retention::zones(options.exact, options.max_round_rows);
         let mut table = |retention: Retention, page_bytes| {
             let slots = retention.held(context.div_ceil(PAGE)).max(1);
             // A ring is read through its whole table; tables are aligned to 16 bytes.
             let len = retention.ring().map_or(slots, |(pinned, newest)| pinned + newest).next_multiple_of(2);
             tables.add(len, retention, page_bytes)
         };
-        [(self.key_channels, self.keys), (store.head_dim, self.values)].map(|(channels, layout)| Storage {
+        [self.keys, self.values].map(|SidePlan { channels, element, quantized }| Storage {
             channels,
-            exact: table(exact, exact_page_bytes(self.element, store.num_kv_heads, channels)),
-            quantized: layout.map(|layout| (layout, table(retention, store.num_kv_heads * layout.bytes()))),
+            element,
+            exact: table(
+                quantized.map_or(retention, |_| zones),
+                exact_page_bytes(element, store.num_kv_heads, channels),
+            ),
+            quantized: quantized.map(|layout| (layout, table(retention, store.num_kv_heads * layout.bytes()))),
         })
     }
 }
 
 impl Storage {
+    /// What queries read exactly.
+    pub(super) fn exact_pages(&self) -> KvPages {
+        KvPages::Exact(self.exact.pages(), self.element)
+    }
+
+    /// What queries read outside of the exact head and tail of a store of which K or V is quantized.
+    pub(super) fn quantized_pages(&self) -> KvPages {
+        let quantized = self.quantized.as_ref();
+        quantized.map_or(self.exact_pages(), |(layout, table)| KvPages::Quantized(table.pages(), *layout))
+    }
+
+    /// The domain of its rows.
+    pub(super) fn domain(&self) -> Domain {
+        if self.quantized.is_some() { Domain::Rotated } else { Domain::Unrotated }
+    }
+
     /// The tables, and the number of pages in each after positions below `end` were written.
     pub(super) fn held(&self, end: usize, zones: Option<Zones>) -> impl Iterator<Item = (&Table, usize)> {
         let quantized_pages = zones.map_or(0, |zones| first_exact_page(end, zones.tail));

@@ -68,7 +68,7 @@ pub(crate) fn options(
     base: &Sampling,
     max_tokens: Option<usize>,
 ) -> Result<GenerateOptions> {
-    let has_seed = fields.peek("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
+    let has_seed = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_i64() != Some(-1));
     let sampling = sampling(fields, defaults, base)?;
     let speculation = match has_seed && sampling.temperature > 0.0 && fields.peek("speculative").is_none() {
         true => reproducible(engine, &defaults.speculation),
@@ -212,7 +212,7 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
 }
 
-/// Rows per verification of a sampled request that has a seed.
+/// Rows per verification of a sampled request that has a seed, of its own or the server's.
 const SEEDED_BLOCK: usize = 4;
 
 /// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the model's own

@@ -223,4 +223,13 @@ fn a_seed_determines_the_text() {
             assert_eq!(server.ask(TEXT, &body)["choices"], first["choices"]);
         }
     }
+    // The same with the server's seed: drafts of a fixed length, and the text of that seed.
+    let mut seeded = options();
+    seeded.defaults.seed = Some(11);
+    let server = TestServer::start(seeded);
+    let own = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1, "seed": 11}));
+    let default = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1}));
+    for counted in ["/choices", "/timings/draft_n", "/timings/draft_n_accepted"] {
+        assert_eq!(default.pointer(counted), own.pointer(counted), "{counted}");
+    }
 }

@@ -10,7 +10,7 @@ use foretoken::sampler::LogitsProcessor;
 pub struct GenerateDefaults {
     /// Default: 0; for chats, the checkpoint's. The same holds for the next three.
     pub temperature: Option<f32>,
-    /// Default: all tokens.
+    /// 0: all tokens, whatever the checkpoint's. Default: all tokens.
     pub top_k: Option<usize>,
     /// Default: 1.
     pub top_p: Option<f32>,

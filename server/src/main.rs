@@ -101,7 +101,7 @@ struct TextDefaults {
     /// config, as for top-k, top-p and min-p; else 0.
     #[arg(long)]
     temperature: Option<f32>,
-    /// Top-k, for requests that set none: sample from the K most probable tokens. Default: all.
+    /// Top-k, for requests that set none: sample from the K most probable tokens; 0 samples from all. Default: all.
     #[arg(long)]
     top_k: Option<usize>,
     /// Top-p, for requests that set none: sample from the most probable tokens whose probabilities sum up to P. Default: 1.

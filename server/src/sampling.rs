@@ -22,7 +22,7 @@ pub(crate) fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &
     let top_p = top_p.or(defaults.top_p).unwrap_or(base.top_p);
     let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
     let top_k = match fields.integer("top_k")? {
-        None => defaults.top_k.or(base.top_k),
+        None => defaults.top_k.or(base.top_k).filter(|k| *k > 0),
         Some(-1 | 0) => None, // all, as in vLLM and llama.cpp
         Some(k) => match usize::try_from(k) {
             Ok(k) => Some(k),

@@ -18,7 +18,7 @@ pub struct Text {
     /// top-p, min-p, typical and the repeat penalty.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
-    /// Keep the K most probable tokens. Default: all.
+    /// Keep the K most probable tokens; 0 keeps all. Default: all.
     #[arg(long)]
     pub top_k: Option<usize>,
     /// Keep the most probable tokens up to this cumulative probability. Default: 1.
@@ -116,7 +116,7 @@ impl Text {
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
         let sampling = Sampling {
             temperature: self.temperature.unwrap_or(sampling.temperature),
-            top_k: self.top_k.or(sampling.top_k),
+            top_k: self.top_k.or(sampling.top_k).filter(|k| *k > 0),
             top_p: self.top_p.unwrap_or(sampling.top_p),
             min_p: self.min_p.unwrap_or(sampling.min_p),
             ..self.chain.sampling(engine, sampling)?

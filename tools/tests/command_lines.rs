@@ -214,6 +214,8 @@ fn a_chat_is_sampled_as_its_publisher_says() {
     );
     let own = with(&["--ignore-eos", "--chat", "--top-k", "3"]);
     assert!(own.1.starts_with("sampling: temperature 1.5, top-k 3, top-p 0.95"), "{}", own.1);
+    let all = with(&["--ignore-eos", "--chat", "--top-k", "0"]);
+    assert!(all.1.starts_with("sampling: temperature 1.5, top-k all, top-p 0.95"), "{}", all.1);
     let zero = with(&["--ignore-eos", "--chat", "--temperature", "0"]);
     assert_eq!((zero.0, zero.1.contains("sampling: ")), (greedy.0, false));
 }

@@ -1,8 +1,10 @@
 //! Texts are the library's own, however many are written at a time, whole and streamed.
 
+use std::path::Path;
+
 use foretoken::sampler::Penalties;
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
-use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
+use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
 use serde_json::{Value, json};
 
 use crate::support::{PROMPT, TestServer, alone, options};
@@ -167,4 +169,29 @@ fn the_smallest_top_p_is_greedy() {
         server.ask("/v1/completions", &body)["choices"][0]["text"].clone()
     };
     assert_eq!(text(json!({"temperature": 1.5, "top_p": 0, "seed": 5})), text(json!({"temperature": 0})));
+}
+
+/// A default top-k of 0 is all tokens, whatever the checkpoint's.
+#[test]
+fn a_default_top_k_of_0_is_all_tokens() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
+    }
+    let config = r#"{"do_sample": true, "temperature": 2.0, "top_k": 1, "eos_token_id": [1]}"#;
+    std::fs::write(directory.path().join("generation_config.json"), config).expect("written");
+    let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
+    let text = |top_k, more: Value| {
+        let mut options = options();
+        options.defaults.top_k = top_k;
+        let server = TestServer::start_on(engine.clone(), options);
+        let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "seed": 5});
+        server.ask("/v1/chat/completions", &with(&body, more))["choices"][0]["message"]["content"].clone()
+    };
+    let greedy = text(None, json!({"temperature": 0}));
+    assert_eq!(text(None, json!({})), greedy, "the checkpoint's top-k of 1");
+    let all = text(Some(0), json!({}));
+    assert_ne!(all, greedy);
+    assert_eq!(all, text(None, json!({"top_k": 0})));
 }

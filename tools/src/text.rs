@@ -67,7 +67,7 @@ pub struct Chain {
     #[arg(long, value_name = "X")]
     pub repeat_penalty: Option<f32>,
     /// Number of last tokens that the penalties consider; -1 for all. Default: 64.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: Option<i64>,
     /// Subtract this from the logits of recent tokens.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
@@ -85,7 +85,7 @@ pub struct Chain {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: usize,
     /// DRY: number of last tokens to consider; -1 for all.
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
     /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it. Default: newline, colon,
     /// double quote, asterisk.

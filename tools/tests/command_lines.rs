@@ -275,6 +275,11 @@ fn sampling_by_llama_cpps_names() {
     let output = run("generate", &[&all[..], &["--xtc-probability", "0.5", "--xtc-threshold", "0.7"]].concat());
     let line = text(&output.stderr);
     assert!(!output.status.success() && line.contains("xtc.threshold: must be from 0 to 0.5"), "{line}");
+    for last in ["--repeat-last-n", "--dry-penalty-last-n"] {
+        let output = run("generate", &[&all[..], &[last, "-2"]].concat());
+        let line = text(&output.stderr);
+        assert!(!output.status.success() && line.contains("-2 is not in -1.."), "{line}");
+    }
 }
 
 /// 100 tokens of rounds in a second, where plain steps would have taken 20 ms each.

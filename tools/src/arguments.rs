@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
 use foretoken::checkpoint::find_assistants;
@@ -231,10 +231,10 @@ pub struct Drafting {
     /// Sample drafts from the drafter's distribution instead of taking its most probable token.
     #[arg(long)]
     pub sample_drafts: bool,
-    /// N-gram counts of a corpus for ngram-cache.
+    /// N-gram counts of a corpus for ngram-cache, which --spec-type must list.
     #[arg(long, value_name = "FILE")]
     pub ngram_static: Option<PathBuf>,
-    /// N-gram counts of earlier texts for ngram-cache; created if missing, and updated.
+    /// N-gram counts of earlier texts for ngram-cache, which --spec-type must list; `generate` creates and updates the file.
     #[arg(long, value_name = "FILE")]
     pub ngram_dynamic: Option<PathBuf>,
 }
@@ -243,10 +243,14 @@ impl Drafting {
     /// The speculation options. A block size or a preset alone selects the assistant.
     ///
     /// # Errors
-    /// If a file of n-gram counts cannot be read.
+    /// If a file of n-gram counts cannot be read, or no drafter uses it.
     pub fn options(&self, engine: &Engine) -> Result<Speculation> {
         let able = engine.has_mtp() || engine.draft_model().is_some();
-        if self.no_speculation || (self.spec_type.is_none() && !able && self.draft_block_size.is_none()) {
+        if self.no_speculation {
+            return Ok(Speculation::Off);
+        }
+        self.check_ngram_files()?;
+        if self.spec_type.is_none() && !able && self.draft_block_size.is_none() {
             return Ok(Speculation::Off);
         }
         let block = match (self.draft_block_size, self.mtp_preset) {
@@ -277,6 +281,19 @@ impl Drafting {
             drafts: if self.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
             pipeline: if self.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn },
         }))
+    }
+
+    /// # Errors
+    /// If there is a file of n-gram counts, but --spec-type does not list the drafter that uses it.
+    fn check_ngram_files(&self) -> Result<()> {
+        let is_cache = |options: &DrafterOptions| matches!(options, DrafterOptions::NgramCache(_));
+        if matches!(&self.spec_type, Some(Drafters::Priority(list)) if list.iter().any(is_cache)) {
+            return Ok(());
+        }
+        for (option, file) in [("--ngram-static", &self.ngram_static), ("--ngram-dynamic", &self.ngram_dynamic)] {
+            ensure!(file.is_none(), "{option}: only the drafter ngram-cache uses it; list it in --spec-type");
+        }
+        Ok(())
     }
 }
 

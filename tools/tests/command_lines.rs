@@ -108,6 +108,24 @@ fn generate_ends_with_one_line() {
     assert!(line.lines().count() == 1 && line.contains("acceptance was simulated: the text is meaningless"), "{line}");
 }
 
+/// Files of n-gram counts are used by the drafter ngram-cache, and refused without it.
+#[test]
+fn files_of_ngram_counts_need_their_drafter() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let counts = directory.path().join("counts");
+    let all = ["fn main() {", "--threads", "1", "--max-tokens", "8", "--ngram-dynamic", utf8(&counts)];
+    for more in [&[][..], &["--spec-type", "ngram-map-k,mtp"], &["--no-assistant"]] {
+        let Output { status, stderr, .. } = run("generate", &[&all[..], more].concat());
+        let line = "Error: --ngram-dynamic: only the drafter ngram-cache uses it; list it in --spec-type\n";
+        assert_eq!((status.code(), text(&stderr).as_str()), (Some(1), line), "{more:?}");
+    }
+    succeeds("generate", &[&all[..], &["--spec-type", "ngram-cache"]].concat());
+    assert!(counts.is_file());
+    let corpus = ["--ngram-static", utf8(&counts)];
+    succeeds("generate", &[&all[..], &corpus, &["--spec-type", "mtp,ngram-cache"]].concat());
+    succeeds("generate", &[&all[..], &corpus, &["--no-speculation"]].concat());
+}
+
 /// The demo's target and assistant, under these names in `directory`.
 fn beside(directory: &Path, parts: [(&str, &str); 2]) {
     for (part, name) in parts {

@@ -16,7 +16,7 @@ const ROWS: usize = 32;
 pub struct PerplexityOptions {
     /// Tokens per window. Default: 512.
     pub window: usize,
-    /// Maximum number of windows. Default: all full ones.
+    /// Maximum number of windows, at least 1. Default: all full ones.
     pub max_windows: Option<usize>,
     /// K/V cache options.
     pub kv: KvOptions,
@@ -68,8 +68,8 @@ impl Perplexity {
 /// Measures the engine's target over `tokens`; `progress` is called after each window.
 ///
 /// # Errors
-/// If there is no full window, a window is shorter than 4 tokens or longer than the model's context, a token is outside
-/// the vocabulary, or the model's output is not finite.
+/// If there is no full window or none is asked for, a window is shorter than 4 tokens or longer than the model's context, a token
+/// is outside the vocabulary, or the model's output is not finite.
 pub fn perplexity(
     engine: &Engine,
     tokens: &[u32],
@@ -79,6 +79,9 @@ pub fn perplexity(
     let (window, target) = (options.window, engine.target());
     if window < 4 {
         return Err(Error::argument("window", format!("is {window} tokens, must be at least 4")));
+    }
+    if options.max_windows == Some(0) {
+        return Err(Error::argument("max_windows", "is 0, must be at least 1; omit it to read the whole text"));
     }
     if tokens.len() < window {
         let problem = format!("are {}, fewer than a window of {window}", tokens.len());

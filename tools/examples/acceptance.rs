@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
 use foretoken_tools::arguments::CentroidChoice;
@@ -56,6 +56,7 @@ fn command(args: Args) -> Result<()> {
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
     let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
+    ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());
 
     let mut totals = vec![Statistics::default(); args.blocks.len()];
     for prompt in &prompts {

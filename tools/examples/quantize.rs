@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requantize, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, Progress};
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    ensure!(args.threads <= 1024, "--threads must be from 1 to 1024, or 0 for all hardware threads");
     let source = Checkpoint::open(&args.source)?;
     let line = ProgressLine::new("quantizing", 0);
     let shown = line.clone();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_kernels::measure::int8_multiply_adds;
@@ -57,6 +57,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    ensure!(args.repeats > 0, "--repeats must be at least 1");
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
         threads: args.threads,

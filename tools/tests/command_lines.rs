@@ -859,11 +859,25 @@ fn a_prompt_that_fails_loses_no_other() {
 #[test]
 fn counts_of_nothing_are_refused() {
     let target = demo("target");
-    let cases: [(&str, &[&str], &str); 4] = [
+    let directory = tempfile::tempdir().expect("a directory");
+    let (prompts, gguf) = (directory.path().join("prompts.json"), directory.path().join("demo.gguf"));
+    std::fs::write(&prompts, "[]").expect("a file");
+    let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
+    let cases: [(&str, &[&str], &str); 10] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
+        ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),
+        ("batch", &["--measure", "--max-tokens", "1"], "--max-tokens must be at least 2 with --measure"),
+        ("kv_quality", &["--tokens", "0"], "--tokens must be at least 1"),
+        ("acceptance", &["--prompts", no_prompts], &format!("{no_prompts}: has no prompts")),
+        (
+            "perplexity",
+            &["tests/command_lines.rs", "--windows", "0"],
+            "max_windows: is 0, must be at least 1; omit it to read the whole text",
+        ),
+        ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),
     ];
     for (name, arguments, what) in cases {
         let Output { status, stderr, .. } = run(name, arguments);

@@ -87,6 +87,7 @@ fn command(args: Args) -> Result<()> {
     if args.synthetic {
         return synthetic::print(args.isa.unwrap_or_else(Isa::best));
     }
+    ensure!(args.tokens > 0, "--tokens must be at least 1");
     let (engine, ids) = match args.gemma_keys {
         Some(group) => {
             let directory = tempfile::tempdir()?;

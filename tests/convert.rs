@@ -208,6 +208,13 @@ fn bad_input_is_refused_by_name() {
     refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is not a GGUF file");
     refused(to_gguf(&open(&demo("target")), &at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
     refused(to_gguf(&open(&demo("target")), &at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
+    convert(&demo("target"), &at("f16.gguf"), &options(Outtype::F16));
+    let floats = open(&at("f16.gguf"));
+    std::fs::write(at("a file"), "").expect("written");
+    refused(to_hugging_face(&floats, &at("f16.gguf"), &back).map(drop), "ends in .gguf");
+    refused(to_hugging_face(&floats, &at("other.gguf"), &back).map(drop), "ends in .gguf");
+    refused(to_hugging_face(&floats, &at("a file"), &back).map(drop), "is a file; use the name of a directory");
+    assert!(!at("other.gguf").exists());
     // Half precision ends at 65504.
     let large = copy(&at("large"), |header, data| {
         header["model.norm.weight"]["shape"] = serde_json::json!([1, 64]);

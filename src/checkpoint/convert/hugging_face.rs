@@ -40,12 +40,13 @@ struct Planned {
 /// last, so that a directory that has it is complete.
 ///
 /// # Errors
-/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, or a file
-/// cannot be written.
+/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, the directory's
+/// name is a GGUF file's or that of a file, or a file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
     };
+    check_directory(destination)?;
     let directory = family::directory(source)?;
     let (planned, left_out) = plan(source, gguf, &directory, options)?;
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
@@ -70,6 +71,18 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     }
     let bytes = tensors(source, &at("model.safetensors"), &planned, options)?;
     Ok(Report { tensors: planned.len(), bytes, left_out })
+}
+
+/// Rejects destinations that cannot be a directory, or that are meant as a file.
+fn check_directory(destination: &Path) -> Result<()> {
+    let problem = if destination.extension().is_some_and(|extension| extension == "gguf") {
+        "ends in .gguf, but a GGUF file is converted to a directory; use the name of one"
+    } else if destination.is_file() {
+        "is a file; use the name of a directory"
+    } else {
+        return Ok(());
+    };
+    Err(Error::file(destination, problem))
 }
 
 fn plan(

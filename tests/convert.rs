@@ -215,6 +215,8 @@ fn bad_input_is_refused_by_name() {
     refused(to_hugging_face(&floats, &at("other.gguf"), &back).map(drop), "ends in .gguf");
     refused(to_hugging_face(&floats, &at("a file"), &back).map(drop), "is a file; use the name of a directory");
     assert!(!at("other.gguf").exists());
+    let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
+    refused(to_gguf(&open(&demo("target")), &at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.
     let large = copy(&at("large"), |header, data| {
         header["model.norm.weight"]["shape"] = serde_json::json!([1, 64]);

@@ -58,7 +58,7 @@ fn command(args: Args) -> Result<()> {
         None => {
             let Args { outtype, layout, tokenizer, name, .. } = args;
             let outtype = outtype.unwrap_or(Outtype::F16);
-            if !tokenizer.as_ref().unwrap_or(&args.source).join("tokenizer.json").exists() {
+            if tokenizer.is_none() && !args.source.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
             to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?

@@ -46,6 +46,10 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
         return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));
     }
     check_destination(source, destination)?;
+    let tokenizer = options.tokenizer.as_deref().unwrap_or(source.path());
+    if options.tokenizer.is_some() && !tokenizer.join("tokenizer.json").is_file() {
+        return Err(Error::file(tokenizer, "has no tokenizer.json; use the directory of the model's tokenizer"));
+    }
     let Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out } =
         family::describe(source, options)?;
     check_vocabulary(source, &planned, vocab_size)?;
@@ -58,7 +62,6 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     file.value("general.file_type", options.outtype.file_type())?;
     file.value("general.quantization_version", 2u32)?;
     describe(&mut file)?;
-    let tokenizer = options.tokenizer.as_deref().unwrap_or(source.path());
     let ids = SpecialIds { bos, eos, ..SpecialIds::default() };
     vocabulary::declare(&mut file, architecture, tokenizer, vocab_size, &ids)?;
     let suppressed = source.generation_tokens()?.suppressed;

@@ -101,6 +101,8 @@ const MAX_HEAD: usize = 64 << 10;
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that the engine thread then has for its current pass.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum idle timeout, about three years: a deadline that far ahead can be computed.
+const MAX_IDLE_TIMEOUT: Duration = Duration::from_secs(100_000_000);
 /// Delay after an error of `accept`, such as too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -142,7 +144,7 @@ impl Server {
             listener,
             app: Arc::new(app),
             max_connections: options.max_connections,
-            idle_timeout: options.idle_timeout,
+            idle_timeout: options.idle_timeout.min(MAX_IDLE_TIMEOUT),
             drain_timeout: options.drain_timeout,
         })
     }
@@ -161,7 +163,7 @@ impl Server {
     /// left then gets an error.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (draining, drained) = watch::channel(false);
-        let permits = Arc::new(Semaphore::new(self.max_connections));
+        let permits = Arc::new(Semaphore::new(self.max_connections.min(Semaphore::MAX_PERMITS)));
         let mut connections = JoinSet::new();
         let router = router(self.app.clone());
         let mut stop = pin!(stop);

@@ -66,6 +66,15 @@ fn a_full_queue_is_429() {
 }
 
 /// A client that reads nothing: the engine writes its text to the end meanwhile, and others'.
+/// The largest limits are as none, not more than deadlines and permits can count.
+#[test]
+fn the_largest_limits_serve() {
+    let (max_connections, idle_timeout, drain_timeout) = (usize::MAX, Duration::MAX, Duration::MAX);
+    let mut server = TestServer::start(ServerOptions { max_connections, idle_timeout, drain_timeout, ..options() });
+    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 2}));
+    server.join();
+}
+
 #[test]
 fn slow_readers_hold_nobody() {
     let server = TestServer::start(ServerOptions { idle_timeout: Duration::from_secs(1), ..options() });

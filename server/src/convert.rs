@@ -57,6 +57,8 @@ const MAX_STOP_BYTES: usize = 1024;
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 /// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
+/// Maximum size of a bias: no sum of biases and penalties is infinite.
+const MAX_BIAS: f32 = 1e30;
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;
 
@@ -139,11 +141,13 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
         let bias = match bias {
             Value::Bool(false) => Some(f32::NEG_INFINITY),
-            Value::String(bias) => bias.parse::<f32>().ok().filter(|bias| bias.is_finite()),
-            bias => bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()),
+            Value::String(bias) => bias.parse::<f32>().ok().filter(|bias| bias.abs() <= MAX_BIAS),
+            bias => bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.abs() <= MAX_BIAS),
         };
-        id.zip(bias)
-            .ok_or_else(|| fields.error("logit_bias", format!("must map token ids below {vocab} to finite numbers")))
+        id.zip(bias).ok_or_else(|| {
+            let range = format!("numbers between -{MAX_BIAS:e} and {MAX_BIAS:e}");
+            fields.error("logit_bias", format!("must map token ids below {vocab} to {range}"))
+        })
     };
     pairs.iter().map(bias).collect()
 }

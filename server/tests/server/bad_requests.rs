@@ -113,6 +113,8 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"logit_bias": {"4096": 1}}), "logit_bias"),
         (CHAT, json!({"logit_bias": {"5": "x"}}), "logit_bias"),
         (TEXT, json!({"logit_bias": [[5]]}), "logit_bias"),
+        (TEXT, json!({"logit_bias": [[5, 3e38], [5, 3e38]]}), "logit_bias"), // their sum is infinite
+        (TEXT, json!({"logit_bias": {"5": "-2e30"}}), "logit_bias"),
         (TEXT, json!({"logit_bias": 1}), "logit_bias"),
         (CHAT, json!({"chat_template_kwargs": {"enable_thinking": 1}}), "chat_template_kwargs.enable_thinking"),
         (CHAT, json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),

@@ -110,7 +110,8 @@ impl Server {
     /// Opens the port, and starts the engine thread. Connections are served from [`Server::run`] on.
     ///
     /// # Errors
-    /// If the address is not available, a limit is 0, an option is out of range, or the K/V cache does not fit.
+    /// If the address is not available, a limit is 0, an option is out of range, the prefix cache's directory does not exist, or
+    /// the K/V cache does not fit.
     pub async fn bind(engine: &Engine, options: ServerOptions) -> anyhow::Result<Self> {
         anyhow::ensure!(options.parallel > 0, "parallel is 0, must be at least 1");
         anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
@@ -222,6 +223,13 @@ async fn close(app: Arc<App>) {
 /// The context length, if a request with default options can be served.
 fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     anyhow::ensure!(options.defaults.max_tokens != Some(0), "max_tokens is 0, must be at least 1");
+    if let Some(directory) = options.scheduler.prefix_cache.as_ref().and_then(|cache| cache.directory.as_ref()) {
+        anyhow::ensure!(
+            directory.is_dir(),
+            "{}: is not a directory, so prefix cache entries cannot be saved there; create it first",
+            directory.display()
+        );
+    }
     let session = engine.session(&options.session)?;
     let context = session.kv().max_context();
     let generate =

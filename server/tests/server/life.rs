@@ -5,12 +5,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use foretoken::{GenerateOptions, LogitsProcessor};
-use foretoken_server::{GenerateDefaults, ServerOptions};
+use foretoken::{GenerateOptions, LogitsProcessor, PrefixCacheOptions};
+use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::json;
 
 use crate::support::{
-    PROMPT, TestServer, agent, alone, keeping_nothing, load, long, options, read_head, read_rest, wait_until,
+    PROMPT, TestServer, agent, alone, engine, keeping_nothing, load, long, options, read_head, read_rest, wait_until,
 };
 
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"abort\"}";
@@ -66,6 +66,16 @@ fn a_full_queue_is_429() {
 }
 
 /// A client that reads nothing: the engine writes its text to the end meanwhile, and others'.
+#[tokio::test]
+async fn a_missing_cache_directory_is_said_at_the_start() {
+    let directory = tempfile::tempdir().expect("a directory").path().join("nowhere");
+    let mut options = options();
+    let cache = PrefixCacheOptions { directory: Some(directory.clone()), ..PrefixCacheOptions::default() };
+    options.scheduler.prefix_cache = Some(cache);
+    let error = Server::bind(engine(), options).await.err().expect("an error").to_string();
+    assert!(error.starts_with(&format!("{}: is not a directory", directory.display())), "{error}");
+}
+
 /// The largest limits are as none, not more than deadlines and permits can count.
 #[test]
 fn the_largest_limits_serve() {

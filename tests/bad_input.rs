@@ -822,7 +822,6 @@ fn the_command_line() {
     fails(&with(&["--temperature=-1"]), &["temperature"]);
     fails(&with(&["--temperature", "NaN"]), &["temperature"]);
     fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top_p"]);
-    fails(&with(&["--temperature", "1", "--top-k", "0"]), &["top_k"]);
     fails(&with(&["--context", "1"]), &["2 tokens", "context of 1"]);
     fails(&with(&["--context", "0"]), &["max_context: is 0"]);
     fails(&arguments(&["--model", &model, "--prompt-ids", "2,600"]), &["token id 600"]);

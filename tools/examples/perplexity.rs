@@ -56,7 +56,7 @@ fn command(args: Args) -> Result<()> {
     let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };
     let engine = Engine::load(&load)?;
     let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
-    let tokens = engine.tokenizer()?.encode(&text)?;
+    let tokens = engine.tokenizer()?.encode(&text).with_context(|| args.text.display().to_string())?;
     let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, ..KvOptions::default() };
     let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
     let result = perplexity(&engine, &tokens, &options, |so_far| {

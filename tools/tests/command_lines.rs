@@ -585,6 +585,8 @@ fn checkpoints_are_converted_and_quantized() {
     assert!(listed.lines().last().is_some_and(|line| line.starts_with(&format!("{}: {tensors} ", q8_0.display()))));
     let bytes = |path: &Path| std::fs::metadata(path).expect("a file").len();
     assert!(bytes(&q8_0) * 10 < bytes(&bf16) * 6, "{} of {} bytes", bytes(&q8_0), bytes(&bf16));
+    let Output { status, stderr, .. } = run("convert", &[utf8(&bf16), utf8(&back), "--name", "demo"]);
+    assert!(!status.success() && text(&stderr).starts_with("Error: --name: is of the GGUF file"), "{}", text(&stderr));
     let (report, _) = succeeds("convert", &[utf8(&bf16), utf8(&back)]);
     assert!(report.starts_with(&format!("{}: ", back.display())), "{report}");
     let weights =
@@ -863,7 +865,9 @@ fn counts_of_nothing_are_refused() {
     let (prompts, gguf) = (directory.path().join("prompts.json"), directory.path().join("demo.gguf"));
     std::fs::write(&prompts, "[]").expect("a file");
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
-    let cases: [(&str, &[&str], &str); 10] = [
+    let empty = directory.path().join("empty");
+    std::fs::write(&empty, "").expect("a file");
+    let cases: [(&str, &[&str], &str); 11] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
@@ -877,6 +881,7 @@ fn counts_of_nothing_are_refused() {
             &["tests/command_lines.rs", "--windows", "0"],
             "max_windows: is 0, must be at least 1; omit it to read the whole text",
         ),
+        ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty", utf8(&empty))),
         ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),
     ];
     for (name, arguments, what) in cases {

@@ -881,7 +881,7 @@ fn counts_of_nothing_are_refused() {
             &["tests/command_lines.rs", "--windows", "0"],
             "max_windows: is 0, must be at least 1; omit it to read the whole text",
         ),
-        ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty", utf8(&empty))),
+        ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty; give some text to continue", utf8(&empty))),
         ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),
     ];
     for (name, arguments, what) in cases {

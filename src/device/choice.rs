@@ -43,8 +43,11 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Opens the chosen device; `None` is the CPU.
-pub(crate) fn open(choice: &DeviceChoice) -> Result<Option<Arc<dyn Device>>> {
+/// Opens the chosen device, which several engines may then share ([`DeviceChoice::Given`]); `None` is the CPU.
+///
+/// # Errors
+/// If this build does not support it, there is no such device, or the driver fails.
+pub fn open(choice: &DeviceChoice) -> Result<Option<Arc<dyn Device>>> {
     match choice {
         DeviceChoice::Cpu => Ok(None),
         DeviceChoice::Given(device) => Ok(Some(device.clone())),

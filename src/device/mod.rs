@@ -45,8 +45,7 @@ use foretoken_gpu::{Launch, LaunchError, Params};
 
 use crate::{Error, Result};
 
-pub use choice::DeviceChoice;
-pub(crate) use choice::open;
+pub use choice::{DeviceChoice, open};
 pub use states::DeviceStates;
 
 pub(crate) use bandwidth::read_bandwidth;

@@ -26,15 +26,21 @@ struct Kernel {
     params: Vec<MaybeUninit<u8>>,
 }
 
+/// A device whose memory is limited and whose events are counted: an emulated one, or what the environment variable
+/// `FORETOKEN_TEST_DEVICE` names (`cuda`).
+pub struct Emulated {
+    device: Arc<dyn Device>,
+    total: usize,
+    used: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+}
+
 /// A machine with a thread of its own, which owns its memory. A kernel that accesses freed memory fails.
 ///
 /// It is as asynchronous as a device may be: kernels run only at the next wait. So host code between a launch and the next wait
 /// runs before the kernel, and errors of a kernel are returned by that wait.
-pub struct Emulated {
+struct Worker {
     jobs: Sender<Job>,
-    total: usize,
-    used: Arc<AtomicUsize>,
-    counts: Arc<Counts>,
 }
 
 /// Event counts.
@@ -50,14 +56,17 @@ struct Piece {
     address: u64,
     len: usize,
     jobs: Sender<Job>,
-    used: Arc<AtomicUsize>,
-    counts: Arc<Counts>,
 }
 
-struct Recorded {
-    kernels: Arc<[Kernel]>,
-    jobs: Sender<Job>,
+struct Counted<T: ?Sized> {
     counts: Arc<Counts>,
+    of: Box<T>,
+}
+
+struct Limited {
+    memory: Counted<dyn Memory>,
+    len: usize,
+    used: Arc<AtomicUsize>,
 }
 
 impl Kernel {
@@ -104,9 +113,16 @@ fn work(orders: impl Iterator<Item = Job>) {
 impl Emulated {
     /// A device of `total` bytes.
     pub fn new(total: usize) -> Arc<Self> {
-        let (jobs, orders) = channel();
-        std::thread::spawn(move || work(orders.into_iter()));
-        Arc::new(Self { jobs, total, used: Arc::default(), counts: Arc::default() })
+        let device = match std::env::var("FORETOKEN_TEST_DEVICE") {
+            Ok(name) => foretoken::device::open(&name.parse().expect("a device's name")).expect("a device"),
+            Err(_) => None,
+        };
+        let device = device.unwrap_or_else(|| {
+            let (jobs, orders) = channel();
+            std::thread::spawn(move || work(orders.into_iter()));
+            Arc::new(Worker { jobs })
+        });
+        Arc::new(Self { device, total, used: Arc::default(), counts: Arc::default() })
     }
 
     /// Bytes currently allocated.
@@ -152,30 +168,86 @@ impl Device for Emulated {
         if bytes > free {
             return Err(out_of_memory("emulated", bytes, free));
         }
-        let (done, address) = channel();
-        self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
-        let address = address.recv().expect("the machine answers");
+        let memory = Counted { counts: self.counts.clone(), of: self.device.allocate(bytes)? };
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        let (jobs, used, counts) = (self.jobs.clone(), self.used.clone(), self.counts.clone());
-        Ok(Box::new(Piece { address, len: bytes, jobs, used, counts }))
+        Ok(Box::new(Limited { memory, len: bytes, used: self.used.clone() }))
     }
 
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { self.device.launch(launch) }
+    }
+
+    fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+        self.counts.recordings.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Counted { counts: self.counts.clone(), of: self.device.record(launches)? }))
+    }
+}
+
+impl Recording for Counted<dyn Recording> {
+    unsafe fn replay(&self) -> Result<()> {
+        self.counts.replays.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { self.of.replay() }
+    }
+}
+
+impl Memory for Limited {
+    fn address(&self) -> u64 {
+        self.memory.of.address()
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.counts.waits.fetch_add(1, Ordering::Relaxed);
+        self.memory.of.write(at, bytes)
+    }
+
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        self.memory.counts.waits.fetch_add(1, Ordering::Relaxed);
+        self.memory.of.read(at, bytes)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
+impl Device for Worker {
+    fn name(&self) -> String {
+        "emulated".into()
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        unreachable!("the limit is another's")
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+        let (done, address) = channel();
+        self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
+        let address = address.recv().expect("the machine answers");
+        Ok(Box::new(Piece { address, len: bytes, jobs: self.jobs.clone() }))
+    }
+
+    unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
         self.jobs.send(Job::Launch([Kernel::new(launch)].into())).expect("the machine runs");
         Ok(())
     }
 
     fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
-        self.counts.recordings.fetch_add(1, Ordering::Relaxed);
-        let kernels = launches.iter().map(Kernel::new).collect();
-        Ok(Box::new(Recorded { kernels, jobs: self.jobs.clone(), counts: self.counts.clone() }))
+        Ok(Box::new(Recorded { kernels: launches.iter().map(Kernel::new).collect(), jobs: self.jobs.clone() }))
     }
+}
+
+struct Recorded {
+    kernels: Arc<[Kernel]>,
+    jobs: Sender<Job>,
 }
 
 impl Recording for Recorded {
     unsafe fn replay(&self) -> Result<()> {
-        self.counts.replays.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(Job::Launch(self.kernels.clone())).expect("the machine runs");
         Ok(())
     }
@@ -185,7 +257,6 @@ impl Piece {
     /// The address, after all earlier launches are done.
     fn reach(&self, at: usize, len: usize) -> Result<*mut u8> {
         assert!(at + len <= self.len, "{len} bytes from {at} on of {}", self.len);
-        self.counts.waits.fetch_add(1, Ordering::Relaxed);
         let (done, result) = channel();
         self.jobs.send(Job::Wait(done)).expect("the machine runs");
         let result = result.recv().expect("the machine answers");
@@ -215,7 +286,6 @@ impl Memory for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.used.fetch_sub(self.len, Ordering::Relaxed);
         // The machine may have ended with the test.
         let _ = self.jobs.send(Job::Free(self.address));
     }

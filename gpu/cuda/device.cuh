@@ -32,7 +32,7 @@ INLINE void wait_for_earlier_kernels() {}
         Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),        \
                        int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
         start_next_kernel();                                                                                        \
-        before_inputs(p, self);                                                                                     \
+        before_inputs(p, s, self);                                                                                   \
         wait_for_earlier_kernels();                                                                                 \
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
@@ -52,6 +52,13 @@ INLINE unsigned short float_to_half(float x) {
 // Loads the cache line at `at` into the L2 cache.
 INLINE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 
+INLINE void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+INLINE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
 // On tensor cores; unused columns cost nothing extra. `shaders/device.h` draws the fragments.
 INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -69,10 +76,12 @@ INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int 
 INLINE float mul(float a, float b) { return __fmul_rn(a, b); }
 INLINE float add(float a, float b) { return __fadd_rn(a, b); }
 INLINE float sub(float a, float b) { return __fsub_rn(a, b); }
+INLINE float inverse_sqrt(float x) { return rsqrtf(x); }
 INLINE float quotient(float a, float b) { return __fdividef(a, b); }
 INLINE float float_of(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of(float x) { return __float_as_uint(x); }
 
+#define COPIES
 #define DOUBLES
 typedef double Exact;
 INLINE Exact exact(float x) { return x; }

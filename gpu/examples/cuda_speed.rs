@@ -59,6 +59,10 @@ mod measure {
             (WeightType::Q5_K, 10240, 2560),
             (WeightType::Q6_K, 10240, 2560),
             (WeightType::Q6_K, 262_144, 2560),
+            (WeightType::Q4_K, 43_008, 5376),
+            (WeightType::Q4_K, 5376, 21_504),
+            (WeightType::Q6_K, 5376, 21_504),
+            (WeightType::Q4_K, 1536, 6144),
         ] {
             for rows in [1, 2, 4, 8, 16] {
                 product(&device, &stream, weight_type, (rows, outputs, inputs))?;

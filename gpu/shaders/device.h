@@ -12,11 +12,15 @@
 // * AT(index): an index. The mutation test changes one at a time, and some test must fail.
 // * `mul`, `add` and `sub` of floats, and `fmaf`: rounded as in the CPU's kernels, never contracted. Other operations may be
 //   contracted. And the usual float functions: `expf`, `sqrtf`, `rintf`, ...
+// * inverse_sqrt(x): 1 / sqrt(x), within 2 units in the last place.
 // * quotient(a, b): a / b, within 2 units in the last place; 0 for a finite a and an infinite or very large b.
 // * DOUBLES, if there are any, and then Exact: a double, with + - * / > >=, `mul` and `add` that are never contracted, `sqrt`;
 //   `exact` converts from float, `narrow` to float. Without, it is Wide (`wide.h`), which has the same.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
 //   all of them.
+// * COPIES, if there are asynchronous copies, and then: copy_async(to, from): 16 bytes, aligned, of device memory to shared memory;
+//   end_of_copies(): ends a group of the thread's copies; wait_for_copies<N>(): until all but the last N groups are complete,
+//   for this thread: others see them after a barrier.
 // * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
 // * mma_k32, mma_k16 (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
@@ -50,6 +54,11 @@ struct Thread {
 // What a block does while its inputs are still being computed: nothing, unless a source has an overload for its parameters.
 template <class P>
 INLINE void before_inputs(const CONSTANT P&, Thread) {}
+// The same with the block's shared memory.
+template <class P, class S>
+INLINE void before_inputs(const CONSTANT P& p, THREADGROUP S&, Thread self) {
+    before_inputs(p, self);
+}
 
 // The shared memory of kernels without any.
 struct None {

@@ -45,7 +45,7 @@ struct QK {
         u32 both_d = *reinterpret_cast<const DEVICE u32*>(at + AT(4 * g));
         u32 both_dmin = *reinterpret_cast<const DEVICE u32*>(at + 32 + AT(4 * g));
         // All loads of a block overlap, if there are registers for them.
-#pragma unroll(TILES == 1 && BITS == 4 ? 2 : 1)
+#pragma unroll 1
         for (int side = 0; side < 2; side++) {
             u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
             uint2 low[2][2];

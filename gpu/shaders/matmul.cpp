@@ -3,8 +3,10 @@
 // A block of threads computes one panel of 16 outputs; its warps divide the inputs into runs of whole weight blocks, and
 // their sums are added in the order of the runs. The number of warps depends on the matrix only, so that the bits of a row do
 // not depend on other rows. On tensor cores 8 columns cost what one costs, in 64 registers, so that 32 warps fit a
-// multiprocessor; 16 or 32 columns take two or four mma per A fragment, which is unpacked once, and twice the registers. A small
-// matrix is a chain of latencies: its first blocks prefetch their weights while the kernel before computes the inputs.
+// multiprocessor; 16 or 32 columns take two or four mma per A fragment, which is unpacked once, and twice the registers.
+//
+// Where there are asynchronous copies, a warp copies its run through shared memory, two stages ahead, and begins before the
+// inputs are ready: loads into registers keep too few bytes in flight.
 //
 // Grid: (tiles of 8, 16 or 32 rows; panels of all products), so that tiles of a panel run at about the same time and read it once
 // from memory; (panels, buckets).
@@ -14,14 +16,11 @@
 
 namespace {
 
-CONSTEXPR int MAX_WARPS = 16;
-
 // Packed panels of 16 rows, of one or several matrices.
 struct Shape {
     int inputs;
     int warp_blocks; // weight blocks per warp
     int panel_bytes;
-    int prefetched;  // bytes of a panel to prefetch before the inputs are ready
 };
 
 struct Params {
@@ -44,26 +43,103 @@ struct BucketParams {
     int outputs; // of one matrix, a multiple of 16
 };
 
-// Blocks that run at once on an H200 with two on each multiprocessor: later ones do not wait for inputs.
-CONSTEXPR int FIRST_BLOCKS = 264;
+// The shared memory of a warp: its weights on the way, then its sums.
+template <class F, int TILES>
+struct OfWarp {
+    // Columns are padded by four floats: half as many bank conflicts.
+    static CONSTEXPR int COLUMN = 20, SUMS = TILES * 8 * COLUMN * 4;
+    // Blocks of a stage: 256 inputs, or 128 if a block of 32 takes more than 24 bytes.
+    static CONSTEXPR int BLOCKS = F::BLOCK == 256 ? 1 : (F::BYTES > 24 ? 4 : 8), BLOCK_BYTES = 16 * F::BYTES;
+#ifdef COPIES
+    static CONSTEXPR int STAGES = 2, BYTES = STAGES * BLOCKS * BLOCK_BYTES;
+    static_assert(BYTES >= SUMS, "sums");
+#else
+    static CONSTEXPR int BYTES = SUMS;
+#endif
+};
 
-INLINE void before_inputs(const CONSTANT Params& p, Thread self) {
-    if (self.y >= FIRST_BLOCKS) return;
-    BlockOf at = block_of(p.products, p.count, self.y);
-    const DEVICE u8* panel = p.products[at.product].weights + i64(at.index) * p.shape.panel_bytes;
-    for (int line = self.index * 128; line < p.shape.prefetched; line += self.warps * 32 * 128) prefetch(panel + line);
+// Of a block of threads: 48 KiB at most.
+template <class F, int TILES>
+struct Scratch {
+    static CONSTEXPR int WARPS = OfWarp<F, TILES>::BYTES * 8 > 48 << 10 ? 7 : 8;
+    alignas(16) u8 of_warp[WARPS][OfWarp<F, TILES>::BYTES];
+};
+
+// A warp's run of a panel.
+struct Run {
+    const DEVICE u8* weights; // of block 0
+    int begin, end;           // blocks
+};
+INLINE Run run_of(const CONSTANT Shape& m, const DEVICE u8* panel, int block, Thread self) {
+    int begin = self.warp * m.warp_blocks;
+    return {panel, begin, min(m.inputs / block, begin + m.warp_blocks)};
 }
 
-template <int TILES>
-struct Partial {
-    float y[MAX_WARPS][TILES * 8][16];
-};
+#ifdef COPIES
+// Starts copying a stage, the blocks from `first` on, if there are any.
+template <class F, int TILES>
+INLINE void copy_stage(Run run, int first, int stage, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+    typedef OfWarp<F, TILES> Of;
+    int bytes = min(run.end - first, Of::BLOCKS) * Of::BLOCK_BYTES;
+    const DEVICE u8* from = run.weights + i64(first) * Of::BLOCK_BYTES;
+    THREADGROUP u8* to = s.of_warp[self.warp] + stage * (Of::BLOCKS * Of::BLOCK_BYTES);
+#pragma unroll
+    for (int i = 0; i < Of::BLOCKS * Of::BLOCK_BYTES; i += 512)
+        if (i + self.lane * 16 < bytes) copy_async(to + i + self.lane * 16, from + i + self.lane * 16);
+    end_of_copies();
+}
+template <class F, int TILES>
+INLINE void copy_first_stages(Run run, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+    for (int stage = 0; stage < OfWarp<F, TILES>::STAGES; stage++)
+        copy_stage<F, TILES>(run, run.begin + stage * OfWarp<F, TILES>::BLOCKS, stage, s, self);
+}
+
+template <class F, int TILES>
+INLINE void before_inputs(const CONSTANT Params& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+    BlockOf at = block_of(p.products, p.count, self.y);
+    const DEVICE u8* panel = p.products[at.product].weights + i64(at.index) * p.shape.panel_bytes;
+    copy_first_stages<F, TILES>(run_of(p.shape, panel, F::BLOCK, self), s, self);
+}
+
+// Adds a run whose first stages are being copied.
+template <class F, int TILES>
+INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP Scratch<F, TILES>& s,
+                    Thread self) {
+    typedef OfWarp<F, TILES> Of;
+    int stage = 0;
+    for (int first = run.begin; first < run.end; first += Of::BLOCKS) {
+        wait_for_copies<Of::STAGES - 1>();
+        warp_barrier();
+        const u8* at = s.of_warp[self.warp] + stage * (Of::BLOCKS * Of::BLOCK_BYTES);
+#pragma unroll(F::BLOCK == 32 ? 4 : 1)
+        for (int i = 0; i < Of::BLOCKS; i++)
+            if (first + i < run.end)
+                F::template add<TILES>(at + i * Of::BLOCK_BYTES, first + i, self.lane / 4, self.lane % 4, columns, sums);
+        warp_barrier();
+        copy_stage<F, TILES>(run, first + Of::STAGES * Of::BLOCKS, stage, s, self);
+        stage = stage + 1 == Of::STAGES ? 0 : stage + 1;
+    }
+}
+#else
+template <class F, int TILES>
+INLINE void copy_first_stages(Run, THREADGROUP Scratch<F, TILES>&, Thread) {}
+
+template <class F, int TILES>
+INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP Scratch<F, TILES>&,
+                    Thread self) {
+    // Blocks of 32 are one load each: unrolled, so that several loads overlap.
+#pragma unroll(F::BLOCK == 32 ? 4 : 1)
+    for (int block = run.begin; block < run.end; block++)
+        F::template add<TILES>(run.weights + i64(block) * (16 * F::BYTES), block, self.lane / 4, self.lane % 4, columns, sums);
+}
+#endif
 
 // Rows `first..first + count` of the columns of y, from `output` on, that a panel of weights computes.
 template <class F, int TILES, class RowOf>
-INLINE void panel(const CONSTANT Shape& m, const DEVICE u8* weights, const CONSTANT Activations& x, DEVICE float* y, int output,
-                  int outputs, int first, int count, RowOf row_of, THREADGROUP Partial<TILES>& s, Thread self) {
-    int lane = self.lane, g = lane / 4, t = lane % 4, warp = self.warp;
+INLINE void panel(const CONSTANT Shape& m, Run run, const CONSTANT Activations& x, DEVICE float* y, int output, int outputs,
+                  int first, int count, RowOf row_of, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+    CONSTEXPR int COLUMN = OfWarp<F, TILES>::COLUMN;
+    int g = self.lane / 4, t = self.lane % 4;
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
     Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}, {}};
     for (int tile = 0; tile < TILES; tile++) {
@@ -77,18 +153,15 @@ INLINE void panel(const CONSTANT Shape& m, const DEVICE u8* weights, const CONST
         }
     }
     Results<TILES> sums = {};
-    int end = min(blocks, (warp + 1) * m.warp_blocks);
-    // Blocks of 32 are one load each: unrolled, so that several loads overlap.
-#pragma unroll(F::BLOCK == 32 ? 4 : 1)
-    for (int block = warp * m.warp_blocks; block < end; block++)
-        F::template add<TILES>(weights + AT(i64(block)) * (16 * F::BYTES), block, g, t, columns, sums);
+    add_run<F, TILES>(run, columns, sums, s, self);
+    THREADGROUP float* own = reinterpret_cast<THREADGROUP float*>(s.of_warp[self.warp]);
     for (int tile = 0; tile < TILES; tile++)
-        for (int i = 0; i < 4; i++)
-            s.y[warp][AT(tile * 8 + 2 * t + i % 2)][2 * g + i / 2] = sums[tile][i / 2][i % 2];
+        for (int i = 0; i < 4; i++) own[AT(tile * 8 + 2 * t + i % 2) * COLUMN + 2 * g + i / 2] = sums[tile][i / 2][i % 2];
     barrier();
     for (int i = self.index; i < count * 16; i += self.warps * 32) {
         float sum = 0;
-        for (int w = 0; w < self.warps; w++) sum += s.y[w][i / 16][i % 16];
+        for (int w = 0; w < self.warps; w++)
+            sum += reinterpret_cast<const THREADGROUP float*>(s.of_warp[w])[i / 16 * COLUMN + i % 16];
         y[AT(i64(first + i / 16) * outputs + output + i % 16)] = sum;
     }
 }
@@ -102,33 +175,34 @@ struct Listed {
 };
 
 template <class F, int TILES>
-INLINE void matmul(const CONSTANT Params& p, THREADGROUP Partial<TILES>& s, Thread self) {
+INLINE void matmul(const CONSTANT Params& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
     int first = self.x * (8 * TILES);
     BlockOf at = block_of(p.products, p.count, self.y);
     const CONSTANT Product& product = p.products[at.product];
-    const DEVICE u8* weights = product.weights + AT(i64(at.index)) * p.shape.panel_bytes;
-    panel<F, TILES>(p.shape, weights, p.x, product.y, at.index * 16, product.outputs, first, min(8 * TILES, p.rows - first),
-                    Same(), s, self);
+    Run run = run_of(p.shape, product.weights + AT(i64(at.index)) * p.shape.panel_bytes, F::BLOCK, self);
+    panel<F, TILES>(p.shape, run, p.x, product.y, at.index * 16, product.outputs, first, min(8 * TILES, p.rows - first), Same(),
+                    s, self);
 }
 
 template <class F, int TILES>
-INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Partial<TILES>& s, Thread self) {
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
     int bucket = self.y;
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
     int index = p.matrices[AT(bucket)] * (p.outputs / 16) + self.x;
-    const DEVICE u8* weights = p.weights + i64(index) * p.shape.panel_bytes;
-    panel<F, TILES>(p.shape, weights, p.x, p.y, self.x * 16, p.outputs, first, count, Listed{p.rows}, s, self);
+    Run run = run_of(p.shape, p.weights + i64(index) * p.shape.panel_bytes, F::BLOCK, self);
+    copy_first_stages<F, TILES>(run, s, self);
+    panel<F, TILES>(p.shape, run, p.x, p.y, self.x * 16, p.outputs, first, count, Listed{p.rows}, s, self);
 }
 
 } // namespace
 
 #define MATMUL(name, F)                                                                                             \
-    KERNEL(matmul_##name##_8, Params, 512, 2, Partial<1>) { matmul<F, 1>(p, s, self); }                             \
-    KERNEL(matmul_##name##_16, Params, 512, 1, Partial<2>) { matmul<F, 2>(p, s, self); }                            \
-    KERNEL(matmul_##name##_32, Params, 512, 1, Partial<4>) { matmul<F, 4>(p, s, self); }                            \
-    KERNEL(matmul_buckets_##name##_8, BucketParams, 512, 2, Partial<1>) { matmul_buckets<F, 1>(p, s, self); }       \
-    KERNEL(matmul_buckets_##name##_16, BucketParams, 512, 1, Partial<2>) { matmul_buckets<F, 2>(p, s, self); }
+    KERNEL(matmul_##name##_8, Params, 256, 4, Scratch<F, 1>) { matmul<F, 1>(p, s, self); }                          \
+    KERNEL(matmul_##name##_16, Params, 256, 2, Scratch<F, 2>) { matmul<F, 2>(p, s, self); }                         \
+    KERNEL(matmul_##name##_32, Params, 256, 2, Scratch<F, 4>) { matmul<F, 4>(p, s, self); }                         \
+    KERNEL(matmul_buckets_##name##_8, BucketParams, 256, 4, Scratch<F, 1>) { matmul_buckets<F, 1>(p, s, self); }    \
+    KERNEL(matmul_buckets_##name##_16, BucketParams, 256, 2, Scratch<F, 2>) { matmul_buckets<F, 2>(p, s, self); }
 
 MATMUL(q4_0, Q4_0)
 MATMUL(q5_0, Q5_0)

@@ -6,17 +6,12 @@
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; one that fills the device anyway is read
-/// faster by more blocks of fewer warps, of which all that fit run at once (6 % of a step of 31B on an H200).
-const MAX_WARPS: usize = 16;
-const MAX_WARPS_OF_MANY: usize = 8;
+/// Warps per block of threads, at most: four blocks of eight fit a multiprocessor, and all that a matrix of 8448 outputs has fit an
+/// H200 at once.
+const MAX_WARPS: usize = 8;
 
-/// Panels from which on a matrix has [`MAX_WARPS_OF_MANY`].
-const MANY_PANELS: usize = 768;
-
-/// Bytes of a panel that its block prefetches while its inputs are computed. All blocks that fit on a device at once prefetch
-/// some 8 MB, in the time of one or two short kernels.
-const PREFETCHED: usize = 32 << 10;
+/// Shared memory of a block of threads: two stages of 256 inputs for each warp.
+const SHARED_BYTES: usize = 48 << 10;
 
 /// Quantized rows on the device.
 #[derive(Clone, Copy, Debug)]
@@ -224,21 +219,23 @@ impl Matrix {
 
     /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of summation: the
     /// sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
-    pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
-        let blocks = inputs / weight_type.block_len();
-        let many = outputs.div_ceil(PANEL_ROWS) >= MANY_PANELS;
-        let per_warp = blocks.div_ceil(if many { MAX_WARPS_OF_MANY } else { MAX_WARPS });
+    pub const fn warp_split(weight_type: WeightType, inputs: usize) -> (usize, usize) {
+        let (block, blocks) = (weight_type.block_len(), inputs / weight_type.block_len());
+        let warps = match weight_type.packed_bytes_for(PANEL_ROWS, block) {
+            Some(bytes) if block == 256 && 2 * bytes * MAX_WARPS > SHARED_BYTES => MAX_WARPS - 1, // Q6_K
+            _ => MAX_WARPS,
+        };
+        let per_warp = blocks.div_ceil(warps);
         (per_warp, blocks.div_ceil(per_warp))
     }
 
     fn shape(&self) -> Result<ShapeParams, LaunchError> {
-        let (per_warp, _) = Self::warp_split(self.weight_type, self.outputs, self.inputs);
+        let (per_warp, _) = Self::warp_split(self.weight_type, self.inputs);
         let panel = self.weight_type.packed_bytes_for(PANEL_ROWS, self.inputs).unwrap_or(usize::MAX);
         Ok(ShapeParams {
             inputs: dimension("inputs", self.inputs)?,
             warp_blocks: per_warp as i32,
             panel_bytes: dimension("bytes of a panel", panel)?,
-            prefetched: panel.min(PREFETCHED) as i32,
         })
     }
 
@@ -251,7 +248,7 @@ impl Matrix {
     }
 
     fn block(&self) -> [u32; 3] {
-        [32 * Self::warp_split(self.weight_type, self.outputs, self.inputs).1 as u32, 1, 1]
+        [32 * Self::warp_split(self.weight_type, self.inputs).1 as u32, 1, 1]
     }
 }
 
@@ -261,7 +258,6 @@ pub(super) struct ShapeParams {
     inputs: i32,
     warp_blocks: i32,
     panel_bytes: i32,
-    prefetched: i32,
 }
 
 /// Products of one launch, at most.

@@ -53,6 +53,7 @@ inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
@@ -62,6 +63,10 @@ template <class T> T max(T a, T b) { return a < b ? b : a; }
 inline unsigned atomicMin(unsigned* at, unsigned x) { unsigned was = *at; *at = min(was, x); return was; }
 
 inline void prefetch(const void* at) { volatile unsigned char read = *static_cast<const unsigned char*>(at); (void)read; }
+
+inline void copy_async(void* to, const void* from) { memcpy(to, from, 16); }
+inline void end_of_copies() {}
+template <int> void wait_for_copies() {}
 
 inline float half_to_float(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return float(x); }
 inline unsigned short float_to_half(float x) { _Float16 y = _Float16(x); unsigned short bits; memcpy(&bits, &y, 2); return bits; }

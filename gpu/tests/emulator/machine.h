@@ -113,7 +113,7 @@ struct alignas(16) float4 { float x, y, z, w; };
         Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \
                       int(self.block.x), int(self.block.y), int(self.block.z)};                                     \
         void* s = machine::shared(sizeof(__VA_ARGS__), alignof(__VA_ARGS__));                                       \
-        before_inputs(*(const CONSTANT Params*)p, own);                                                             \
+        before_inputs(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                               \
         name##_body(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                                 \
     }                                                                                                               \
     extern "C" size_t name##_params() { return sizeof(Params); }                                                    \

@@ -31,6 +31,7 @@ INLINE float sinf(float x) { return metal::precise::sin(x); }
 INLINE float cosf(float x) { return metal::precise::cos(x); }
 INLINE float tanhf(float x) { return metal::precise::tanh(x); }
 INLINE float sqrtf(float x) { return metal::precise::sqrt(x); }
+INLINE float inverse_sqrt(float x) { return metal::precise::rsqrt(x); }
 INLINE float rintf(float x) { return metal::rint(x); }
 INLINE float fminf(float a, float b) { return metal::fmin(a, b); }
 INLINE float fmaxf(float a, float b) { return metal::fmax(a, b); }

@@ -53,30 +53,37 @@ INLINE void before_inputs(const CONSTANT NormParams& p, Thread self) {
 }
 
 INLINE void normalize(float eps, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
-    float squares = 0;
+    float squares = 0, inverse_width = 1.0f / float(width);
     for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
     // Wide from here: an error of the inverse scales the whole row, and its last bit decides how activations are rounded to 8 bits.
     Wide sum = warp_sum(wide(squares));
     if (self.lane == 0) warps[AT(self.warp)] = sum;
     barrier();
+    int lanes = 1;
+    while (lanes < self.warps) lanes *= 2;
     sum = wide(0.0f);
-    if (self.lane < self.warps) sum = warps[self.lane];
-    sum = warp_sum(sum);
-    float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(width)) + wide(eps)));
+    if (self.lane % lanes < self.warps) sum = warps[self.lane % lanes];
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
+    float inverse = inverse_root_mean(sum, float(width), inverse_width, eps);
     for (int i = 0; i < 8; i++) v[i] = mul(v[i], inverse);
 }
 
-INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
-    float other[8];
+// A lane's part of what a norm reads besides its input.
+struct Operands {
+    float weight[8], residual[8];
+};
+INLINE void load(const CONSTANT Norm& p, i64 row, int at, int width, THREAD Operands& of) {
+    if (p.weight) load8(p.weight, at, width, of.weight);
+    if (p.residual) load8(p.residual + row, at, width, of.residual);
+}
+
+INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, const THREAD Operands& of, THREAD float (&v)[8],
+                 THREADGROUP Wide* warps, Thread self) {
     if (p.normalizes) normalize(p.eps, width, v, warps, self);
-    if (p.weight) {
-        load8(p.weight, at, width, other);
-        for (int i = 0; i < 8; i++) v[i] = mul(v[i], other[i]);
-    }
-    if (p.residual) {
-        load8(p.residual + row, at, width, other);
-        for (int i = 0; i < 8; i++) v[i] = mul(add(other[i], v[i]), p.scale);
-    }
+    if (p.weight)
+        for (int i = 0; i < 8; i++) v[i] = mul(v[i], of.weight[i]);
+    if (p.residual)
+        for (int i = 0; i < 8; i++) v[i] = mul(add(of.residual[i], v[i]), p.scale);
     store8(p.y + row, at, width, v);
 }
 
@@ -105,7 +112,7 @@ struct Normed {
         for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
         Wide sum = wide(squares);
         for (int mask = p.head / 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
-        float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(p.head)) + wide(p.eps)));
+        float inverse = inverse_root_mean(sum, float(p.head), 1.0f / float(p.head), p.eps);
         load8(p.weight, at % p.head, p.head, weight);
         for (int i = 0; i < 8; i++) v[i] = mul(mul(v[i], inverse), weight[i]);
     }
@@ -132,8 +139,15 @@ KERNEL(rms_norm, NormParams, 32 * WARPS, 1, Sums) {
     int at = self.index * 8;
     float v[8];
     load8(p.x + row, at, p.width, v);
+    // All loads overlap: after a norm, they would take as long as the norm.
+    Operands of, next;
+    load(p.norms[0], row, at, p.width, of);
+    if (p.count > 1) load(p.norms[1], row, at, p.width, next);
 #pragma unroll 1
-    for (int i = 0; i < p.count; i++) norm(p.norms[i], row, at, p.width, v, s.warps[i], self);
+    for (int i = 0; i < p.count; i++) {
+        norm(p.norms[i], row, at, p.width, of, v, s.warps[i], self);
+        of = next;
+    }
     quantize(p.out, p.block, self.x, at, self.lane, v);
 }
 

@@ -80,6 +80,8 @@ inline simd_vote simd_ballot(bool predicate) {
 inline void threadgroup_barrier(metal::mem_flags) { machine::barrier(); }
 inline void simdgroup_barrier(metal::mem_flags) { char none = 0; machine::exchange("simdgroup_barrier", none); }
 
+inline float inverse_sqrt(float x) { return 1.0f / sqrtf(x); }
+
 #define double there_is_no_double_in_metal
 
 #include "../../metal/device.metal"

@@ -70,6 +70,12 @@ INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int 
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
+// Sixteen inputs of bf16: a lane's words are 2 t, 2 t + 1 and 2 t + 8, 2 t + 9, of row g, row g + 8, row g, row g + 8.
+INLINE void mma_bf16_k16(float (&c)[4], const unsigned (&a)[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
 
 #endif
 
@@ -102,3 +108,39 @@ CONSTEXPR bool PERMUTES = true;
 INLINE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
 INLINE int dp2a_lo(int a, int b, int c) { return __dp2a_lo(a, b, c); }
 INLINE int dp2a_hi(int a, int b, int c) { return __dp2a_hi(a, b, c); }
+
+// Eight floats as the sums of three bf16 each: the upper, middle and lower 8 bits of their 24, in pairs.
+struct Pieces {
+    uint4 upper, middle, lower;
+};
+
+// The upper halves of two floats: bf16 by truncation, so that no finite number becomes infinite.
+INLINE unsigned upper_halves(float a, float b) { return __byte_perm(bits_of(a), bits_of(b), 0x7632); }
+// What truncation drops, exactly.
+INLINE float dropped(float x) { return sub(x, float_of(bits_of(x) & 0xffff0000u)); }
+
+INLINE Pieces pieces(const float (&x)[8]) {
+    unsigned piece[3][4];
+    for (int i = 0; i < 4; i++) {
+        float a = x[2 * i], b = x[2 * i + 1], infinity = float_of(0x7f800000u);
+        piece[0][i] = upper_halves(a, b);
+        // An infinity is its upper piece alone; a NaN stays one in the middle piece, even if the upper has lost its bits.
+        a = fabsf(a) == infinity ? 0.0f : dropped(a), b = fabsf(b) == infinity ? 0.0f : dropped(b);
+        piece[1][i] = upper_halves(a, b);
+        piece[2][i] = upper_halves(dropped(a), dropped(b));
+    }
+    return {{piece[0][0], piece[0][1], piece[0][2], piece[0][3]},
+            {piece[1][0], piece[1][1], piece[1][2], piece[1][3]},
+            {piece[2][0], piece[2][1], piece[2][2], piece[2][3]}};
+}
+
+// Which of a lane's inputs an mma calls 2 t does not matter, as long as A and B agree. Small products first.
+INLINE void mma_bf16(float (&c)[4], uint4 a, uint4 a8, const Pieces& b, int t, int live) {
+    unsigned first[4] = {a.x, a8.x, a.y, a8.y}, second[4] = {a.z, a8.z, a.w, a8.w};
+    mma_bf16_k16(c, first, {b.lower.x, b.lower.y});
+    mma_bf16_k16(c, second, {b.lower.z, b.lower.w});
+    mma_bf16_k16(c, first, {b.middle.x, b.middle.y});
+    mma_bf16_k16(c, second, {b.middle.z, b.middle.w});
+    mma_bf16_k16(c, first, {b.upper.x, b.upper.y});
+    mma_bf16_k16(c, second, {b.upper.z, b.upper.w});
+}

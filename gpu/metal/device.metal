@@ -96,7 +96,8 @@ INLINE int dp2a_lo(int a, int b, int c) {
 INLINE int dp2a_hi(int a, int b, int c) { return dp2a_lo(a, b >> 16, c); }
 
 // Adds to column `n` the sum over the four lanes that have a row's words.
-INLINE void add_column(thread int (&c)[4], int low, int high, int t, int n) {
+template <class T>
+INLINE void add_column(thread T (&c)[4], T low, T high, int t, int n) {
     for (int mask = 1; mask < 4; mask *= 2) {
         low += shuffle_xor(low, mask);
         high += shuffle_xor(high, mask);
@@ -120,5 +121,27 @@ INLINE void mma_k16(thread int (&c)[4], const thread uint (&a)[2], uint b, int t
     for (int n = 0; n < live; n++) {
         uint x = shuffle(b, AT(4 * n) + t);
         add_column(c, dot_4(a[0], x), dot_4(a[1], x), t, n);
+    }
+}
+
+// Metal multiplies floats, so that numbers need no pieces.
+struct Pieces {
+    float4 first, second;
+};
+INLINE Pieces pieces(const thread float (&x)[8]) { return {{x[0], x[1], x[2], x[3]}, {x[4], x[5], x[6], x[7]}}; }
+
+INLINE void mma_bf16(thread float (&c)[4], uint4 a, uint4 a8, Pieces b, int t, int live) {
+    uint rows[2][4] = {{a.x, a.y, a.z, a.w}, {a8.x, a8.y, a8.z, a8.w}};
+    float x[8] = {b.first.x, b.first.y, b.first.z, b.first.w, b.second.x, b.second.y, b.second.z, b.second.w};
+    for (int n = 0; n < live; n++) {
+        float sums[2] = {0.0f, 0.0f};
+        for (int i = 0; i < 8; i++) {
+            float of_column = shuffle(x[i], AT(4 * n) + t);
+            for (int row = 0; row < 2; row++) {
+                uint pair = rows[row][i / 2];
+                sums[row] = fmaf(float_of(i % 2 ? pair & 0xffff0000u : pair << 16), of_column, sums[row]);
+            }
+        }
+        add_column(c, sums[0], sums[1], t, n);
     }
 }

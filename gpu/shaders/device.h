@@ -23,7 +23,7 @@
 //   for this thread: others see them after a barrier.
 // * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
-// * mma_k32, mma_k16 (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
+// * mma_k32, mma_k16, mma_bf16, Pieces (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
 // * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64, i64 (`long` has 32 bits on Windows).
 //
 // mma_k32(c, a, b, t, live): C += A B of i8, 16 rows by 32 inputs by 8 columns, in the fragments of m16n8k32. Lane = 4 g
@@ -36,6 +36,11 @@
 //
 // mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on are unspecified, in
 // B and in C.
+//
+// mma_bf16(c, a, a8, b, t, live): C += A B of bf16 A and f32 B, 16 rows by 32 inputs by 8 columns, with C as above but f32. A
+// lane has the inputs 8 t .. 8 t + 8: `a` of row g and `a8` of row g + 8, in pairs, and `b`, the `Pieces` of column g, that
+// `pieces(x)` makes of eight floats. Products are exact, those of infinities and NaN as usual; sums may be truncated to f32
+// instead of rounded, so that long ones are better added outside. A column's sum does not depend on other columns.
 #pragma once
 
 #include "wide.h"

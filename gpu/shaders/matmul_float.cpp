@@ -1,44 +1,17 @@
-// Floating-point weights times up to 16 rows of f32.
+// Weights of f32 and f16 times up to 16 rows of f32.
 //
 // A warp computes four outputs, so that a loaded activation serves four; lanes divide the inputs, four consecutive ones
 // each: 8 or 16 bytes of every weight row per load. Sums are f32 in an order that depends on the number of inputs only.
 // Tensor cores would round the activations, so that f32 checkpoints would not give the CPU's results; up to eight rows,
 // memory bandwidth is the bound.
 //
-// Grid: (outputs by 32, of all products; tiles of rows or buckets).
+// Grid: (tiles of rows; outputs by 32, of all products); (outputs by 32; buckets).
 
-#include "products.h"
+#include "float_products.h"
 
 namespace {
 
 CONSTEXPR int WARPS = 8, OUTPUTS = 4;
-
-struct Params {
-    Product products[MAX_PRODUCTS]; // their blocks are 32 outputs
-    const DEVICE float* x; // (rows, inputs)
-    int rows, inputs, count; // `count` products
-    int row_bytes;
-};
-
-// The first 1 KiB of the block's 32 weight rows, one cache line per thread.
-INLINE void before_inputs(const CONSTANT Params& p, Thread self) {
-    BlockOf block = block_of(p.products, p.count, self.x);
-    const CONSTANT Product& product = p.products[block.product];
-    int output = block.index * (WARPS * OUTPUTS) + self.index / 8, at = self.index % 8 * 128;
-    if (output < product.outputs && at < p.row_bytes) prefetch(product.weights + i64(output) * p.row_bytes + at);
-}
-
-// Entries by matrix: bucket b is entries starts[b]..starts[b + 1] of the list, 16 at most.
-struct BucketParams {
-    const DEVICE u8* weights; // (matrices, outputs, inputs)
-    const DEVICE float* x;      // (rows, inputs)
-    DEVICE float* y;            // (entries, outputs)
-    const DEVICE int* matrices; // (buckets): the matrix of a bucket
-    const DEVICE int* starts;   // (buckets + 1)
-    const DEVICE int* count;    // (1): buckets in use
-    const DEVICE int* rows;     // (entries): the row of x; null if it is the entry itself
-    int inputs, outputs;
-};
 
 // Entries first..first + count of y; `row_of` maps an entry to its row of x.
 template <class E, int ROWS, class RowOf>
@@ -70,18 +43,10 @@ INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x
     }
 }
 
-struct Same {
-    INLINE int operator()(int entry) const { return entry; }
-};
-struct Listed {
-    const DEVICE int* rows;
-    INLINE int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
-};
-
 template <class E, int ROWS>
 INLINE void matmul(const CONSTANT Params& p, Thread self) {
-    int first = self.y * ROWS;
-    BlockOf block = block_of(p.products, p.count, self.x);
+    int first = self.x * ROWS;
+    BlockOf block = block_of(p.products, p.count, self.y);
     const CONSTANT Product& product = p.products[block.product];
     matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(product.weights), p.x, product.y, p.inputs,
                     product.outputs, block.index, first, min(ROWS, p.rows - first), Same(), self);
@@ -109,4 +74,3 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
 
 MATMUL(f32, Single)
 MATMUL(f16, Half)
-MATMUL(bf16, Bfloat16)

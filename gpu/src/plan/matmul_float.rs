@@ -1,4 +1,4 @@
-//! Floating-point weights times `f32` rows: `matmul_float.cpp`.
+//! Floating-point weights times `f32` rows: `matmul_float.cpp`, `matmul_bf16.cpp`.
 
 use super::matmul::{Buckets, MAX_PRODUCTS, Product};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
@@ -38,9 +38,36 @@ impl FloatMatrix {
         Ok(Self { element, count, outputs, inputs, weights })
     }
 
-    fn grid(&self, tiles: usize) -> Result<[u32; 3], LaunchError> {
-        Ok([self.outputs.div_ceil(32) as u32, blocks("rows", tiles)?, 1])
+    /// The kernel for so many rows, and its tiles.
+    fn tiled(&self, rows: usize) -> Tiled {
+        let (kernel, rows, outputs) = match (self.element, rows) {
+            (ElementType::F32, 1) => ("matmul_f32_1", 1, 32),
+            (ElementType::F32, 2..=4) => ("matmul_f32_4", 4, 32),
+            (ElementType::F32, _) => ("matmul_f32_16", 16, 32),
+            (ElementType::F16, 1) => ("matmul_f16_1", 1, 32),
+            (ElementType::F16, 2..=4) => ("matmul_f16_4", 4, 32),
+            (ElementType::F16, _) => ("matmul_f16_16", 16, 32),
+            (ElementType::Bf16, 9..) if rows * self.outputs >= TILED => ("matmul_bf16_32", 32, 128),
+            (ElementType::Bf16, _) if self.outputs >= WIDE => ("matmul_bf16_8_wide", 8, 32),
+            (ElementType::Bf16, _) => ("matmul_bf16_8", 8, 16),
+        };
+        Tiled { kernel, rows, outputs }
     }
+}
+
+/// Rows by outputs from which tiles of 32 by 128 are faster: 64 tiles, half an H200. With fewer, its memory and most of its
+/// multiprocessors would idle, and reading the weights again from the cache for every eight rows takes less time.
+const TILED: usize = 64 * 32 * 128;
+
+/// Outputs from which a block of eight rows has 32 instead of 16, and reads the inputs half as often: two blocks for each of
+/// the 132 multiprocessors of an H200.
+const WIDE: usize = 2 * 132 * 32;
+
+/// A kernel, and the rows and outputs of a block.
+struct Tiled {
+    kernel: &'static str,
+    rows: usize,
+    outputs: usize,
 }
 
 /// Parameters of the products: up to three matrices with the same inputs.
@@ -53,9 +80,10 @@ pub struct FloatParams {
     pub(super) inputs: i32,
     pub(super) count: i32,
     pub(super) row_bytes: i32,
+    pub(super) block_outputs: i32,
 }
 
-// SAFETY: the `Params` of matmul_float.cpp.
+// SAFETY: the `Params` of float_products.h.
 unsafe impl Params for FloatParams {}
 
 /// `y = x w^T`: `x` is `(rows, inputs)`, `y` `(rows, outputs)`.
@@ -67,14 +95,10 @@ pub fn matmul(
     (x, rows): (DeviceSlice<f32>, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatParams>, LaunchError> {
-    let (kernels, tile) = match rows {
-        1 => (["matmul_f32_1", "matmul_f16_1", "matmul_bf16_1"], 1),
-        2..=4 => (["matmul_f32_4", "matmul_f16_4", "matmul_bf16_4"], 4),
-        _ => (["matmul_f32_16", "matmul_f16_16", "matmul_bf16_16"], 16),
-    };
-    let grid = w.grid(rows.div_ceil(tile))?;
+    let tiled = w.tiled(rows);
+    let grid = [blocks("rows", rows.div_ceil(tiled.rows))?, blocks("outputs", w.outputs.div_ceil(tiled.outputs))?, 1];
     let y = y.checked("y", rows * w.outputs)?;
-    let product = Product { weights: w.weights.address(), y, outputs: w.outputs as i32, end: grid[0] as i32 };
+    let product = Product { weights: w.weights.address(), y, outputs: w.outputs as i32, end: grid[1] as i32 };
     let params = FloatParams {
         products: [product; MAX_PRODUCTS],
         x: x.checked("x", rows * w.inputs)?,
@@ -82,17 +106,9 @@ pub fn matmul(
         inputs: w.inputs as i32,
         count: 1,
         row_bytes: dimension("bytes of a row", w.inputs * w.element.size())?,
+        block_outputs: tiled.outputs as i32,
     };
-    Ok(Launch { kernel: kernel_of(w.element, kernels), grid, block: [256, 1, 1], params })
-}
-
-/// The kernel for an element type.
-fn kernel_of(element: ElementType, [f32, f16, bf16]: [&'static str; 3]) -> &'static str {
-    match element {
-        ElementType::F32 => f32,
-        ElementType::F16 => f16,
-        ElementType::Bf16 => bf16,
-    }
+    Ok(Launch { kernel: tiled.kernel, grid, block: [256, 1, 1], params })
 }
 
 /// Parameters of the products by buckets.
@@ -110,7 +126,7 @@ pub struct FloatBucketParams {
     outputs: i32,
 }
 
-// SAFETY: the `BucketParams` of matmul_float.cpp.
+// SAFETY: the `BucketParams` of float_products.h.
 unsafe impl Params for FloatBucketParams {}
 
 /// As [`super::matmul::matmul_buckets`]: `y` is `(entries, outputs)`, for at most `max_buckets` buckets.
@@ -141,6 +157,11 @@ pub fn matmul_buckets(
         inputs: w.inputs as i32,
         outputs: w.outputs as i32,
     };
-    let kernel = kernel_of(w.element, ["matmul_buckets_f32", "matmul_buckets_f16", "matmul_buckets_bf16"]);
-    Ok(Launch { kernel, grid: w.grid(max_buckets)?, block: [256, 1, 1], params })
+    let (kernel, outputs) = match w.element {
+        ElementType::F32 => ("matmul_buckets_f32", 32),
+        ElementType::F16 => ("matmul_buckets_f16", 32),
+        ElementType::Bf16 => ("matmul_buckets_bf16", 16),
+    };
+    let grid = [w.outputs.div_ceil(outputs) as u32, blocks("buckets", max_buckets)?, 1];
+    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
 }

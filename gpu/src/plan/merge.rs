@@ -99,7 +99,7 @@ fn float_products(first: &Launch<FloatParams>, next: &Launch<FloatParams>) -> Op
     let (a, b) = (&first.params, &next.params);
     let together = first.kernel == next.kernel && a.x == b.x && a.inputs == b.inputs && a.rows == b.rows;
     let (products, count) = joined((&a.products, a.count), (&b.products, b.count)).filter(|_| together)?;
-    let grid = [first.grid[0] + next.grid[0], first.grid[1], 1];
+    let grid = [first.grid[0], blocks("outputs", (first.grid[1] + next.grid[1]) as usize).ok()?, 1];
     Some(Launch { params: FloatParams { products, count, ..*a }, grid, ..*first })
 }
 

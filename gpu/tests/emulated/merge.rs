@@ -14,6 +14,7 @@ use foretoken_kernels::quant::{ActivationType, WeightType};
 use super::cases::{Case, Numbers, same};
 use super::device::Device;
 use super::matmul::{file_rows, packed, quantized};
+use super::steps::{narrow, product_sources};
 
 /// Launches, and the memory that they write.
 #[derive(Default)]
@@ -154,13 +155,13 @@ fn products(weight_type: WeightType, rows: usize) -> Case {
     })
 }
 
-fn float_products(rows: usize) -> Case {
-    case(format!("merged float products, {rows} rows"), &["matmul_float.cpp"], move |device| {
+fn float_products(element: ElementType, rows: usize) -> Case {
+    case(format!("merged products {element:?} {rows} rows"), product_sources(element), move |device| {
         let (mut numbers, mut sequence, inputs) = (Numbers::new(4), Sequence::default(), 260);
         let x = device.of(&numbers.normals(rows * inputs));
         for outputs in [40, 4, 33] {
-            let weights = device.of(&numbers.normals(outputs * inputs)).cast();
-            let weights = FloatMatrix::new(ElementType::F32, (1, outputs, inputs), weights);
+            let weights = device.of(&narrow(element, &numbers.normals(outputs * inputs)));
+            let weights = FloatMatrix::new(element, (1, outputs, inputs), weights);
             let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * outputs));
             sequence.push(matmul_float::matmul(&weights.map_err(|error| error.to_string())?, (x, rows), y))?;
         }
@@ -204,7 +205,9 @@ pub fn all() -> Vec<Case> {
         .extend([gate(Gate::GeluTanh, 1, 2112, ActivationType::Q8_1), gate(Gate::Silu, 9, 1280, ActivationType::Q8_K)]);
     cases.extend([normed_gate(2, 6, ActivationType::Q8_K), normed_gate(3, 5, ActivationType::Q8_1)]);
     cases.extend([products(WeightType::Q8_0, 11), products(WeightType::Q6_K, 1)]);
-    cases.extend([float_products(1), float_products(16), projections(64), projections(512)]);
+    cases.extend([1, 16].map(|rows| float_products(ElementType::F32, rows)));
+    cases.extend([1, 9].map(|rows| float_products(ElementType::Bf16, rows)));
+    cases.extend([projections(64), projections(512)]);
     cases
 }
 
@@ -215,7 +218,7 @@ pub fn small() -> Vec<Case> {
         sum_and_norm(3, 544, ActivationType::Q8_1),
         gate(Gate::GeluTanh, 2, 512, ActivationType::Q8_K),
         products(WeightType::Q4_K, 3),
-        float_products(3),
+        float_products(ElementType::F32, 3),
         projections(256),
     ]
 }

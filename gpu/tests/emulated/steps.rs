@@ -103,7 +103,7 @@ fn normed_gate_case(rows: usize, heads: usize, head: usize) -> Case {
     })
 }
 
-fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
+pub fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
     match element {
         ElementType::F32 => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         ElementType::F16 => x.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
@@ -160,9 +160,17 @@ fn embed_case(table_type: TableType, rows: usize, inputs: usize, stride: usize) 
     })
 }
 
+/// The sources of products with weights of this type.
+pub const fn product_sources(element: ElementType) -> &'static [&'static str] {
+    match element {
+        ElementType::Bf16 => &["matmul_bf16.cpp", "float_products.h", "device.metal"],
+        ElementType::F32 | ElementType::F16 => &["matmul_float.cpp", "float_products.h"],
+    }
+}
+
 fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) -> Case {
     let name = format!("matmul {element:?} {rows} rows, {outputs} by {inputs}");
-    Case::new(name, &["matmul_float.cpp"], move |device| {
+    Case::new(name, product_sources(element), move |device| {
         let mut numbers = Numbers::new((rows + inputs) as u64);
         let (w, x) = (numbers.normals(outputs * inputs), numbers.normals(rows * inputs));
         let (halves, brains): (Vec<f16>, Vec<bf16>) = w.iter().map(|x| (f16::from_f32(*x), bf16::from_f32(*x))).unzip();
@@ -180,17 +188,90 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
         device.run(matmul(&weights, (x_of, rows), y))?;
         let got = device.read(y);
         close("y", &got, &want, 1e-5)?;
-        // A row computed alone has the same bits.
-        let (last, alone) = (device.of(&x[(rows - 1) * inputs..]), device.poisoned(outputs));
-        device.run(matmul(&weights, (last, 1), alone))?;
-        same_bits("a row alone", &device.read(alone), &got[(rows - 1) * outputs..])
+        // Rows computed alone, or in other tiles, have the same bits.
+        let last = rows - 1;
+        for part in [&x[last * inputs..]].into_iter().chain(x.chunks(7 * inputs).filter(|_| rows > 8)) {
+            let (count, at) = (part.len() / inputs, (part.as_ptr() as usize - x.as_ptr() as usize) / (4 * inputs));
+            let (some, y) = (device.of(part), device.poisoned(count * outputs));
+            device.run(matmul(&weights, (some, count), y))?;
+            same_bits("some rows", &device.read(y), &got[at * outputs..][..count * outputs])?;
+        }
+        Ok(())
     })
+}
+
+/// Products of one number: the pieces of a float are all of it, and infinities and NaN stay what they are.
+fn single_numbers_case() -> Case {
+    Case::new("matmul Bf16 of single numbers", product_sources(ElementType::Bf16), |device| {
+        let mut numbers = vec![f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-30, 1.0 + f32::EPSILON];
+        // A NaN whose upper half is infinity's.
+        numbers.push(f32::from_bits(0x7f80_0001));
+        numbers.extend(Numbers::new(1).normals(17));
+        let (rows, inputs, outputs) = (numbers.len(), 40, 4);
+        let mut x = vec![0.0; rows * inputs];
+        numbers.iter().enumerate().for_each(|(row, number)| x[row * inputs + (row + 20) % inputs] = *number);
+        let weights = device.of(&narrow(ElementType::Bf16, &vec![-0.5; outputs * inputs]));
+        let weights = FloatMatrix::new(ElementType::Bf16, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
+        let (x, y) = (device.of(&x), device.poisoned(rows * outputs));
+        device.run(matmul(&weights, (x, rows), y))?;
+        let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+        let got: Vec<u32> = device.read(y).into_iter().map(bits).collect();
+        let want: Vec<u32> = numbers.iter().flat_map(|x| [bits(-0.5 * x); 4]).collect();
+        same("y", &got, &want)
+    })
+}
+
+/// Buckets of 1, 11 and 3 entries have the bits of plain products.
+fn float_buckets_case(element: ElementType, outputs: usize, inputs: usize) -> Case {
+    let name = format!("matmul by buckets {element:?} {outputs} by {inputs}");
+    Case::new(name, product_sources(element), move |device| {
+        let mut numbers = Numbers::new(9);
+        let rows_of: [Vec<i32>; 3] = [vec![2], (0..11).collect(), vec![0, 3, 5]];
+        let (x, entries) = (numbers.normals(11 * inputs), rows_of.concat());
+        let w = device.of(&narrow(element, &numbers.normals(4 * outputs * inputs)));
+        let lists = Buckets {
+            largest: 11,
+            matrices: device.of(&[3, 0, 2, -1]),
+            starts: device.of(&[0, 1, 12, 15, 15]),
+            count: device.of(&[3]),
+            rows: Some(device.of(&entries)),
+        };
+        let weights = FloatMatrix::new(element, (4, outputs, inputs), w).map_err(|error| error.to_string())?;
+        let (x_of, y) = (device.of(&x), device.poisoned(15 * outputs));
+        device.run(matmul_buckets(&weights, (x_of, 11), &lists, (4, 15), y))?;
+        let mut want = Vec::new();
+        for (rows, matrix) in rows_of.iter().zip([3, 0, 2]) {
+            let bytes = outputs * inputs * element.size();
+            let one = DeviceSlice::new(w.address() + (matrix * bytes) as u64, bytes);
+            let one = FloatMatrix::new(element, (1, outputs, inputs), one).map_err(|error| error.to_string())?;
+            let x: Vec<f32> = rows.iter().flat_map(|row| &x[*row as usize * inputs..][..inputs]).copied().collect();
+            let (x, y) = (device.of(&x), device.poisoned(rows.len() * outputs));
+            device.run(matmul(&one, (x, rows.len()), y))?;
+            want.extend(device.read(y));
+        }
+        same_bits("y", &device.read(y), &want)
+    })
+}
+
+/// Products with bf16 weights: tiles of one, two and more rows and of all outputs, and rows of every remainder.
+fn bf16_cases() -> Vec<Case> {
+    let case = |rows, outputs, inputs| float_case(ElementType::Bf16, rows, outputs, inputs);
+    let mut cases: Vec<Case> = (1..=10).map(|quads| case(2, 20, 4 * quads)).collect();
+    for rows in [1, 2, 7, 8, 9, 16, 17, 64, 65] {
+        cases.extend([case(rows, 33, 260), case(rows, 40, 264), case(rows, 16, 1288)]);
+    }
+    cases.extend([case(3, 17, 1284), case(2, 48, 2080)]);
+    // Blocks of 32 outputs, and tiles of 32 rows.
+    cases.extend([case(9, 8460, 136), case(7, 8460, 44)]);
+    cases.extend([case(64, 4100, 36), case(65, 4040, 264), case(65, 4100, 292), case(17, 15_424, 8)]);
+    cases.push(single_numbers_case());
+    cases
 }
 
 /// The centroid head of an assistant: centroid scores, top-k, the scores of their tokens, argmax.
 fn centroid_case(element: ElementType, rows: usize, count: usize, group: usize, best: usize) -> Case {
     let name = format!("centroid head {element:?}, {rows} rows, {best} of {count} groups of {group}");
-    Case::new(name, &["matmul_float.cpp", "vocabulary.cpp"], move |device| {
+    Case::new(name, &["matmul_float.cpp", "float_products.h", "vocabulary.cpp"], move |device| {
         let (mut numbers, hidden) = (Numbers::new(count as u64), 132);
         // Small integers: sums are exact in any order, and some are equal.
         let mut integers =
@@ -682,7 +763,9 @@ pub fn all() -> Vec<Case> {
     for element in ELEMENTS {
         cases.extend((1..=16).map(|rows| float_case(element, rows, 40, 132)));
         cases.push(float_case(element, 21, 4, 260));
+        cases.extend([float_buckets_case(element, 40, 132), float_buckets_case(element, 33, 296)]);
     }
+    cases.extend(bf16_cases());
     cases.extend([top_case(1, 2048, 32), top_case(3, 1, 1), top_case(2, 4096, 100)]);
     cases.extend([argmax_case(3, 9000, None, false, None), argmax_case(2, 4096, Some(30.0), false, None)]);
     cases.extend([(2, 9000), (2, 4096), (3, 4097), (2, 40), (2, 512)].map(|(rows, n)| largest_case(rows, n)));
@@ -709,7 +792,11 @@ pub fn small() -> Vec<Case> {
     ];
     cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
-    cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(2, 100, 10)]);
+    cases.extend([float_case(ElementType::F16, 3, 37, 260), top_case(2, 100, 10)]);
+    // Of each kernel: rows of whole steps and others.
+    let bf16 = |rows, outputs, inputs| float_case(ElementType::Bf16, rows, outputs, inputs);
+    cases.extend([bf16(3, 37, 260), bf16(9, 20, 1288), bf16(2, 8460, 8), bf16(64, 4100, 36)]);
+    cases.push(float_buckets_case(ElementType::Bf16, 20, 40));
     cases.extend([argmax_case(3, 4500, Some(30.0), false, None), argmax_case(3, 512, None, true, Some(1))]);
     cases.extend([largest_case(2, 4130), largest_case(3, 40)]);
     cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);

@@ -95,6 +95,22 @@ inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int) {
     mma_collective("mma.m16n8k16", c, {a[0], a[1], 0, 0, b, 0}, 4);
 }
 
+// mma.sync.m16n8k16 of bf16, whose products are exact.
+inline void mma_bf16_k16(float (&c)[4], const unsigned (&a)[4], uint2 b) {
+    struct Operands { unsigned a[4], b[2]; };
+    const unsigned char* all = machine::exchange("mma.m16n8k16.bf16", Operands{{a[0], a[1], a[2], a[3]}, {b.x, b.y}});
+    int g = machine::self->lane / 4, t = machine::self->lane % 4;
+    auto widen = [](unsigned word, int upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); };
+    for (int k = 0; k < 16; k++) {
+        int of = k / 2 % 4, half = k / 8, upper = k % 2;
+        for (int i = 0; i < 4; i++) {
+            unsigned row = machine::shown<Operands>(all, g * 4 + of).a[i / 2 + 2 * half];
+            unsigned column = machine::shown<Operands>(all, (2 * t + i % 2) * 4 + of).b[half];
+            c[i] += widen(row, upper) * widen(column, upper);
+        }
+    }
+}
+
 #include "../../cuda/device.cuh"
 
 #define long long_has_32_bits_on_windows

@@ -197,13 +197,14 @@ class Ops:
         self.merge(3, into=("rms_norm", "gelu_gate"), quantizes=True)
 
     def project(self, matrices, rows=None, buckets=None, quantized=None, again=False):
-        """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, and distinct matrices that are expected.
+        """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, distinct matrices that are expected, and buckets
+        at most.
         `quantized`: the types of activations that the input was quantized to. `again`: the input is that of the product before, which is
         not quantized again."""
         rows, quantized = rows or self.rows, set() if quantized is None else quantized
         side_by_side = lambda a, b, _: (a[0] + b[0], a[1], 1)
         for i, (stored, outputs, inputs) in enumerate(matrices):
-            form, (entries, distinct) = FORMATS[stored], buckets or (rows, 1)
+            form, (entries, distinct, most) = FORMATS[stored], buckets or (rows, 1, 1)
             weights, products = distinct * outputs * inputs, entries * outputs * inputs
             costs = dict(bytes=weights * form.bytes / form.block + 4 * (rows * inputs + entries * outputs), products=products)
             near = 3 if buckets else 1
@@ -211,7 +212,7 @@ class Ops:
                 tile = 1 if rows == 1 else 4 if rows <= 4 else 16
                 kernel = f"matmul_buckets_{stored}" if buckets else f"matmul_{stored}_{tile}"
                 # A lane loads four inputs of four outputs at a time, then each row's, which other warps have also loaded.
-                trips, grid = up(inputs, 128), (up(outputs, 32), entries if buckets else up(rows, tile))
+                trips, grid = up(inputs, 128), (up(outputs, 32), most if buckets else up(rows, tile))
                 self.run(kernel, grid, 256, **costs, instructions=2.3 * weights + 1.26 * products, trips=trips,
                          near=near + (trips * entries / distinct / 4 if entries > distinct else 0))  # fmt: skip
                 if (i or again) and not buckets:
@@ -226,7 +227,7 @@ class Ops:
             panels = up(outputs, PANEL)
             per_warp = up(blocks, MAX_WARPS if panels < MANY_PANELS else MAX_WARPS_OF_MANY)
             kernel = f"matmul_{'buckets_' if buckets else ''}{stored}_{8 * tiles}"
-            grid = (panels, entries) if buckets else (up(rows, 8 * tiles), panels)
+            grid = (panels, most) if buckets else (up(rows, 8 * tiles), panels)
             instructions = weights * (form.narrow if tiles == 1 else form.wide)
             self.run(kernel, grid, 32 * up(blocks, per_warp), **costs, instructions=instructions, dots=products,
                      mma=weights * 8 * tiles, trips=math.ceil(form.trips * per_warp), near=1 + near)  # fmt: skip
@@ -307,7 +308,8 @@ def decoder_layer(ops, shape, i):
     if shape.experts:  # src/gemma4/moe.rs, src/device/experts.rs
         count, top_k, width = shape.experts
         entries = rows * top_k
-        buckets = entries, count * (1 - (1 - top_k / count) ** rows)  # rows that choose independently
+        distinct = count * (1 - (1 - top_k / count) ** rows)  # of rows that choose independently
+        buckets = entries, distinct, min(entries, count + entries // min(rows, 16))  # gpu/src/plan/experts.rs
         ops.norm(hidden)
         ops.norm(hidden)
         ops.project([(of("router", hidden), count, hidden)])
@@ -378,7 +380,7 @@ def draft(target, assistant, table, first, weights, kv, depth):
         ops.project([(of("centroids", shape.hidden), count, shape.hidden)], quantized=quantized)
         sort = exponent * (exponent + 1) / 2  # steps with a barrier each
         ops.run("top_k", (1,), min(max(2**exponent // 2, 32), 1024), bytes=4 * count, near=2 + sort / 5)
-        ops.project([(head, shape.vocab // count, shape.hidden)], buckets=(best, best), quantized=quantized)
+        ops.project([(head, shape.vocab // count, shape.hidden)], buckets=(best, best, best), quantized=quantized)
     else:
         ops.project([(head, shape.vocab, shape.hidden)])
     ops.project([(of("post", shape.hidden), target.hidden, shape.hidden)], again=not assistant["use_ordered_embeddings"])

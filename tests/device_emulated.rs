@@ -143,11 +143,30 @@ fn edge() {
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
 }
 
-/// Experts, also of more rows than are routed at once.
+/// Experts, also of prompts of several blocks of rows; then an expert has several buckets.
 #[test]
 fn experts() {
     let pair = pair("moe", NARROW, None);
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+    same_ids(&pair, &exact(ElementType::F32), &text(45), 3);
+}
+
+/// Rows have the same bits in passes of few rows and of many.
+#[test]
+fn rows_of_experts_are_those_of_each_alone() {
+    let session = SessionOptions { kv: KvOptions { max_round_rows: 80, ..exact(ElementType::F32).kv } };
+    for (name, vocab, quantize) in
+        [("moe", 512, None), ("moe", 512, Some(WeightType::Q8_0)), ("qwen35-moe", 192, Some(WeightType::Q4_0))]
+    {
+        let (pair, text) = (pair(name, NARROW, quantize), text_below(vocab, 80));
+        let mut probe = Probe::new(&pair.device, &session).expect("a sequence");
+        let all = probe.logits(&text).expect("logits");
+        for rows in [1, 8, 16, 17, 50] {
+            let some = probe.logits(&text[..rows]).expect("logits");
+            let same = some.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{name} in {quantize:?}: the first {rows} rows");
+        }
+    }
 }
 
 /// Delta nets and gated attention, with prompts of a pass and of several; drafts of which some are rejected.

@@ -1,6 +1,6 @@
 //! Routed experts: see [`crate::nn::Experts`].
 
-use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, SharedExpert, mix, route};
+use foretoken_gpu::plan::experts::{BLOCK_ROWS, MAX_ROUTE, Route, SharedExpert, max_buckets, mix, route, sort_route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::pointwise::{self, Strided};
 
@@ -29,8 +29,11 @@ impl DeviceExperts {
         shared: Option<SharedExpert>,
     ) -> Result<DeviceTensor> {
         let y = queue.new_tensor(x.rows, x.width)?;
-        for first in (0..x.rows).step_by(MAX_ROUTE.0) {
-            let rows = MAX_ROUTE.0.min(x.rows - first);
+        // In parts, so that the memory of entries is bounded: 4096 of 26B-A4B take some 120 MB. With 32 per expert, reading weights is
+        // no longer the cost, and more rows would gain little. Parts are multiples of 16 rows: aligned.
+        let most = MAX_ROUTE.0 / self.top_k / BLOCK_ROWS * BLOCK_ROWS;
+        for first in (0..x.rows).step_by(most) {
+            let rows = most.min(x.rows - first);
             let of = |x: &DeviceTensor| x.some_rows(first, rows);
             let shared = shared.map(|SharedExpert { x: all, gate }| SharedExpert {
                 x: subslice(all, first * x.width, rows * x.width),
@@ -41,7 +44,7 @@ impl DeviceExperts {
         Ok(y)
     }
 
-    /// Routes at most `MAX_ROUTE.0` rows and writes the sum of their experts to `y`.
+    /// Routes at most `MAX_ROUTE.0` entries and writes the sum of the rows' experts to `y`.
     fn choose_and_mix(
         &self,
         queue: &Queue,
@@ -50,22 +53,24 @@ impl DeviceExperts {
         y: &DeviceTensor,
     ) -> Result<()> {
         let (experts, width, entries) = (scores.width, self.down_proj.inputs(), x.rows * self.top_k);
+        // An expert of more rows has several buckets.
+        let largest = x.rows.min(16);
+        let size = (max_buckets(entries, experts, largest), entries);
         let list = |len: usize| queue.temporaries.take::<i32>(len);
-        let (matrices, starts, count) = (list(entries)?, list(entries + 1)?, list(1)?);
+        let (matrices, starts, count) = (list(size.0)?, list(size.0 + 1)?, list(1)?);
         let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.temporaries.take::<f32>(entries)?);
         let buckets = Buckets {
-            largest: x.rows, // every row chooses an expert once
+            largest,
             matrices: matrices.slice(),
             starts: starts.slice(),
             count: count.slice(),
             rows: Some(rows_of.slice()),
         };
         let chosen = Route { buckets, entries: entries_of.slice(), weights: weights.slice() };
-        let size = (x.rows, experts, self.top_k);
-        queue.launcher.run(route(scores.slice, self.per_expert_scale.slice(), size, &chosen))?;
+        self.route(queue, scores, &chosen)?;
 
         let gate_up = queue.new_tensor(entries, 2 * width)?;
-        self.gate_up_proj.multiply_buckets(&Input::new(queue, x), &buckets, (entries, entries), gate_up.slice)?;
+        self.gate_up_proj.multiply_buckets(&Input::new(queue, x), &buckets, size, gate_up.slice)?;
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
         let gated = queue.new_tensor(entries, width)?;
@@ -73,8 +78,18 @@ impl DeviceExperts {
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;
-        self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, (entries, entries), parts.slice)?;
+        self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, size, parts.slice)?;
         queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), shared, y.slice))
+    }
+
+    /// Chooses the rows' experts, and sorts them.
+    fn route(&self, queue: &Queue, scores: &DeviceTensor, chosen: &Route) -> Result<()> {
+        let (size, scale) = ((scores.rows, scores.width, self.top_k), self.per_expert_scale.slice());
+        queue.launcher.run(route(scores.slice, scale, size, chosen))?;
+        match scores.rows > BLOCK_ROWS {
+            true => queue.launcher.run(sort_route(scores.slice, scale, size, chosen)),
+            false => Ok(()),
+        }
     }
 }
 

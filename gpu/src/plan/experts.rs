@@ -1,21 +1,30 @@
-//! The mixture of experts: `experts.cpp`. [`route`], [`super::matmul::matmul_buckets`] over gate and up, the gated
+//! The mixture of experts: `experts.cpp`. [`route`], [`sort_route`] after more than [`BLOCK_ROWS`] rows, [`super::matmul::matmul_buckets`] over gate and up, the gated
 //! activation, `matmul_buckets` over down (whose rows are entries), [`mix`].
 
 use super::matmul::Buckets;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 
-/// Upper bounds of rows per call, of experts, and of experts per row.
-pub const MAX_ROUTE: (usize, usize, usize) = (16, 256, 16);
+/// Upper bounds of entries per call, which are `rows * top_k`; of experts; and of experts per row.
+pub const MAX_ROUTE: (usize, usize, usize) = (4096, 256, 16);
 
-/// A route; `entries` below is `rows * top_k`, where an entry is a row of one expert.
+/// Rows that a block of [`route`] chooses experts for. So many are sorted in the same launch.
+pub const BLOCK_ROWS: usize = 16;
+
+/// A route; an entry is a row of one expert, and entries are in order of expert, then row.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// Buckets of rows, by expert: `matrices` `(entries)`, `starts` `(entries + 1)`, `count` `(1)`, `rows` `(entries)`.
+    /// Buckets of up to `largest` entries of one expert: `matrices` `(most)`, `starts` `(most + 1)`, `count` `(1)`, `rows`
+    /// `(entries)`, where `most` is [`max_buckets`].
     pub buckets: Buckets,
     /// `(rows, top_k)`: the entries of a row, in order of the experts.
     pub entries: DeviceSlice<i32>,
     /// `(rows, top_k)`: their weights.
     pub weights: DeviceSlice<f32>,
+}
+
+/// Buckets of up to `largest` entries, at most: of every expert's, all but the last are full.
+pub fn max_buckets(entries: usize, experts: usize, largest: usize) -> usize {
+    entries.min(experts + entries / largest.max(1))
 }
 
 /// Parameters of the routing.
@@ -33,12 +42,14 @@ pub struct RouteParams {
     rows: i32,
     experts: i32,
     top_k: i32,
+    largest: i32,
 }
 
 // SAFETY: the `RouteParams` of experts.cpp.
 unsafe impl Params for RouteParams {}
 
-/// Softmax over the experts; the largest `top_k` renormalised to sum 1, each times its expert's scale.
+/// Softmax over the experts; the largest `top_k` renormalised to sum 1, each times its expert's scale. Of more than
+/// [`BLOCK_ROWS`] rows, [`sort_route`] with the same arguments completes the route.
 ///
 /// * `scores`: `(rows, experts)`; `scale`: `(experts)`.
 ///
@@ -47,21 +58,48 @@ unsafe impl Params for RouteParams {}
 pub fn route(
     scores: DeviceSlice<f32>,
     scale: DeviceSlice<f32>,
-    (rows, experts, top_k): (usize, usize, usize),
+    size: (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    if rows == 0 || rows > MAX_ROUTE.0 || experts > MAX_ROUTE.1 || top_k == 0 || top_k > MAX_ROUTE.2.min(experts) {
+    let params = route_params((scores, scale), size, route)?;
+    Ok(Launch { kernel: "route", grid: [size.0.div_ceil(BLOCK_ROWS) as u32, 1, 1], block: [512, 1, 1], params })
+}
+
+/// Sorts the entries of more than [`BLOCK_ROWS`] rows that [`route`] has chosen.
+///
+/// # Errors
+/// As [`route`].
+pub fn sort_route(
+    scores: DeviceSlice<f32>,
+    scale: DeviceSlice<f32>,
+    size: (usize, usize, usize),
+    route: &Route,
+) -> Result<Launch<RouteParams>, LaunchError> {
+    let params = route_params((scores, scale), size, route)?;
+    Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], params })
+}
+
+fn route_params(
+    (scores, scale): (DeviceSlice<f32>, DeviceSlice<f32>),
+    (rows, experts, top_k): (usize, usize, usize),
+    route: &Route,
+) -> Result<RouteParams, LaunchError> {
+    let (entries, largest) = (rows.saturating_mul(top_k), route.buckets.largest);
+    if entries == 0 || entries > MAX_ROUTE.0 || experts > MAX_ROUTE.1 || top_k > MAX_ROUTE.2.min(experts) {
         return Err(LaunchError(format!(
-            "{top_k} of {experts} experts for {rows} rows; at most {MAX_ROUTE:?} (rows, experts, choices)"
+            "{top_k} of {experts} experts for {rows} rows; at most {MAX_ROUTE:?} (entries, experts, choices)"
         )));
     }
-    let entries = rows * top_k;
+    if !(1..=16).contains(&largest) {
+        return Err(LaunchError(format!("buckets of {largest} entries; 1 to 16 are supported")));
+    }
+    let most = max_buckets(entries, experts, largest);
     let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route requires the entries' rows".into()))?;
-    let params = RouteParams {
+    Ok(RouteParams {
         scores: scores.checked("the router's scores", rows * experts)?,
         scale: scale.checked("the experts' scales", experts)?,
-        matrices: route.buckets.matrices.checked("the buckets' matrices", entries)?,
-        starts: route.buckets.starts.checked("the buckets' starts", entries + 1)?,
+        matrices: route.buckets.matrices.checked("the buckets' matrices", most)?,
+        starts: route.buckets.starts.checked("the buckets' starts", most + 1)?,
         count: route.buckets.count.checked("the number of buckets", 1)?,
         rows_of: rows_of.checked("the entries' rows", entries)?,
         entries: route.entries.checked("the rows' entries", entries)?,
@@ -69,8 +107,8 @@ pub fn route(
         rows: rows as i32,
         experts: experts as i32,
         top_k: top_k as i32,
-    };
-    Ok(Launch { kernel: "route", grid: [1, 1, 1], block: [512, 1, 1], params })
+        largest: largest as i32,
+    })
 }
 
 /// An expert that all rows have.

@@ -126,19 +126,20 @@ fn buckets(weight_type: WeightType, outputs: usize, inputs: usize, largest: usiz
         let weights: Vec<u8> = files.iter().flat_map(|file| packed(weight_type, outputs, inputs, file)).collect();
         let weights = device.of(&weights);
         let weights = Matrix::new(weight_type, (4, outputs, inputs), weights).map_err(|error| error.to_string())?;
-        let rows_of: Vec<Vec<i32>> = vec![vec![2], (0..largest as i32).collect(), vec![0, 3, 5]];
-        let (matrices, entries) = ([3, 0, 2, -1], rows_of.concat());
-        let x = numbers.normals(largest * inputs);
+        // Two buckets of matrix 0; an unused one.
+        let rows_of: Vec<Vec<i32>> = vec![vec![2], (0..largest as i32).collect(), vec![4, 1], vec![0, 3, 5]];
+        let (matrices, entries) = ([3, 0, 0, 2, -1], rows_of.concat());
+        let (x, full) = (numbers.normals(largest * inputs), largest as i32);
         let lists = Buckets {
             largest,
             matrices: device.of(&matrices),
-            starts: device.of(&[0, 1, 1 + largest as i32, 4 + largest as i32, 4 + largest as i32]),
-            count: device.of(&[3]),
+            starts: device.of(&[0, 1, 1 + full, 3 + full, 6 + full, 6 + full]),
+            count: device.of(&[4]),
             rows: Some(device.of(&entries)),
         };
         let x_of = quantized(device, weight_type, &x, inputs)?;
-        let y: DeviceSlice<f32> = device.poisoned((4 + largest) * outputs);
-        device.run(matmul_buckets(&weights, &x_of, &lists, (4, 4 + largest), y))?;
+        let y: DeviceSlice<f32> = device.poisoned(entries.len() * outputs);
+        device.run(matmul_buckets(&weights, &x_of, &lists, (5, entries.len()), y))?;
         let mut want = Vec::new();
         for (rows, matrix) in rows_of.iter().zip(matrices) {
             let x: Vec<f32> = rows.iter().flat_map(|row| &x[*row as usize * inputs..][..inputs]).copied().collect();

@@ -2,7 +2,7 @@
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::accept::{Accepting, State, Verified, accept, set_state};
-use foretoken_gpu::plan::experts::{Route, SharedExpert, mix, route};
+use foretoken_gpu::plan::experts::{BLOCK_ROWS, Route, SharedExpert, max_buckets, mix, route, sort_route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_gpu::plan::pointwise::{self, Gate, GateNorm, Strided, TableType, embed, normed_silu_gate, rms_norm};
@@ -455,6 +455,11 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
         let (mut numbers, width, entries) = (Numbers::new((rows * experts) as u64), 300, rows * chosen);
         let mut scores: Vec<f32> = numbers.normals(rows * experts).iter().map(|x| (x * 8.0).round() / 8.0).collect();
         scores[experts / 2] = 5.0;
+        // An expert of all rows, which has several buckets.
+        let largest = rows.min(16);
+        if rows > largest {
+            scores.chunks_exact_mut(experts).for_each(|scores| scores[1] = 6.0);
+        }
         let (scale, parts) = (numbers.normals(experts), numbers.normals(entries * width));
 
         // Row by row, like the model's router.
@@ -471,11 +476,12 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
         }
         let mut sorted = choices.clone();
         sorted.sort_by_key(|(expert, row, _)| (*expert, *row));
-        let (mut matrices, mut starts) = (Vec::new(), Vec::new());
-        for (entry, (expert, _, _)) in sorted.iter().enumerate() {
-            if matrices.last() != Some(expert) {
-                matrices.push(*expert);
-                starts.push(entry as i32);
+        let (mut matrices, mut starts, mut entry) = (Vec::new(), Vec::new(), 0);
+        for of_expert in sorted.chunk_by(|a, b| a.0 == b.0) {
+            for bucket in of_expert.chunks(largest) {
+                matrices.push(bucket[0].0);
+                starts.push(entry);
+                entry += bucket.len() as i32;
             }
         }
         starts.push(entries as i32);
@@ -496,11 +502,12 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
             }
         }
 
+        let most = max_buckets(entries, experts, largest);
         let lists = Route {
             buckets: Buckets {
-                largest: rows,
-                matrices: device.poisoned(entries),
-                starts: device.poisoned(entries + 1),
+                largest,
+                matrices: device.poisoned(most),
+                starts: device.poisoned(most + 1),
                 count: device.poisoned(1),
                 rows: Some(device.poisoned(entries)),
             },
@@ -509,6 +516,9 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
         };
         let (scores, scale) = (device.of(&scores), device.of(&scale));
         device.run(route(scores, scale, (rows, experts, chosen), &lists))?;
+        if rows > BLOCK_ROWS {
+            device.run(sort_route(scores, scale, (rows, experts, chosen), &lists))?;
+        }
         let (parts, y) = (device.of(&parts), device.poisoned(rows * width));
         let shared = has_shared.then(|| SharedExpert { x: device.of(&shared), gate: device.of(&gates) });
         device.run(mix(parts, &lists, (rows, chosen, width), shared, y))?;
@@ -771,6 +781,9 @@ pub fn all() -> Vec<Case> {
     cases.extend([(2, 9000), (2, 4096), (3, 4097), (2, 40), (2, 512)].map(|(rows, n)| largest_case(rows, n)));
     cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8, false)));
     cases.extend([experts_case(3, 6, 2, false), experts_case(2, 256, 16, true)]);
+    // The last two have as many entries as are sorted at once.
+    let many = [(17, 128, 8), (64, 128, 8), (200, 8, 2), (200, 256, 8), (512, 128, 8), (256, 256, 16)];
+    cases.extend(many.map(|(rows, experts, chosen)| experts_case(rows, experts, chosen, false)));
     let verifications: [&[Verification]; 3] =
         [&[(0, &[5, 6, 7], &[5, 6, 7, 8])], &[(0, &[5, 9, 7], &[5, 6, 7, 8])], &[(0, &[9, 6, 7], &[5, 6, 7, 8])]];
     cases.extend(verifications.map(|sequences| accept_case(sequences, Accepting::Equal)));
@@ -801,7 +814,7 @@ pub fn small() -> Vec<Case> {
     cases.extend([largest_case(2, 4130), largest_case(3, 40)]);
     cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);
     cases.extend([angles_case(5, 130), keep_case(300), words_case(5), copy_case(1030)]);
-    cases.extend([experts_case(5, 40, 3, true), experts_case(2, 8, 2, false)]);
+    cases.extend([experts_case(5, 40, 3, true), experts_case(2, 8, 2, false), experts_case(35, 40, 3, true)]);
     cases.push(read_case(6002, 2));
     cases.push(centroid_case(ElementType::F16, 2, 20, 6, 5));
     // Two of three drafts; no draft, after dropped rows, and before a token that the target chose; all drafts.

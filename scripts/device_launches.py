@@ -16,6 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PANEL = 128, 16  # gpu/shaders: tokens of a page; rows of a panel of products
 MAX_WARPS, MAX_WARPS_OF_MANY, MANY_PANELS = 16, 8, 768  # gpu/src/plan/matmul.rs
+WIDE_OUTPUTS, TILED = 2 * 132 * 32, 64 * 32 * 128  # gpu/src/plan/matmul_float.rs
 SPLIT_PAGES, WINDOW_SPLIT_PAGES = 2, 1  # src/device/kv.rs
 ZONES = 64 + 512  # src/kv/format.rs: exact positions of `balanced`
 
@@ -202,17 +203,23 @@ class Ops:
         `quantized`: the types of activations that the input was quantized to. `again`: the input is that of the product before, which is
         not quantized again."""
         rows, quantized = rows or self.rows, set() if quantized is None else quantized
-        side_by_side = lambda a, b, _: (a[0] + b[0], a[1], 1)
+        side_by_side = lambda a, b, _: (a[0], a[1] + b[1], 1)
         for i, (stored, outputs, inputs) in enumerate(matrices):
             form, (entries, distinct, most) = FORMATS[stored], buckets or (rows, 1, 1)
             weights, products = distinct * outputs * inputs, entries * outputs * inputs
             costs = dict(bytes=weights * form.bytes / form.block + 4 * (rows * inputs + entries * outputs), products=products)
             near = 3 if buckets else 1
+            if stored == "bf16":
+                self.project_bf16(outputs, inputs, rows, most if buckets else 0, costs, weights, near)
+                if (i or again) and not buckets:
+                    self.merge(3, side_by_side)
+                continue
             if not form.activations:
                 tile = 1 if rows == 1 else 4 if rows <= 4 else 16
                 kernel = f"matmul_buckets_{stored}" if buckets else f"matmul_{stored}_{tile}"
                 # A lane loads four inputs of four outputs at a time, then each row's, which other warps have also loaded.
-                trips, grid = up(inputs, 128), (up(outputs, 32), most if buckets else up(rows, tile))
+                trips, panels = up(inputs, 128), up(outputs, 32)
+                grid = (panels, most) if buckets else (up(rows, tile), panels)
                 self.run(kernel, grid, 256, **costs, instructions=2.3 * weights + 1.26 * products, trips=trips,
                          near=near + (trips * entries / distinct / 4 if entries > distinct else 0))  # fmt: skip
                 if (i or again) and not buckets:
@@ -232,7 +239,20 @@ class Ops:
             self.run(kernel, grid, 32 * up(blocks, per_warp), **costs, instructions=instructions, dots=products,
                      mma=weights * 8 * tiles, trips=math.ceil(form.trips * per_warp), near=1 + near)  # fmt: skip
             if i and not buckets:
-                self.merge(3, lambda a, b, _: (a[0], a[1] + b[1], 1))
+                self.merge(3, side_by_side)
+
+    def project_bf16(self, outputs, inputs, rows, buckets, costs, weights, near):
+        """gpu/src/plan/matmul_float.rs. Three products on tensor cores, at half the rate of bytes, for each of eight columns; a warp
+        has loaded four steps of 32 inputs by 16 outputs, or two by 32, before it multiplies them."""
+        wide, tiled = outputs >= WIDE_OUTPUTS, rows > 8 and rows * outputs >= TILED
+        tile, panel = (32, 128) if tiled else (8, 32 if wide else 16)
+        kernel, grid = f"matmul_bf16_{tile}" + ("_wide" if wide and not tiled else ""), (up(rows, tile), up(outputs, panel))
+        if buckets:
+            kernel, grid, tile, panel = "matmul_buckets_bf16", (up(outputs, 16), buckets), 8, 16
+        tiles, steps = 1 if buckets else up(rows, tile), up(inputs, 32)
+        trips = steps if tiled else up(up(steps, 8), 64 // panel)
+        self.run(kernel, grid, 256, **costs, instructions=(7.3 if panel == 16 else 5.1) * weights * tiles, dots=costs["products"],
+                 mma=weights * tiles * tile * 6, trips=trips, near=near)  # fmt: skip
 
     def heads(self, heads, head_dim, written=2):
         """Norm, rotary embedding, rotation and storage: gpu/src/plan/rows.rs."""

@@ -162,7 +162,7 @@ def launches(name, weights, kv, depth):
 
 def family(kernel):
     """The template that a kernel is an instance of."""
-    kernel = re.sub(r"^(matmul|matmul_buckets)_(f32|f16|bf16)(_\d+)?$", r"\1_float", kernel)
+    kernel = re.sub(r"^(matmul|matmul_buckets)_(f32|f16|bf16)(_\d+)?(_wide)?$", r"\1_float", kernel)
     return re.sub(r"^(attend)_(f32|f16|bf16)", r"\1_exact", re.sub(r"(_i?q\d_\w+|_\d+)+$", "", kernel))
 
 

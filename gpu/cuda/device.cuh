@@ -71,10 +71,10 @@ INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int 
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 // Sixteen inputs of bf16: a lane's words are 2 t, 2 t + 1 and 2 t + 8, 2 t + 9, of row g, row g + 8, row g, row g + 8.
-INLINE void mma_bf16_k16(float (&c)[4], const unsigned (&a)[4], uint2 b) {
+INLINE void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
 
 #endif
@@ -135,8 +135,7 @@ INLINE Pieces pieces(const float (&x)[8]) {
 }
 
 // Which of a lane's inputs an mma calls 2 t does not matter, as long as A and B agree. Small products first.
-INLINE void mma_bf16(float (&c)[4], uint4 a, uint4 a8, const Pieces& b, int t, int live) {
-    unsigned first[4] = {a.x, a8.x, a.y, a8.y}, second[4] = {a.z, a8.z, a.w, a8.w};
+INLINE void mma_bf16(float (&c)[4], uint4 first, uint4 second, const Pieces& b, int t, int live) {
     mma_bf16_k16(c, first, {b.lower.x, b.lower.y});
     mma_bf16_k16(c, second, {b.lower.z, b.lower.w});
     mma_bf16_k16(c, first, {b.middle.x, b.middle.y});

@@ -33,6 +33,7 @@ mod measure {
         HeadOrder, Layer, MAX_KEY_DIM, Projected, Shape, Weights, delta_rule, inputs,
     };
     use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
+    use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
     use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
     use foretoken_gpu::plan::rows::{Domain, Order};
     use foretoken_gpu::plan::segments::{Recurrent, Segment, Segments};
@@ -66,6 +67,11 @@ mod measure {
         ] {
             for rows in [1, 2, 4, 8, 16] {
                 product(&device, &stream, weight_type, (rows, outputs, inputs))?;
+            }
+        }
+        for (outputs, inputs) in [(10240, 2560), (2560, 10240)] {
+            for rows in [1, 4, 8, 16, 64, 512] {
+                float_product(&device, &stream, (rows, outputs, inputs))?;
             }
         }
         for depth in [8 << 10, 32 << 10, 128 << 10] {
@@ -127,6 +133,27 @@ mod measure {
         println!(
             "{name:5} {outputs:6} x {inputs:5}  rows {rows:2}  {micros:8.1} us  {:7.0} GB/s",
             bytes as f64 / micros / 1e3
+        );
+        Ok(())
+    }
+
+    /// Weights of bf16.
+    fn float_product(device: &Device, stream: &Stream, (rows, outputs, inputs): (usize, usize, usize)) -> Result<()> {
+        let bytes = outputs * inputs * ElementType::Bf16.size();
+        let copies = (4 * device.info().cache / bytes).clamp(1, LAUNCHES) + 1;
+        let weights: Buffer<u8> = device.zeroed(copies * bytes)?;
+        let x = device.upload(&vec![1.0f32; rows * inputs])?;
+        let y: Buffer<f32> = device.zeroed(rows * outputs)?;
+        let micros = time(stream, |recorder, i| {
+            let at = weights.slice().address() + (i % copies * bytes) as u64;
+            let slice = foretoken_gpu::DeviceSlice::new(at, bytes);
+            let matrix = FloatMatrix::new(ElementType::Bf16, (1, outputs, inputs), slice)?;
+            recorder.launch(&matmul_float::matmul(&matrix, (x.slice(), rows), y.slice())?)
+        })?;
+        println!(
+            "bf16  {outputs:6} x {inputs:5}  rows {rows:3}  {micros:8.1} us  {:7.0} GB/s  {:6.1} TFLOP/s",
+            bytes as f64 / micros / 1e3,
+            (2 * rows * outputs * inputs) as f64 / micros / 1e6
         );
         Ok(())
     }

@@ -130,8 +130,8 @@ struct Pieces {
 };
 INLINE Pieces pieces(const thread float (&x)[8]) { return {{x[0], x[1], x[2], x[3]}, {x[4], x[5], x[6], x[7]}}; }
 
-INLINE void mma_bf16(thread float (&c)[4], uint4 a, uint4 a8, Pieces b, int t, int live) {
-    uint rows[2][4] = {{a.x, a.y, a.z, a.w}, {a8.x, a8.y, a8.z, a8.w}};
+INLINE void mma_bf16(thread float (&c)[4], uint4 first, uint4 second, Pieces b, int t, int live) {
+    uint rows[2][4] = {{first.x, first.z, second.x, second.z}, {first.y, first.w, second.y, second.w}};
     float x[8] = {b.first.x, b.first.y, b.first.z, b.first.w, b.second.x, b.second.y, b.second.z, b.second.w};
     for (int n = 0; n < live; n++) {
         float sums[2] = {0.0f, 0.0f};

@@ -37,10 +37,15 @@
 // mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on are unspecified, in
 // B and in C.
 //
-// mma_bf16(c, a, a8, b, t, live): C += A B of bf16 A and f32 B, 16 rows by 32 inputs by 8 columns, with C as above but f32. A
-// lane has the inputs 8 t .. 8 t + 8: `a` of row g and `a8` of row g + 8, in pairs, and `b`, the `Pieces` of column g, that
-// `pieces(x)` makes of eight floats. Products are exact, those of infinities and NaN as usual; sums may be truncated to f32
-// instead of rounded, so that long ones are better added outside. A column's sum does not depend on other columns.
+// mma_bf16(c, first, second, b, t, live): C += A B of bf16 A and f32 B, 16 rows by 32 inputs by 8 columns, with C as above but
+// f32. A lane has the inputs 8 t .. 8 t + 8, of A in pairs, words 0 to 3 of the rows g and g + 8:
+//
+//        first.x  .y  .z  .w     second.x  .y  .z  .w     b: column g, the `Pieces` that `pieces(x)` makes of
+// row    g     g + 8  g  g + 8   g     g + 8  g  g + 8       eight floats
+// word   0        0   1     1    2        2   3     3
+//
+// Products are exact, and as usual of infinities and NaN; sums may be truncated to f32 instead of rounded, so that long ones
+// are better added outside. The sums of a column do not depend on other columns, nor those of a row on other rows.
 #pragma once
 
 #include "wide.h"

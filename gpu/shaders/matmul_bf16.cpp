@@ -31,7 +31,11 @@ INLINE void eight_inputs(const DEVICE float* row, int k, THREAD float (&x)[8]) {
 
 // The same of any step and row: zeros after the last of `inputs`, a multiple of 4.
 INLINE uint4 some_weights(const DEVICE u16* row, int k, int inputs) {
-    if (inputs % 8 == 0 && k < inputs) return eight_weights(row, k);
+    uint4 words = {0, 0, 0, 0};
+    if (inputs % 8 == 0) {
+        if (k < inputs) words = eight_weights(row, k);
+        return words;
+    }
     uint2 first = {0, 0}, second = {0, 0};
     if (k < inputs) first = *reinterpret_cast<const DEVICE uint2*>(row + AT(k));
     if (k + 4 < inputs) second = *reinterpret_cast<const DEVICE uint2*>(row + AT(k + 4));
@@ -45,11 +49,17 @@ INLINE void some_inputs(const DEVICE float* row, int k, int inputs, THREAD float
     }
 }
 
-// Adds a step's products: weight rows g and g + 8 by column g.
-INLINE void add_step(uint4 a, uint4 a8, const THREAD Pieces& b, int t, int live, THREAD float (&sum)[4]) {
+// Weight rows g and g + 8 as `mma_bf16` takes them.
+struct Rows {
+    uint4 first, second;
+};
+INLINE Rows interleaved(uint4 a, uint4 a8) { return {{a.x, a8.x, a.y, a8.y}, {a.z, a8.z, a.w, a8.w}}; }
+
+// Adds a step's products, if it `counts`.
+INLINE void add_step(Rows a, const THREAD Pieces& b, int t, int live, THREAD float (&sum)[4], bool counts = true) {
     float part[4] = {};
-    mma_bf16(part, a, a8, b, t, live);
-    for (int i = 0; i < 4; i++) sum[i] = add(sum[i], part[i]);
+    mma_bf16(part, a.first, a.second, b, t, live);
+    for (int i = 0; i < 4; i++) sum[i] = add(sum[i], counts ? part[i] : 0.0f);
 }
 
 // Sums by run, row and output.
@@ -76,16 +86,17 @@ INLINE void run_sums(const THREAD Operands<TILES>& at, int inputs, int live, THR
         uint4 w[AHEAD][2 * TILES];
         float x[AHEAD][8];
         for (int i = 0; i < AHEAD; i++) {
-            // Steps after the last are loaded as the last, which costs nothing, and not added.
+            // Steps after the last are loaded as the last, from the same cache lines, and do not count.
             int k = min(step + i, whole - 1) * STEP + 8 * t;
             for (int row = 0; row < 2 * TILES; row++) w[i][row] = eight_weights(at.weights[row], k);
             eight_inputs(at.x, k, x[i]);
         }
-#pragma unroll
+        // Without branches, so that the products of a step do not wait for those of the step before.
         for (int i = 0; i < AHEAD; i++) {
-            if (step + i >= whole) continue;
             Pieces b = pieces(x[i]);
-            for (int tile = 0; tile < TILES; tile++) add_step(w[i][2 * tile], w[i][2 * tile + 1], b, t, live, sum[tile]);
+            bool counts = step + i < whole;
+            for (int tile = 0; tile < TILES; tile++)
+                add_step(interleaved(w[i][2 * tile], w[i][2 * tile + 1]), b, t, live, sum[tile], counts);
         }
     }
     for (step = max(self.warp * per_run, whole); step < end; step++) {
@@ -95,7 +106,7 @@ INLINE void run_sums(const THREAD Operands<TILES>& at, int inputs, int live, THR
         Pieces b = pieces(x);
         for (int tile = 0; tile < TILES; tile++) {
             uint4 a = some_weights(at.weights[2 * tile], k, inputs), a8 = some_weights(at.weights[2 * tile + 1], k, inputs);
-            add_step(a, a8, b, t, live, sum[tile]);
+            add_step(interleaved(a, a8), b, t, live, sum[tile]);
         }
     }
 }
@@ -147,14 +158,14 @@ CONSTEXPR int TILE_OUTPUTS = 128, TILE_ROWS = 32;
 
 // A step's operands: 14 KiB.
 struct Stage {
-    uint4 weights[TILE_OUTPUTS][4]; // eight inputs each
+    uint4 first[TILE_OUTPUTS / 2][4], second[TILE_OUTPUTS / 2][4]; // of Rows
     Pieces x[TILE_ROWS][4];
 };
 struct Stages {
     Stage at[2];
 };
 
-// What a thread stages: eight inputs of two weight rows, and the first 128 threads of a row of x.
+// What a thread stages: eight inputs of two weight rows, eight apart, and the first 128 threads of a row of x.
 struct Staged {
     const DEVICE u16* weights[2];
     const DEVICE float* x;
@@ -167,19 +178,21 @@ INLINE void load(THREAD Staged& staged, int step, int inputs, int index) {
     if (index < TILE_ROWS * 4) some_inputs(staged.x, k, inputs, staged.v);
 }
 INLINE void store(const THREAD Staged& staged, THREADGROUP Stage& stage, int index) {
-    for (int i = 0; i < 2; i++) stage.weights[64 * i + AT(index / 4)][index % 4] = staged.w[i];
+    Rows rows = interleaved(staged.w[0], staged.w[1]);
+    stage.first[AT(index / 4)][index % 4] = rows.first;
+    stage.second[AT(index / 4)][index % 4] = rows.second;
     if (index < TILE_ROWS * 4) stage.x[AT(index / 4)][index % 4] = pieces(staged.v);
 }
 
 // A warp's products of a stage: 32 outputs by 16 rows.
 INLINE void add_stage(const THREADGROUP Stage& stage, int output, int row, int rows, THREAD float (&sum)[2][2][4], Thread self) {
     int g = self.lane / 4, t = self.lane % 4;
-    uint4 w[4];
-    for (int i = 0; i < 4; i++) w[i] = stage.weights[output + AT(8 * i + g)][t];
+    Rows a[2];
+    for (int m = 0; m < 2; m++) a[m] = {stage.first[output / 2 + 8 * m + AT(g)][t], stage.second[output / 2 + 8 * m + AT(g)][t]};
     for (int n = 0; n < 2; n++) {
         Pieces b = stage.x[row + AT(8 * n + g)][t];
         int live = min(max(rows - row - 8 * n, 0), 8);
-        for (int m = 0; m < 2; m++) add_step(w[2 * m], w[2 * m + 1], b, t, live, sum[n][m]);
+        for (int m = 0; m < 2; m++) add_step(a[m], b, t, live, sum[n][m]);
     }
 }
 
@@ -192,7 +205,7 @@ INLINE void matmul_tile(const CONSTANT Params& p, THREADGROUP Stages& s, Thread 
     Staged staged;
     // Outputs and rows beyond the last are computed as the last, and not written.
     for (int i = 0; i < 2; i++)
-        staged.weights[i] = weights + AT(i64(min(tile + 64 * i + index / 4, product.outputs - 1)) * p.inputs);
+        staged.weights[i] = weights + AT(i64(min(tile + index / 32 * 16 + 8 * i + index / 4 % 8, product.outputs - 1)) * p.inputs);
     staged.x = p.x + AT(i64(first + min(index / 4, rows - 1)) * p.inputs);
     float sum[2][2][4] = {}, total[2][2][4] = {};
     bool used = tile + output < product.outputs && row < rows;

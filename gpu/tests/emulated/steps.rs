@@ -203,7 +203,8 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
 /// Products of one number: the pieces of a float are all of it, and infinities and NaN stay what they are.
 fn single_numbers_case() -> Case {
     Case::new("matmul Bf16 of single numbers", product_sources(ElementType::Bf16), |device| {
-        let mut numbers = vec![f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-30, 1.0 + f32::EPSILON];
+        let mut numbers =
+            vec![f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-30, 1.0 + f32::EPSILON];
         // A NaN whose upper half is infinity's.
         numbers.push(f32::from_bits(0x7f80_0001));
         numbers.extend(Numbers::new(1).normals(17));
@@ -211,7 +212,8 @@ fn single_numbers_case() -> Case {
         let mut x = vec![0.0; rows * inputs];
         numbers.iter().enumerate().for_each(|(row, number)| x[row * inputs + (row + 20) % inputs] = *number);
         let weights = device.of(&narrow(ElementType::Bf16, &vec![-0.5; outputs * inputs]));
-        let weights = FloatMatrix::new(ElementType::Bf16, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
+        let weights =
+            FloatMatrix::new(ElementType::Bf16, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
         let (x, y) = (device.of(&x), device.poisoned(rows * outputs));
         device.run(matmul(&weights, (x, rows), y))?;
         let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };

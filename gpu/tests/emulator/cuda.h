@@ -96,9 +96,9 @@ inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int) {
 }
 
 // mma.sync.m16n8k16 of bf16, whose products are exact.
-inline void mma_bf16_k16(float (&c)[4], const unsigned (&a)[4], uint2 b) {
+inline void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
     struct Operands { unsigned a[4], b[2]; };
-    const unsigned char* all = machine::exchange("mma.m16n8k16.bf16", Operands{{a[0], a[1], a[2], a[3]}, {b.x, b.y}});
+    const unsigned char* all = machine::exchange("mma.m16n8k16.bf16", Operands{{a.x, a.y, a.z, a.w}, {b.x, b.y}});
     int g = machine::self->lane / 4, t = machine::self->lane % 4;
     auto widen = [](unsigned word, int upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); };
     for (int k = 0; k < 16; k++) {

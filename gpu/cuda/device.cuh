@@ -24,19 +24,34 @@ INLINE void start_next_kernel() {}
 INLINE void wait_for_earlier_kernels() {}
 #endif
 
+#define THIS_THREAD                                                                                                 \
+    {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32), int(blockIdx.x),         \
+     int(blockIdx.y),  int(blockIdx.z)}
+
 #define AT(index) (index)
 #define KERNEL(name, Params, threads, blocks, ...)                                                                  \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
         __shared__ __VA_ARGS__ s;                                                                                   \
-        Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),        \
-                       int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
+        Thread self = THIS_THREAD;                                                                                  \
         start_next_kernel();                                                                                        \
-        before_inputs(p, s, self);                                                                                   \
+        before_inputs(p, self);                                                                                      \
         wait_for_earlier_kernels();                                                                                 \
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)
+#define KERNEL_PER_WARP(name, Params, threads, blocks, ...)                                                         \
+    INLINE void name##_body(const Params& p, __VA_ARGS__* s, Thread self);                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
+        extern __shared__ uint4 of_warps[];                                                                         \
+        __VA_ARGS__* s = reinterpret_cast<__VA_ARGS__*>(of_warps);                                                  \
+        Thread self = THIS_THREAD;                                                                                  \
+        start_next_kernel();                                                                                        \
+        before_inputs(p, s, self);                                                                                  \
+        wait_for_earlier_kernels();                                                                                 \
+        name##_body(p, s, self);                                                                                    \
+    }                                                                                                               \
+    INLINE void name##_body(const Params& p, __VA_ARGS__* s, Thread self)
 
 INLINE float half_to_float(unsigned short bits) {
     float x;
@@ -72,7 +87,7 @@ INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int 
 }
 // Sixteen inputs of bf16: a lane's words are 2 t, 2 t + 1 and 2 t + 8, 2 t + 9, of row g, row g + 8, row g, row g + 8.
 INLINE void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }

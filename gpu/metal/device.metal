@@ -22,6 +22,17 @@
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
     INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__& s, Thread self)
+#define KERNEL_PER_WARP(name, Params, threads, blocks, ...)                                                         \
+    INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__* s, Thread self);                     \
+    extern "C" [[kernel, max_total_threads_per_threadgroup(threads)]] void name(                                    \
+        const constant Params& p [[buffer(0)]], uint3 block [[threadgroup_position_in_grid]],                       \
+        uint lane [[thread_index_in_simdgroup]], uint warp [[simdgroup_index_in_threadgroup]],                      \
+        uint warps [[simdgroups_per_threadgroup]]) {                                                                \
+        threadgroup __VA_ARGS__ s[threads / 32];                                                                    \
+        Thread self = {int(warp * 32 + lane), int(lane), int(warp), int(warps), int(block.x), int(block.y), int(block.z)}; \
+        name##_body(p, s, self);                                                                                    \
+    }                                                                                                               \
+    INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__* s, Thread self)
 
 #define INLINE inline __attribute__((__always_inline__))
 

@@ -7,6 +7,8 @@
 // * KERNEL(name, Params, threads, blocks, Scratch): a kernel with one parameter structure, which `src/plan` has in Rust,
 //   field by field. `threads` is the largest block; registers are limited so that `blocks` blocks fit on a
 //   multiprocessor. The body has the parameters `p`, the shared memory `s` of at most 32 KiB, and the thread `self`.
+// * KERNEL_PER_WARP(name, Params, threads, blocks, OfWarp): the same with one OfWarp of shared memory for each warp: `s` points to
+//   them. The launch states their bytes, where that is possible; else there are as many as the largest block has.
 // * DEVICE, CONSTANT, THREADGROUP, THREAD: address spaces: device memory, parameters, shared memory, the thread's own.
 //   INLINE before functions, CONSTEXPR before constants.
 // * AT(index): an index. The mutation test changes one at a time, and some test must fail.
@@ -23,7 +25,8 @@
 //   for this thread: others see them after a barrier.
 // * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
-// * mma_k32, mma_k16, mma_bf16, Pieces (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
+// * mma_k32, mma_k16, mma_bf16, Pieces (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single
+//   instruction.
 // * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64, i64 (`long` has 32 bits on Windows).
 //
 // mma_k32(c, a, b, t, live): C += A B of i8, 16 rows by 32 inputs by 8 columns, in the fragments of m16n8k32. Lane = 4 g
@@ -64,11 +67,8 @@ struct Thread {
 // What a block does while its inputs are still being computed: nothing, unless a source has an overload for its parameters.
 template <class P>
 INLINE void before_inputs(const CONSTANT P&, Thread) {}
-// The same with the block's shared memory.
 template <class P, class S>
-INLINE void before_inputs(const CONSTANT P& p, THREADGROUP S&, Thread self) {
-    before_inputs(p, self);
-}
+INLINE void before_inputs(const CONSTANT P&, THREADGROUP S*, Thread) {}
 
 // The shared memory of kernels without any.
 struct None {

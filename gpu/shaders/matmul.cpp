@@ -46,23 +46,16 @@ struct BucketParams {
 // The shared memory of a warp: its weights on the way, then its sums.
 template <class F, int TILES>
 struct OfWarp {
-    // Columns are padded by four floats: half as many bank conflicts.
-    static CONSTEXPR int COLUMN = 20, SUMS = TILES * 8 * COLUMN * 4;
-    // Blocks of a stage: 256 inputs, or 128 if a block of 32 takes more than 24 bytes.
-    static CONSTEXPR int BLOCKS = F::BLOCK == 256 ? 1 : (F::BYTES > 24 ? 4 : 8), BLOCK_BYTES = 16 * F::BYTES;
 #ifdef COPIES
-    static CONSTEXPR int STAGES = 2, BYTES = STAGES * BLOCKS * BLOCK_BYTES;
-    static_assert(BYTES >= SUMS, "sums");
+    // Blocks of a stage: 256 inputs, or 128 if a block of 32 takes more than 24 bytes.
+    static CONSTEXPR int BLOCKS = F::BLOCK == 256 ? 1 : (F::BYTES > 24 ? 4 : 8), STAGE = BLOCKS * 16 * F::BYTES;
+    // Columns of sums are padded by four floats: half as many bank conflicts.
+    static CONSTEXPR int STAGES = 2, BYTES = STAGES * STAGE, COLUMN = 20;
+    static_assert(BYTES >= TILES * 8 * COLUMN * 4, "the sums");
 #else
-    static CONSTEXPR int BYTES = SUMS;
+    static CONSTEXPR int COLUMN = 16, BYTES = TILES * 8 * COLUMN * 4;
 #endif
-};
-
-// Of a block of threads: 48 KiB at most.
-template <class F, int TILES>
-struct Scratch {
-    static CONSTEXPR int WARPS = OfWarp<F, TILES>::BYTES * 8 > 48 << 10 ? 7 : 8;
-    alignas(16) u8 of_warp[WARPS][OfWarp<F, TILES>::BYTES];
+    alignas(16) u8 bytes[BYTES];
 };
 
 // A warp's run of a panel.
@@ -78,54 +71,54 @@ INLINE Run run_of(const CONSTANT Shape& m, const DEVICE u8* panel, int block, Th
 #ifdef COPIES
 // Starts copying a stage, the blocks from `first` on, if there are any.
 template <class F, int TILES>
-INLINE void copy_stage(Run run, int first, int stage, THREADGROUP Scratch<F, TILES>& s, Thread self) {
-    typedef OfWarp<F, TILES> Of;
-    int bytes = min(run.end - first, Of::BLOCKS) * Of::BLOCK_BYTES;
-    const DEVICE u8* from = run.weights + i64(first) * Of::BLOCK_BYTES;
-    THREADGROUP u8* to = s.of_warp[self.warp] + stage * (Of::BLOCKS * Of::BLOCK_BYTES);
+INLINE void copy_stage(Run run, int first, int stage, THREADGROUP OfWarp<F, TILES>& s, Thread self) {
+    CONSTEXPR int STAGE = OfWarp<F, TILES>::STAGE;
+    int bytes = (run.end - first) * (16 * F::BYTES);
+    const DEVICE u8* from = run.weights + i64(first) * (16 * F::BYTES);
+    THREADGROUP u8* to = s.bytes + stage * STAGE;
 #pragma unroll
-    for (int i = 0; i < Of::BLOCKS * Of::BLOCK_BYTES; i += 512)
-        if (i + self.lane * 16 < bytes) copy_async(to + i + self.lane * 16, from + i + self.lane * 16);
+    for (int i = 0; i < STAGE; i += 512)
+        if (i + self.lane * 16 < min(bytes, STAGE)) copy_async(to + i + self.lane * 16, from + i + self.lane * 16);
     end_of_copies();
 }
 template <class F, int TILES>
-INLINE void copy_first_stages(Run run, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+INLINE void copy_first_stages(Run run, THREADGROUP OfWarp<F, TILES>& s, Thread self) {
     for (int stage = 0; stage < OfWarp<F, TILES>::STAGES; stage++)
         copy_stage<F, TILES>(run, run.begin + stage * OfWarp<F, TILES>::BLOCKS, stage, s, self);
 }
 
 template <class F, int TILES>
-INLINE void before_inputs(const CONSTANT Params& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+INLINE void before_inputs(const CONSTANT Params& p, THREADGROUP OfWarp<F, TILES>* s, Thread self) {
     BlockOf at = block_of(p.products, p.count, self.y);
     const DEVICE u8* panel = p.products[at.product].weights + i64(at.index) * p.shape.panel_bytes;
-    copy_first_stages<F, TILES>(run_of(p.shape, panel, F::BLOCK, self), s, self);
+    copy_first_stages(run_of(p.shape, panel, F::BLOCK, self), s[self.warp], self);
 }
 
 // Adds a run whose first stages are being copied.
 template <class F, int TILES>
-INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP Scratch<F, TILES>& s,
+INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP OfWarp<F, TILES>& s,
                     Thread self) {
     typedef OfWarp<F, TILES> Of;
     int stage = 0;
     for (int first = run.begin; first < run.end; first += Of::BLOCKS) {
         wait_for_copies<Of::STAGES - 1>();
         warp_barrier();
-        const u8* at = s.of_warp[self.warp] + stage * (Of::BLOCKS * Of::BLOCK_BYTES);
+        const u8* at = s.bytes + stage * Of::STAGE;
 #pragma unroll(F::BLOCK == 32 ? 4 : 1)
         for (int i = 0; i < Of::BLOCKS; i++)
             if (first + i < run.end)
-                F::template add<TILES>(at + i * Of::BLOCK_BYTES, first + i, self.lane / 4, self.lane % 4, columns, sums);
+                F::template add<TILES>(at + i * (16 * F::BYTES), first + i, self.lane / 4, self.lane % 4, columns, sums);
         warp_barrier();
-        copy_stage<F, TILES>(run, first + Of::STAGES * Of::BLOCKS, stage, s, self);
+        copy_stage(run, first + Of::STAGES * Of::BLOCKS, stage, s, self);
         stage = stage + 1 == Of::STAGES ? 0 : stage + 1;
     }
 }
 #else
 template <class F, int TILES>
-INLINE void copy_first_stages(Run, THREADGROUP Scratch<F, TILES>&, Thread) {}
+INLINE void copy_first_stages(Run, THREADGROUP OfWarp<F, TILES>&, Thread) {}
 
 template <class F, int TILES>
-INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP Scratch<F, TILES>&,
+INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Results<TILES>& sums, THREADGROUP OfWarp<F, TILES>&,
                     Thread self) {
     // Blocks of 32 are one load each: unrolled, so that several loads overlap.
 #pragma unroll(F::BLOCK == 32 ? 4 : 1)
@@ -137,7 +130,7 @@ INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Result
 // Rows `first..first + count` of the columns of y, from `output` on, that a panel of weights computes.
 template <class F, int TILES, class RowOf>
 INLINE void panel(const CONSTANT Shape& m, Run run, const CONSTANT Activations& x, DEVICE float* y, int output, int outputs,
-                  int first, int count, RowOf row_of, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+                  int first, int count, RowOf row_of, THREADGROUP OfWarp<F, TILES>* s, Thread self) {
     CONSTEXPR int COLUMN = OfWarp<F, TILES>::COLUMN;
     int g = self.lane / 4, t = self.lane % 4;
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
@@ -153,15 +146,15 @@ INLINE void panel(const CONSTANT Shape& m, Run run, const CONSTANT Activations& 
         }
     }
     Results<TILES> sums = {};
-    add_run<F, TILES>(run, columns, sums, s, self);
-    THREADGROUP float* own = reinterpret_cast<THREADGROUP float*>(s.of_warp[self.warp]);
+    add_run<F, TILES>(run, columns, sums, s[self.warp], self);
+    THREADGROUP float* own = reinterpret_cast<THREADGROUP float*>(s[self.warp].bytes);
     for (int tile = 0; tile < TILES; tile++)
         for (int i = 0; i < 4; i++) own[AT(tile * 8 + 2 * t + i % 2) * COLUMN + 2 * g + i / 2] = sums[tile][i / 2][i % 2];
     barrier();
     for (int i = self.index; i < count * 16; i += self.warps * 32) {
         float sum = 0;
         for (int w = 0; w < self.warps; w++)
-            sum += reinterpret_cast<const THREADGROUP float*>(s.of_warp[w])[i / 16 * COLUMN + i % 16];
+            sum += reinterpret_cast<const THREADGROUP float*>(s[w].bytes)[i / 16 * COLUMN + i % 16];
         y[AT(i64(first + i / 16) * outputs + output + i % 16)] = sum;
     }
 }
@@ -175,7 +168,7 @@ struct Listed {
 };
 
 template <class F, int TILES>
-INLINE void matmul(const CONSTANT Params& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+INLINE void matmul(const CONSTANT Params& p, THREADGROUP OfWarp<F, TILES>* s, Thread self) {
     int first = self.x * (8 * TILES);
     BlockOf at = block_of(p.products, p.count, self.y);
     const CONSTANT Product& product = p.products[at.product];
@@ -185,24 +178,24 @@ INLINE void matmul(const CONSTANT Params& p, THREADGROUP Scratch<F, TILES>& s, T
 }
 
 template <class F, int TILES>
-INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Scratch<F, TILES>& s, Thread self) {
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP OfWarp<F, TILES>* s, Thread self) {
     int bucket = self.y;
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
     int index = p.matrices[AT(bucket)] * (p.outputs / 16) + self.x;
     Run run = run_of(p.shape, p.weights + i64(index) * p.shape.panel_bytes, F::BLOCK, self);
-    copy_first_stages<F, TILES>(run, s, self);
+    copy_first_stages(run, s[self.warp], self);
     panel<F, TILES>(p.shape, run, p.x, p.y, self.x * 16, p.outputs, first, count, Listed{p.rows}, s, self);
 }
 
 } // namespace
 
-#define MATMUL(name, F)                                                                                             \
-    KERNEL(matmul_##name##_8, Params, 256, 4, Scratch<F, 1>) { matmul<F, 1>(p, s, self); }                          \
-    KERNEL(matmul_##name##_16, Params, 256, 2, Scratch<F, 2>) { matmul<F, 2>(p, s, self); }                         \
-    KERNEL(matmul_##name##_32, Params, 256, 2, Scratch<F, 4>) { matmul<F, 4>(p, s, self); }                         \
-    KERNEL(matmul_buckets_##name##_8, BucketParams, 256, 4, Scratch<F, 1>) { matmul_buckets<F, 1>(p, s, self); }    \
-    KERNEL(matmul_buckets_##name##_16, BucketParams, 256, 2, Scratch<F, 2>) { matmul_buckets<F, 2>(p, s, self); }
+#define MATMUL(name, F)                                                                                                    \
+    KERNEL_PER_WARP(matmul_##name##_8, Params, 512, 2, OfWarp<F, 1>) { matmul<F, 1>(p, s, self); }                         \
+    KERNEL_PER_WARP(matmul_##name##_16, Params, 512, 1, OfWarp<F, 2>) { matmul<F, 2>(p, s, self); }                        \
+    KERNEL_PER_WARP(matmul_##name##_32, Params, 512, 1, OfWarp<F, 4>) { matmul<F, 4>(p, s, self); }                        \
+    KERNEL_PER_WARP(matmul_buckets_##name##_8, BucketParams, 512, 2, OfWarp<F, 1>) { matmul_buckets<F, 1>(p, s, self); }   \
+    KERNEL_PER_WARP(matmul_buckets_##name##_16, BucketParams, 512, 1, OfWarp<F, 2>) { matmul_buckets<F, 2>(p, s, self); }
 
 MATMUL(q4_0, Q4_0)
 MATMUL(q5_0, Q5_0)

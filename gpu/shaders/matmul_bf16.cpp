@@ -185,10 +185,12 @@ INLINE void store(const THREAD Staged& staged, THREADGROUP Stage& stage, int ind
 }
 
 // A warp's products of a stage: 32 outputs by 16 rows.
-INLINE void add_stage(const THREADGROUP Stage& stage, int output, int row, int rows, THREAD float (&sum)[2][2][4], Thread self) {
+INLINE void add_stage(const THREADGROUP Stage& stage, int output, int row, int rows, THREAD float (&sum)[2][2][4],
+                      Thread self) {
     int g = self.lane / 4, t = self.lane % 4;
     Rows a[2];
-    for (int m = 0; m < 2; m++) a[m] = {stage.first[output / 2 + 8 * m + AT(g)][t], stage.second[output / 2 + 8 * m + AT(g)][t]};
+    for (int m = 0; m < 2; m++)
+        a[m] = {stage.first[output / 2 + 8 * m + AT(g)][t], stage.second[output / 2 + 8 * m + AT(g)][t]};
     for (int n = 0; n < 2; n++) {
         Pieces b = stage.x[row + AT(8 * n + g)][t];
         int live = min(max(rows - row - 8 * n, 0), 8);

@@ -100,7 +100,9 @@ fn faults(machine: &Machine, dialect: Dialect) {
         let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let span = device.of(&x);
         let params = Faulty { x: span.address(), fault };
-        device.run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], params })).map(|()| device.read(span))
+        device
+            .run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], shared: 0, params }))
+            .map(|()| device.read(span))
     };
     let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
     assert_eq!(run(0), Ok(right.clone()));
@@ -204,7 +206,7 @@ fn the_exponential_has_the_bits_of_the_cpu() {
             let span = device.of(x);
             let params = Exponents { x: span.address() };
             device
-                .run(Ok(Launch { kernel: "exponentials", grid: [1; 3], block: [32, 1, 1], params }))
+                .run(Ok(Launch { kernel: "exponentials", grid: [1; 3], block: [32, 1, 1], shared: 0, params }))
                 .expect("a launch");
             powers.extend(device.read(span));
         }

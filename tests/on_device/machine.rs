@@ -7,6 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use foretoken::device::{AnyLaunch, Device, Memory, Recording, out_of_memory};
 use foretoken::{Error, Result};
+use foretoken_gpu::Launch;
 
 use crate::device::Device as _;
 use crate::machine::{Dialect, Machine, Session};
@@ -77,7 +78,8 @@ impl Kernel {
     }
 
     fn run(&self, session: &mut Session<'_>) -> Result<(), String> {
-        let done = session.launch(self.name, self.grid, self.block, &self.params);
+        let Self { name: kernel, grid, block, .. } = *self;
+        let done = session.launch(Launch { kernel, grid, block, shared: 0, params: () }, &self.params);
         done.map_err(|problem| format!("{}: {problem}", self.name))
     }
 }

@@ -26,6 +26,8 @@ pub struct DeviceInfo {
     pub early_starts: bool,
     /// Bytes of L2 cache.
     pub cache: usize,
+    /// Bytes of shared memory of a block, at most.
+    pub shared: i32,
     /// The driver's version: 1000 times major plus 10 times minor.
     pub driver: i32,
 }
@@ -157,12 +159,28 @@ impl Opened {
                 sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
                 result => {
                     check("cuModuleGetFunction", result)?;
+                    self.allow_shared_memory(function)?;
                     kernels.functions.insert(name, Function(function));
                     return Ok(Function(function));
                 }
             }
         }
         Err(CudaError::NoKernel(name.into()))
+    }
+
+    /// Lets launches choose a kernel's shared memory up to the device's limit: without, 48 KiB.
+    fn allow_shared_memory(&self, function: sys::CUfunction) -> Result<(), CudaError> {
+        use sys::CUfunction_attribute as Attribute;
+        let mut own = 0;
+        // SAFETY: the function is of a loaded module; the pointer is to an integer.
+        check("cuFuncGetAttribute", unsafe {
+            sys::cuFuncGetAttribute(&mut own, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        })?;
+        // SAFETY: the function is of a loaded module.
+        check("cuFuncSetAttribute", unsafe {
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            sys::cuFuncSetAttribute(function, attribute, self.info.shared - own)
+        })
     }
 }
 
@@ -206,6 +224,7 @@ fn info(device: sys::CUdevice, driver: i32) -> Result<DeviceInfo, CudaError> {
         early_starts: capability.0 >= driver::EARLY_STARTS.0 && driver >= driver::EARLY_STARTS.1,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
         memory: 0,
+        shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as usize,
         driver,
     })

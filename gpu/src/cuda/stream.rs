@@ -60,7 +60,7 @@ impl Stream {
     /// nothing else reads or writes what it writes. Tables and lists in device memory are as the plan's documentation
     /// requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
-        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
@@ -68,7 +68,7 @@ impl Stream {
         // to.
         check("cuLaunchKernel", unsafe {
             let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-            sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, 0, self.stream, params, none)
+            sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, shared, self.stream, params, none)
         })
     }
 
@@ -120,7 +120,7 @@ impl Recorder {
     /// # Errors
     /// If there is no such kernel, or the driver fails.
     pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
-        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
@@ -132,7 +132,7 @@ impl Recorder {
             blockDimX: bx,
             blockDimY: by,
             blockDimZ: bz,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared,
             kernelParams: pointers.as_mut_ptr(),
             extra: std::ptr::null_mut(),
             // Null: the context is the function's.

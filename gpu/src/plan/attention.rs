@@ -226,7 +226,7 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [256, 1, 1], shared: 0, params })
 }
 
 /// Quantized keys and values.
@@ -310,7 +310,7 @@ pub fn quantized(
         key_bytes: key.bytes() as i32,
         value_bytes: value.bytes() as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, columns)?, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, columns)?, block: [256, 1, 1], shared: 0, params })
 }
 
 /// Parameters of the kernels that merge.
@@ -357,5 +357,5 @@ pub fn combine(
         k_eq_v_pairs: order.pairs(queries.head_dim)?,
     };
     let grid = [dimension("queries", all)? as u32, queries.head_dim.div_ceil(128) as u32, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
 }

@@ -136,7 +136,7 @@ pub fn mixed(queries: &Queries, kv: &MixedKv, partials: &SplitPartials) -> Resul
         values: kv.values.params(width)?,
         quantized: (store == Store::Quantized).into(),
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, COLUMNS)?, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, COLUMNS)?, block: [256, 1, 1], shared: 0, params })
 }
 
 /// Columns of a tile.

@@ -62,7 +62,13 @@ pub fn route(
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
     let params = route_params((scores, scale), size, route)?;
-    Ok(Launch { kernel: "route", grid: [size.0.div_ceil(BLOCK_ROWS) as u32, 1, 1], block: [512, 1, 1], params })
+    Ok(Launch {
+        kernel: "route",
+        grid: [size.0.div_ceil(BLOCK_ROWS) as u32, 1, 1],
+        block: [512, 1, 1],
+        shared: 0,
+        params,
+    })
 }
 
 /// Sorts the entries of more than [`BLOCK_ROWS`] rows that [`route`] has chosen.
@@ -76,7 +82,7 @@ pub fn sort_route(
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
     let params = route_params((scores, scale), size, route)?;
-    Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], params })
+    Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], shared: 0, params })
 }
 
 fn route_params(
@@ -162,5 +168,5 @@ pub fn mix(
         top_k: dimension("choices", top_k)?,
     };
     let grid = [blocks("width", width.div_ceil(256))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "mix", grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel: "mix", grid, block: [256, 1, 1], shared: 0, params })
 }

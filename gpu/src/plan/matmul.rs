@@ -6,12 +6,16 @@
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Warps per block of threads, at most: four blocks of eight fit a multiprocessor, and all that a matrix of 8448 outputs has fit an
-/// H200 at once.
-const MAX_WARPS: usize = 8;
+/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; of more panels than run at once with so
+/// many on an H200, two on each of 132 multiprocessors, all run at once with half as many warps.
+const MAX_WARPS: usize = 16;
+const FEW_PANELS: usize = 264;
 
-/// Shared memory of a block of threads: two stages of 256 inputs for each warp.
-const SHARED_BYTES: usize = 48 << 10;
+/// Shared memory of a block of threads, at most: what devices have since capability 8.0, less what is reserved.
+const SHARED_BYTES: usize = 96 << 10;
+
+/// Stages of weights that a warp copies ahead.
+const STAGES: usize = 2;
 
 /// Quantized rows on the device.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +108,7 @@ pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<Quantiz
     let block = out.activation_type.block_len() as i32;
     let grid = [blocks("quantize", out.inputs.div_ceil(4 * 256))?, blocks("quantize", out.rows)?, 1];
     let params = QuantizeParams { x, out: out.params(), block };
-    Ok(Launch { kernel: "quantize_rows", grid, block: [128, 1, 1], params })
+    Ok(Launch { kernel: "quantize_rows", grid, block: [128, 1, 1], shared: 0, params })
 }
 
 /// The kernels of a type: up to 8 rows, up to 16, more; buckets of up to 8, up to 16.
@@ -219,18 +223,17 @@ impl Matrix {
 
     /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of summation: the
     /// sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
-    pub const fn warp_split(weight_type: WeightType, inputs: usize) -> (usize, usize) {
-        let (block, blocks) = (weight_type.block_len(), inputs / weight_type.block_len());
-        let warps = match weight_type.packed_bytes_for(PANEL_ROWS, block) {
-            Some(bytes) if block == 256 && 2 * bytes * MAX_WARPS > SHARED_BYTES => MAX_WARPS - 1, // Q6_K
-            _ => MAX_WARPS,
-        };
-        let per_warp = blocks.div_ceil(warps);
+    pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
+        let blocks = inputs / weight_type.block_len();
+        let few = outputs.div_ceil(PANEL_ROWS) <= FEW_PANELS;
+        let most = SHARED_BYTES / Self::warp_bytes(weight_type);
+        let warps = if few { MAX_WARPS } else { MAX_WARPS / 2 };
+        let per_warp = blocks.div_ceil(if most < warps { most } else { warps });
         (per_warp, blocks.div_ceil(per_warp))
     }
 
     fn shape(&self) -> Result<ShapeParams, LaunchError> {
-        let (per_warp, _) = Self::warp_split(self.weight_type, self.inputs);
+        let (per_warp, _) = Self::warp_split(self.weight_type, self.outputs, self.inputs);
         let panel = self.weight_type.packed_bytes_for(PANEL_ROWS, self.inputs).unwrap_or(usize::MAX);
         Ok(ShapeParams {
             inputs: dimension("inputs", self.inputs)?,
@@ -247,8 +250,19 @@ impl Matrix {
         dimension("the activations' size", x.rows.next_multiple_of(8) * x.inputs).map(drop)
     }
 
+    /// Bytes of a warp's stages: 256 inputs each, or 128 if a block of 32 takes more than 24 bytes.
+    const fn warp_bytes(weight_type: WeightType) -> usize {
+        let (block, bytes) = (weight_type.block_len(), weight_type.block_bytes());
+        let inputs = if block == 32 && bytes > 24 { 128 } else { 256 };
+        STAGES * PANEL_ROWS * bytes * (inputs / block)
+    }
+
+    fn shared(&self) -> u32 {
+        self.block()[0] / 32 * Self::warp_bytes(self.weight_type) as u32
+    }
+
     fn block(&self) -> [u32; 3] {
-        [32 * Self::warp_split(self.weight_type, self.inputs).1 as u32, 1, 1]
+        [32 * Self::warp_split(self.weight_type, self.outputs, self.inputs).1 as u32, 1, 1]
     }
 }
 
@@ -304,7 +318,7 @@ pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch
     let rows = dimension("rows", x.rows)?;
     let params = MatMulParams { products: [product; MAX_PRODUCTS], x: x.params(), shape: w.shape()?, rows, count: 1 };
     let grid = [blocks("rows", x.rows.div_ceil(tile))?, panels, 1];
-    Ok(Launch { kernel, grid, block: w.block(), params })
+    Ok(Launch { kernel, grid, block: w.block(), shared: w.shared(), params })
 }
 
 /// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
@@ -376,5 +390,5 @@ pub fn matmul_buckets(
         outputs: dimension("outputs", w.outputs)?,
     };
     let grid = [(w.outputs / PANEL_ROWS) as u32, blocks("buckets", max_buckets)?, 1];
-    Ok(Launch { kernel, grid, block: w.block(), params })
+    Ok(Launch { kernel, grid, block: w.block(), shared: w.shared(), params })
 }

@@ -108,7 +108,7 @@ pub fn matmul(
         row_bytes: dimension("bytes of a row", w.inputs * w.element.size())?,
         block_outputs: tiled.outputs as i32,
     };
-    Ok(Launch { kernel: tiled.kernel, grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel: tiled.kernel, grid, block: [256, 1, 1], shared: 0, params })
 }
 
 /// Parameters of the products by buckets.
@@ -163,5 +163,5 @@ pub fn matmul_buckets(
         ElementType::Bf16 => ("matmul_buckets_bf16", 16),
     };
     let grid = [w.outputs.div_ceil(outputs) as u32, blocks("buckets", max_buckets)?, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
 }

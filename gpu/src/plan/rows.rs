@@ -276,6 +276,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         kernel,
         grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1],
         block: [128, 1, 1],
+        shared: 0,
         params: RowsParams { of: [params; MAX_PROJECTIONS] },
     })
 }

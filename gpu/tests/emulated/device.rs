@@ -12,13 +12,7 @@ pub trait Device {
     /// Copies memory to `bytes`.
     fn download(&mut self, address: u64, bytes: &mut [u8]);
     /// Runs a kernel and waits for it. Padding bytes of `params` are uninitialised.
-    fn launch(
-        &mut self,
-        kernel: &'static str,
-        grid: [u32; 3],
-        block: [u32; 3],
-        params: &[MaybeUninit<u8>],
-    ) -> Result<(), String>;
+    fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String>;
 }
 
 /// Element types of buffers.
@@ -63,9 +57,10 @@ impl dyn Device + '_ {
 
     /// Runs a plan.
     pub fn run<P: Params>(&mut self, plan: Result<Launch<P>, LaunchError>) -> Result<(), String> {
-        let Launch { kernel, grid, block, params } = plan.map_err(|error| error.to_string())?;
+        let Launch { kernel, grid, block, shared, params } = plan.map_err(|error| error.to_string())?;
         // SAFETY: the bytes of `params`, as `MaybeUninit`: padding is uninitialised.
         let bytes = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
-        self.launch(kernel, grid, block, bytes).map_err(|error| format!("{kernel}: {error}"))
+        self.launch(Launch { kernel, grid, block, shared, params: () }, bytes)
+            .map_err(|error| format!("{kernel}: {error}"))
     }
 }

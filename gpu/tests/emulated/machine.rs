@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use foretoken_gpu::Launch;
 use libloading::Library;
 
 use super::device::Device;
@@ -295,13 +296,8 @@ impl Device for Session<'_> {
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(address as *const u8, bytes.len()) }
     }
 
-    fn launch(
-        &mut self,
-        kernel: &'static str,
-        grid: [u32; 3],
-        block: [u32; 3],
-        params: &[MaybeUninit<u8>],
-    ) -> Result<(), String> {
+    fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String> {
+        let Launch { kernel, grid, block, .. } = launch;
         let mut kernels = self.machine.kernels.iter();
         let (_, kernels) = kernels.find(|(dialect, _)| *dialect == self.dialect).expect("the machine has the dialect");
         let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;

@@ -8,6 +8,7 @@
 #define __device__
 #define __forceinline__ inline
 #define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
+#define KERNEL_PER_WARP(name, Params, threads, blocks, ...) MACHINE_KERNEL_PER_WARP(name, Params, threads, __VA_ARGS__)
 
 inline void __syncthreads() { machine::barrier(); }
 inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", none); }

@@ -104,20 +104,33 @@ struct alignas(16) float4 { float x, y, z, w; };
 #define FORETOKEN_EMULATED 1
 
 // A kernel is called through a pointer to its parameters.
-#define MACHINE_KERNEL(name, Params, largest, ...)                                                                  \
-    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self);                     \
+#define MACHINE_ENTRY(name, Params, largest, count, Shared, access)                                                 \
     extern "C" void name(const void* p) {                                                                           \
-        const machine::Self& self = *machine::self;                                                                  \
+        const machine::Self& self = *machine::self;                                                                 \
         int threads = self.threads.x * self.threads.y * self.threads.z;                                             \
         if (threads > largest) machine::fail("a block of %d threads; its kernel has %d at most", threads, largest); \
         Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \
                       int(self.block.x), int(self.block.y), int(self.block.z)};                                     \
-        void* s = machine::shared(sizeof(__VA_ARGS__), alignof(__VA_ARGS__));                                       \
-        before_inputs(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                               \
-        name##_body(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                                 \
+        Shared* s = (Shared*)machine::shared(sizeof(Shared) * (count), alignof(Shared));                            \
+        access                                                                                                      \
     }                                                                                                               \
-    extern "C" size_t name##_params() { return sizeof(Params); }                                                    \
+    extern "C" size_t name##_params() { return sizeof(Params); }
+#define MACHINE_KERNEL(name, Params, largest, ...)                                                                  \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self);                     \
+    typedef __VA_ARGS__ name##_shared;                                                                              \
+    MACHINE_ENTRY(name, Params, largest, 1, THREADGROUP name##_shared, {                                            \
+        before_inputs(*(const CONSTANT Params*)p, own);                                                             \
+        name##_body(*(const CONSTANT Params*)p, *s, own);                                                           \
+    })                                                                                                              \
     static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self)
+#define MACHINE_KERNEL_PER_WARP(name, Params, largest, ...)                                                         \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__* s, Thread self);                     \
+    typedef __VA_ARGS__ name##_shared;                                                                              \
+    MACHINE_ENTRY(name, Params, largest, threads / machine::WARP, THREADGROUP name##_shared, {                      \
+        before_inputs(*(const CONSTANT Params*)p, s, own);                                                          \
+        name##_body(*(const CONSTANT Params*)p, s, own);                                                            \
+    })                                                                                                              \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__* s, Thread self)
 
 // A marked index; the compiled copies of the sources number them.
 #define AT(index) (index)

@@ -13,6 +13,9 @@ typedef unsigned short ushort;
 #define KERNEL(name, Params, threads, blocks, ...)                                                                  \
     static_assert(sizeof(__VA_ARGS__) <= 32768 && (threads) <= 1024, "the limits of a threadgroup");                \
     MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
+#define KERNEL_PER_WARP(name, Params, threads, blocks, ...)                                                         \
+    static_assert(sizeof(__VA_ARGS__) * ((threads) / 32) <= 32768 && (threads) <= 1024, "the limits of a threadgroup"); \
+    MACHINE_KERNEL_PER_WARP(name, Params, threads, __VA_ARGS__)
 
 typedef _Float16 half;
 #define device

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PANEL = 128, 16  # gpu/shaders: tokens of a page; rows of a panel of products
-MAX_WARPS, MAX_WARPS_OF_MANY, MANY_PANELS = 16, 8, 768  # gpu/src/plan/matmul.rs
+# gpu/src/plan/matmul.rs
+MAX_WARPS, FEW_PANELS, SHARED_BYTES, STAGES = 16, 264, 96 << 10, 2
+TILE_ROWS, TILE_PANELS, MANY_ROWS, FILLING_BLOCKS = 32, 8, 65, 264
 WIDE_OUTPUTS, TILED = 2 * 132 * 32, 64 * 32 * 128  # gpu/src/plan/matmul_float.rs
 SPLIT_PAGES, WINDOW_SPLIT_PAGES = 2, 1  # src/device/kv.rs
 ZONES = 64 + 512  # src/kv/format.rs: exact positions of `balanced`
@@ -132,6 +134,7 @@ class Launch(NamedTuple):
     mma: float = 0  # and of columns without a row, on tensor cores
     trips: float = 0  # dependent loads of a block from memory
     near: float = 1  # and from the L2 cache, and operations of the same latency
+    shared: int = 0  # bytes of shared memory beside the kernel's own
     parts: int = 1  # launches merged: gpu/src/plan/merge.rs
     quantizes: bool = False  # whether its last part is a quantization
 
@@ -160,6 +163,8 @@ class Ops:
         first, last = self.launches[-2:]
         if first.kernel not in (into or [last.kernel]) or first.parts + last.parts > most or first.quantizes:
             return
+        if grid and first.threads != last.threads:
+            return  # matrices of few panels and of many
         add = {name: getattr(first, name) + getattr(last, name) for name in ("bytes", "instructions", "products", "dots", "mma")}
         # One after the other, or side by side.
         longest = max if grid else sum
@@ -199,9 +204,8 @@ class Ops:
 
     def project(self, matrices, rows=None, buckets=None, quantized=None, again=False):
         """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, distinct matrices that are expected, and buckets
-        at most.
-        `quantized`: the types of activations that the input was quantized to. `again`: the input is that of the product before, which is
-        not quantized again."""
+        at most. `quantized`: the types of activations that the input was quantized to. `again`: the input is that of the product before,
+        which is not quantized again."""
         rows, quantized = rows or self.rows, set() if quantized is None else quantized
         side_by_side = lambda a, b, _: (a[0], a[1] + b[1], 1)
         for i, (stored, outputs, inputs) in enumerate(matrices):
@@ -232,12 +236,18 @@ class Ops:
             columns = self.rows if buckets else rows
             blocks, tiles = inputs // form.block, 1 if columns <= 8 else 2 if columns <= 16 else 4
             panels = up(outputs, PANEL)
-            per_warp = up(blocks, MAX_WARPS if panels < MANY_PANELS else MAX_WARPS_OF_MANY)
+            # Of a warp: stages of 256 inputs, or of 128.
+            shared = STAGES * PANEL * form.bytes * (128 if form.block == 32 and form.bytes > 24 else 256) // form.block
+            per_warp = up(blocks, min(MAX_WARPS if panels <= FEW_PANELS else MAX_WARPS // 2, SHARED_BYTES // shared))
             kernel = f"matmul_{'buckets_' if buckets else ''}{stored}_{8 * tiles}"
             grid = (panels, most) if buckets else (up(rows, 8 * tiles), panels)
+            warps, trips = up(blocks, per_warp), math.ceil(form.trips * per_warp)
+            many = (up(rows, TILE_ROWS), up(panels, TILE_PANELS))
+            if not buckets and rows >= MANY_ROWS and many[0] * many[1] >= FILLING_BLOCKS:
+                kernel, grid, warps, shared, trips = f"matmul_{stored}_tiles", many, TILE_PANELS, 0, up(inputs, 256)
             instructions = weights * (form.narrow if tiles == 1 else form.wide)
-            self.run(kernel, grid, 32 * up(blocks, per_warp), **costs, instructions=instructions, dots=products,
-                     mma=weights * 8 * tiles, trips=math.ceil(form.trips * per_warp), near=1 + near)  # fmt: skip
+            self.run(kernel, grid, 32 * warps, **costs, instructions=instructions, dots=products, mma=weights * 8 * tiles,
+                     trips=trips, near=1 + near, shared=warps * shared)  # fmt: skip
             if i and not buckets:
                 self.merge(3, side_by_side)
 

@@ -92,7 +92,7 @@ def occupancy(device, launch, figures):
     if (device.arch, launch.kernel) in figures:
         used, bytes = figures[device.arch, launch.kernel]
         # A warp's registers are a multiple of 256; a block takes 1 KiB of shared memory for itself.
-        fit = min(fit, registers // (up(32 * used, 256) * 256 * up(launch.threads, 32)), shared // (bytes + 1024))
+        fit = min(fit, registers // (up(32 * used, 256) * 256 * up(launch.threads, 32)), shared // (bytes + launch.shared + 1024))
     return max(fit, 1)
 
 

@@ -67,12 +67,19 @@ INLINE unsigned short float_to_half(float x) {
 // Loads the cache line at `at` into the L2 cache.
 INLINE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 
-INLINE void copy_async(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+// Of 16 bytes past the L1 cache. Addresses of device memory are also generic ones.
+template <class T>
+INLINE void copy_async(T* to, const T* from) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "the sizes of cp.async");
+    unsigned at = unsigned(__cvta_generic_to_shared(to));
+    if (sizeof(T) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(sizeof(T) % 16) : "memory");
 }
-INLINE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+INLINE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
 // On tensor cores; unused columns cost nothing extra. `shaders/device.h` draws the fragments.
 INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {

@@ -4,7 +4,8 @@
 //! cargo run --release -p foretoken-gpu --features cuda --example cuda_speed
 //! ```
 //!
-//! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second. Weights
+//! A line per measurement: microseconds per launch in a replayed graph, gigabytes of weights or K/V per second, and
+//! 10^12 operations per second. Weights
 //! alternate over more memory than the L2 cache.
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
@@ -74,6 +75,11 @@ mod measure {
                 float_product(&device, &stream, (rows, outputs, inputs))?;
             }
         }
+        for weight_type in [WeightType::Q4_K, WeightType::Q6_K, WeightType::Q8_0] {
+            for rows in [64, 512] {
+                product(&device, &stream, weight_type, (rows, 10240, 2560))?;
+            }
+        }
         for depth in [8 << 10, 32 << 10, 128 << 10] {
             for rows in [1, 4, 16] {
                 attention(&device, &stream, None, (rows, depth))?;
@@ -130,9 +136,12 @@ mod measure {
             recorder.launch(&matmul(&matrix, &activations, y.slice())?)
         })?;
         let name = weight_type.name();
+        // Two operations per weight and row.
+        let operations = (2 * rows * outputs * inputs) as f64;
         println!(
-            "{name:5} {outputs:6} x {inputs:5}  rows {rows:2}  {micros:8.1} us  {:7.0} GB/s",
-            bytes as f64 / micros / 1e3
+            "{name:5} {outputs:6} x {inputs:5}  rows {rows:3}  {micros:8.1} us  {:7.0} GB/s  {:7.1} TOP/s",
+            bytes as f64 / micros / 1e3,
+            operations / micros / 1e6
         );
         Ok(())
     }

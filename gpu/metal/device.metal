@@ -82,6 +82,11 @@ INLINE void atomic_min(device uint* at, uint x) {
     atomic_fetch_min_explicit(reinterpret_cast<device atomic_uint*>(at), x, memory_order_relaxed);
 }
 INLINE void prefetch(const device void*) {}
+template <class T>
+INLINE void copy_async(threadgroup T* to, const device T* from) { *to = *from; }
+INLINE void end_copies() {}
+template <int N>
+INLINE void wait_for_copies() {}
 INLINE uint warp_ballot(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
 
 CONSTEXPR bool PERMUTES = false;

@@ -20,9 +20,10 @@
 //   `exact` converts from float, `narrow` to float. Without, it is Wide (`wide.h`), which has the same.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
 //   all of them.
-// * COPIES, if there are asynchronous copies, and then: copy_async(to, from): 16 bytes, aligned, of device memory to shared memory;
-//   end_of_copies(): ends a group of the thread's copies; wait_for_copies<N>(): until all but the last N groups are complete,
-//   for this thread: others see them after a barrier.
+// * copy_async(to, from): copies 4, 8 or 16 bytes of device memory, aligned to their number, to shared memory, while the thread
+//   goes on. end_copies() makes one group of the thread's copies since the last; wait_for_copies<N>() waits until the thread's
+//   groups but the N last are done. A barrier after it shows them to other threads.
+// * COPIES, if copies are asynchronous.
 // * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
 // * mma_k32, mma_k16, mma_bf16, Pieces (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single

@@ -17,15 +17,18 @@
 // Integer sums are exact; the operations on floats are those of quant/scalar.rs, in their order, so a run of blocks
 // has the CPU's bits.
 //
-// A format has BLOCK (inputs), BYTES (of a GGUF block), `add`, and `value` for single weights.
+// A format has BLOCK (inputs), BYTES (of a GGUF block), SUMS (whether it reads the activations' sums), `add`, and `value`
+// for single weights.
 #pragma once
 
 #include "activations.h"
 
-// The activation rows that a lane reads: quants of column g, scales and sums of columns 2 t and 2 t + 1. Offsets, not
-// pointers, which would take twice the registers.
+// The activation rows that a lane reads in device memory: quants of column g, scales and sums of columns 2 t and 2 t + 1.
+// Offsets, not pointers, which would take twice the registers. `add` takes any type with these functions of it: `quants`,
+// `scales`, `bsums`, `scaled_sums`; StagedColumns of matmul_tiles.cpp is in shared memory.
 template <int TILES>
 struct Columns {
+    static CONSTEXPR bool STAGED = false; // whether they are in shared memory, without registers for addresses
     const DEVICE u32* quants;
     const DEVICE float* scales;
     const DEVICE u16* sums;
@@ -44,9 +47,13 @@ INLINE uint2 quants(const THREAD Columns<TILES>& x, int tile, int group) {
     return reinterpret_cast<const DEVICE uint2*>(x.quants)[AT(x.quants_at[tile] + group * 32)];
 }
 
+// Of both columns.
 template <int TILES>
-INLINE float scale(const THREAD Columns<TILES>& x, int tile, int column, int block) {
-    return x.scales[AT(x.rows[tile][column] * x.blocks + block)];
+INLINE float2 scales(const THREAD Columns<TILES>& x, int tile, int block) {
+    float2 both;
+    both.x = x.scales[AT(x.rows[tile][0] * x.blocks + block)];
+    both.y = x.scales[AT(x.rows[tile][1] * x.blocks + block)];
+    return both;
 }
 
 // The bsums of a block of 256: eight i16.
@@ -55,10 +62,13 @@ INLINE uint4 bsums(const THREAD Columns<TILES>& x, int tile, int column, int blo
     return reinterpret_cast<const DEVICE uint4*>(x.sums)[AT(x.rows[tile][column] * x.blocks + block)];
 }
 
-// The f16 product of scale and sum of a block of 32.
+// The f16 products of scale and sum of a block of 32, of both columns.
 template <int TILES>
-INLINE float scaled_sum(const THREAD Columns<TILES>& x, int tile, int column, int block) {
-    return half_to_float(x.sums[AT(x.rows[tile][column] * x.groups + block)]);
+INLINE float2 scaled_sums(const THREAD Columns<TILES>& x, int tile, int block) {
+    float2 both;
+    both.x = half_to_float(x.sums[AT(x.rows[tile][0] * x.groups + block)]);
+    both.y = half_to_float(x.sums[AT(x.rows[tile][1] * x.groups + block)]);
+    return both;
 }
 
 INLINE uint2 load_rows(const DEVICE u8* block, int offset, int g) {
@@ -86,29 +96,31 @@ INLINE u32 minus(u32 bytes, u32 offset) {
 }
 
 // y += (dot * x's scale) * d, for formats with one scale per 32.
-template <int TILES>
-INLINE void add_block_of_32(const THREAD Columns<TILES>& x, int block, int t, const THREAD u32 (&a)[4],
+template <int TILES, class X>
+INLINE void add_block_of_32(const THREAD X& x, int block, int t, const THREAD u32 (&a)[4],
                             const THREAD float (&d)[2], THREAD Results<TILES>& y) {
     for (int tile = 0; tile < TILES; tile++) {
         uint2 b = quants(x, tile, block);
         int dot[4] = {0, 0, 0, 0};
         mma_k32(dot, a, b, t, x.live[tile]);
+        float2 dx = scales(x, tile, block);
         for (int i = 0; i < 4; i++) {
             THREAD float& sum = y[tile][i / 2][i % 2];
-            sum = fmaf(mul(float(dot[i]), scale(x, tile, i % 2, block)), d[i / 2], sum);
+            sum = fmaf(mul(float(dot[i]), i % 2 ? dx.y : dx.x), d[i / 2], sum);
         }
     }
 }
 
 // y += m * x's scaled sum, for formats with one min per 32.
-template <int TILES>
-INLINE void add_mins_of_32(const THREAD Columns<TILES>& x, int block, const THREAD float (&m)[2],
-                           THREAD Results<TILES>& y) {
-    for (int tile = 0; tile < TILES; tile++)
+template <int TILES, class X>
+INLINE void add_mins_of_32(const THREAD X& x, int block, const THREAD float (&m)[2], THREAD Results<TILES>& y) {
+    for (int tile = 0; tile < TILES; tile++) {
+        float2 sums = scaled_sums(x, tile, block);
         for (int i = 0; i < 4; i++) {
             THREAD float& sum = y[tile][i / 2][i % 2];
-            sum = fmaf(m[i / 2], scaled_sum(x, tile, i % 2, block), sum);
+            sum = fmaf(m[i / 2], i % 2 ? sums.y : sums.x, sum);
         }
+    }
 }
 
 // Sixteen signed levels, the bytes of four words.
@@ -137,10 +149,10 @@ typedef Levels<0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu> E2M1Levels;
 
 struct Q4_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 18;
+    static CONSTEXPR bool SUMS = false;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Word t of a row: quad t in the low nibbles, quad t + 4 in the high ones.
@@ -176,10 +188,10 @@ INLINE int five_bits(const DEVICE u8* at, int row, int i) {
 
 struct Q5_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 22;
+    static CONSTEXPR bool SUMS = false;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         u32 a[4];
@@ -194,10 +206,10 @@ struct Q5_0 {
 
 struct Q8_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 34;
+    static CONSTEXPR bool SUMS = false;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Packed bytes are weights plus 128.
@@ -212,10 +224,10 @@ struct Q8_0 {
 
 struct Q4_1 {
     static CONSTEXPR int BLOCK = 32, BYTES = 20;
+    static CONSTEXPR bool SUMS = true;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2], m[2];
         load_scales(at, 0, g, d);
         load_scales(at, 32, g, m);
@@ -232,10 +244,10 @@ struct Q4_1 {
 
 struct Q5_1 {
     static CONSTEXPR int BLOCK = 32, BYTES = 24;
+    static CONSTEXPR bool SUMS = true;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2], m[2];
         load_scales(at, 0, g, d);
         load_scales(at, 32, g, m);
@@ -251,10 +263,10 @@ struct Q5_1 {
 
 struct IQ4_NL {
     static CONSTEXPR int BLOCK = 32, BYTES = 18;
+    static CONSTEXPR bool SUMS = false;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         u32 a[4];
         load_scales(at, 0, g, d);
@@ -269,14 +281,14 @@ struct IQ4_NL {
 
 struct MXFP4 {
     static CONSTEXPR int BLOCK = 32, BYTES = 17;
+    static CONSTEXPR bool SUMS = false;
 
     // 2^(exponent - 128): half of 2^(exponent - 127), because the levels are doubled. Subnormal below 2.
     static INLINE float half_power_of_two(u32 exponent) {
         return float_of(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
     }
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         // Scales of the rows are interleaved by byte.
         u32 exponents = *reinterpret_cast<const DEVICE u16*>(at + AT(2 * g));
         float d[2] = {half_power_of_two(exponents & 255), half_power_of_two(exponents >> 8)};

@@ -35,24 +35,24 @@ INLINE void six_bits(const DEVICE u8* at, int row, int s, THREAD int& scale, THR
 template <int BITS>
 struct QK {
     static CONSTEXPR int BLOCK = 256, BYTES = 16 + 32 * BITS, WEIGHTS = 16 * 16;
+    static CONSTEXPR bool SUMS = true;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         int sum[TILES][2][2] = {};
         SixBits six(at, g);
         // Two f16 each, converted after the loops, which have no registers left.
         u32 both_d = *reinterpret_cast<const DEVICE u32*>(at + AT(4 * g));
         u32 both_dmin = *reinterpret_cast<const DEVICE u32*>(at + 32 + AT(4 * g));
-        // All loads of a block overlap, if there are registers for them.
-#pragma unroll 1
+        // Weights from device memory: all loads of a block overlap.
+#pragma unroll(X::STAGED && BITS == 4 ? 2 : 1)
         for (int side = 0; side < 2; side++) {
             u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
             uint2 low[2][2];
             if (BITS == 4)
                 for (int pair = 0; pair < 2; pair++)
                     for (int h = 0; h < 2; h++)
-                        low[pair][h] = load_rows(at, WEIGHTS + 64 * (16 * side + 8 * pair + t + 4 * h), g);
+                        low[pair][h] = load_rows(at + 64 * t, WEIGHTS + 64 * (16 * side + 8 * pair + 4 * h), g);
             for (int q = 0; q < 4; q++) {
                 int s = 4 * side + q;
                 u32 a[4];
@@ -76,9 +76,10 @@ struct QK {
         float d[2] = {half_to_float(u16(both_d)), half_to_float(u16(both_d >> 16))};
         float dmin[2] = {half_to_float(u16(both_dmin)), half_to_float(u16(both_dmin >> 16))};
         for (int tile = 0; tile < TILES; tile++) {
+            float2 both_dx = scales(x, tile, block);
             for (int column = 0; column < 2; column++) {
                 uint4 sums = bsums(x, tile, column, block);
-                float dx = scale(x, tile, column, block);
+                float dx = column ? both_dx.y : both_dx.x;
                 for (int row = 0; row < 2; row++) {
                     int total = dp2a_lo(int(sums.x), int(six.mins[row][0]), 0);
                     total = dp2a_hi(int(sums.y), int(six.mins[row][0]), total);
@@ -106,6 +107,7 @@ typedef QK<5> Q5_K;
 // Blocks of 256 in sixteen sub-blocks of 16.
 struct Q6_K {
     static CONSTEXPR int BLOCK = 256, BYTES = 210;
+    static CONSTEXPR bool SUMS = false;
     static CONSTEXPR int D = 0, SCALES = 16 * 2, WEIGHTS = 16 * 18;
 
     // Quad t (h = 0) or 4 + t of 32 weights: in word t, upper bits of the second in word 4 + t / 2; see quant/recode.rs.
@@ -114,9 +116,8 @@ struct Q6_K {
         return (word >> 6 & 0x03030303u) | (next >> (t % 2 * 4) & 0x0f0f0f0fu) << 2;
     }
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         int sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
@@ -144,11 +145,13 @@ struct Q6_K {
                 }
             }
         }
-        for (int tile = 0; tile < TILES; tile++)
+        for (int tile = 0; tile < TILES; tile++) {
+            float2 dx = scales(x, tile, block);
             for (int i = 0; i < 4; i++) {
                 THREAD float& all = y[tile][i / 2][i % 2];
-                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), scale(x, tile, i % 2, block), all);
+                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), i % 2 ? dx.y : dx.x, all);
             }
+        }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         const DEVICE u8* weights = at + WEIGHTS + 6 * 64 * (i / 32);
@@ -162,10 +165,10 @@ struct Q6_K {
 // Blocks of 256 in eight sub-blocks of 32, each with a 6-bit scale.
 struct IQ4_XS {
     static CONSTEXPR int BLOCK = 256, BYTES = 136;
+    static CONSTEXPR bool SUMS = false;
 
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2];
         int sum[TILES][2][2] = {};
         load_scales(at, 0, g, d);
@@ -186,11 +189,13 @@ struct IQ4_XS {
                 for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
             }
         }
-        for (int tile = 0; tile < TILES; tile++)
+        for (int tile = 0; tile < TILES; tile++) {
+            float2 dx = scales(x, tile, block);
             for (int i = 0; i < 4; i++) {
                 THREAD float& all = y[tile][i / 2][i % 2];
-                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), scale(x, tile, i % 2, block), all);
+                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), i % 2 ? dx.y : dx.x, all);
             }
+        }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         int s = i / 32, high = at[AT(32 + s / 4 * 16 + row)] >> (s % 4 * 2) & 3;
@@ -217,6 +222,7 @@ struct ThreeBits {
 template <int BITS>
 struct SmallK {
     static CONSTEXPR int BLOCK = 256, BYTES = BITS == 2 ? 84 : 110;
+    static CONSTEXPR bool SUMS = false;
     static CONSTEXPR int D = BITS == 2 ? 80 : 0, SCALES = BITS == 2 ? 0 : 16 * 2, WEIGHTS = 16 * (BITS == 2 ? 16 : 14);
 
     // The scale of sub-block `s`: in `word` and, of Q3_K, two upper bits in `upper`.
@@ -224,9 +230,8 @@ struct SmallK {
         if (BITS == 2) return word >> (s % 4 * 8) & 15;
         return int((word >> (s % 4 * 8 + s / 8 * 4) & 15) | (upper >> (s % 4 * 8 + s / 4 * 2) & 3) << 4) - 32;
     }
-    template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
-                           THREAD Results<TILES>& y) {
+    template <int TILES, class X>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD X& x, THREAD Results<TILES>& y) {
         float d[2], dmin[2] = {0, 0};
         int sum[TILES][2][2] = {}, mins[TILES][4] = {};
         load_scales(at, 16 * D, g, d);
@@ -237,7 +242,7 @@ struct SmallK {
         for (int side = 0; side < 2; side++) {
             if (BITS == 2)
                 for (int h = 0; h < 2; h++) words[h] = load_rows(at + WEIGHTS, 64 * (8 * side + t + 4 * h), g);
-#pragma unroll(TILES > 2 ? 2 : 4)
+#pragma unroll(BITS == 2 && X::STAGED ? 1 : TILES > 2 ? 2 : 4)
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
@@ -267,13 +272,15 @@ struct SmallK {
                 }
             }
         }
-        for (int tile = 0; tile < TILES; tile++)
+        for (int tile = 0; tile < TILES; tile++) {
+            float2 dx = scales(x, tile, block);
             for (int i = 0; i < 4; i++) {
                 float all = mul(float(sum[tile][i / 2][i % 2]), d[i / 2]);
                 if (BITS == 2) all = fmaf(float(mins[tile][i]), -dmin[i / 2], all);
                 THREAD float& to = y[tile][i / 2][i % 2];
-                to = fmaf(all, scale(x, tile, i % 2, block), to);
+                to = fmaf(all, i % 2 ? dx.y : dx.x, to);
             }
+        }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         int s = i / 16;

@@ -12,23 +12,9 @@
 // from memory; (panels, buckets).
 
 #include "formats_256.h"
-#include "products.h"
+#include "matrix.h"
 
 namespace {
-
-// Packed panels of 16 rows, of one or several matrices.
-struct Shape {
-    int inputs;
-    int warp_blocks; // weight blocks per warp
-    int panel_bytes;
-};
-
-struct Params {
-    Product products[MAX_PRODUCTS]; // their blocks are panels
-    Activations x;
-    Shape shape;
-    int rows, count; // `count` products
-};
 
 // Entries by matrix: bucket b is entries starts[b]..starts[b + 1] of the list.
 struct BucketParams {
@@ -72,14 +58,14 @@ INLINE Run run_of(const CONSTANT Shape& m, const DEVICE u8* panel, int block, Th
 // Starts copying a stage, the blocks from `first` on, if there are any.
 template <class F, int TILES>
 INLINE void copy_stage(Run run, int first, int stage, THREADGROUP OfWarp<F, TILES>& s, Thread self) {
-    CONSTEXPR int STAGE = OfWarp<F, TILES>::STAGE;
+    const int STAGE = OfWarp<F, TILES>::STAGE;
     int bytes = (run.end - first) * (16 * F::BYTES);
-    const DEVICE u8* from = run.weights + i64(first) * (16 * F::BYTES);
-    THREADGROUP u8* to = s.bytes + stage * STAGE;
+    const DEVICE uint4* from = reinterpret_cast<const DEVICE uint4*>(run.weights + i64(first) * (16 * F::BYTES));
+    THREADGROUP uint4* to = reinterpret_cast<THREADGROUP uint4*>(s.bytes + stage * STAGE);
 #pragma unroll
-    for (int i = 0; i < STAGE; i += 512)
-        if (i + self.lane * 16 < min(bytes, STAGE)) copy_async(to + i + self.lane * 16, from + i + self.lane * 16);
-    end_of_copies();
+    for (int i = self.lane; i < STAGE / 16; i += 32)
+        if (i * 16 < bytes) copy_async(to + i, from + i);
+    end_copies();
 }
 template <class F, int TILES>
 INLINE void copy_first_stages(Run run, THREADGROUP OfWarp<F, TILES>& s, Thread self) {
@@ -103,7 +89,7 @@ INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Result
     for (int first = run.begin; first < run.end; first += Of::BLOCKS) {
         wait_for_copies<Of::STAGES - 1>();
         warp_barrier();
-        const u8* at = s.bytes + stage * Of::STAGE;
+        const THREADGROUP u8* at = s.bytes + stage * Of::STAGE;
 #pragma unroll(F::BLOCK == 32 ? 4 : 1)
         for (int i = 0; i < Of::BLOCKS; i++)
             if (first + i < run.end)
@@ -131,7 +117,7 @@ INLINE void add_run(Run run, const THREAD Columns<TILES>& columns, THREAD Result
 template <class F, int TILES, class RowOf>
 INLINE void panel(const CONSTANT Shape& m, Run run, const CONSTANT Activations& x, DEVICE float* y, int output, int outputs,
                   int first, int count, RowOf row_of, THREADGROUP OfWarp<F, TILES>* s, Thread self) {
-    CONSTEXPR int COLUMN = OfWarp<F, TILES>::COLUMN;
+    const int COLUMN = OfWarp<F, TILES>::COLUMN;
     int g = self.lane / 4, t = self.lane % 4;
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
     Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}, {}};

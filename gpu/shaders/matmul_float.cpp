@@ -59,7 +59,7 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
     const DEVICE typename E::Bits* weights = reinterpret_cast<const DEVICE typename E::Bits*>(p.weights);
     weights += AT(i64(p.matrices[bucket]) * p.outputs) * p.inputs;
-    // Eight at a time: sixteen, with their rows, would spill registers; few experts have more.
+    // Eight at a time: sixteen, with their rows, would spill registers.
     for (int part = 0; part < count; part += 8)
         matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, self.x, first + part, min(8, count - part), Listed{p.rows}, self);
 }

@@ -15,12 +15,12 @@ use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
 use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
-use foretoken_gpu::plan::matmul::Matrix;
+use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul};
 use foretoken_gpu::plan::pointwise::{GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
 use foretoken_gpu::plan::segments::Segments;
 use foretoken_gpu::{DeviceSlice, Launch, Params};
-use foretoken_kernels::quant::WeightType;
+use foretoken_kernels::quant::{ActivationType, WeightType};
 use foretoken_kernels::{Isa, activation};
 use skipped::skipped;
 
@@ -107,6 +107,9 @@ fn faults(machine: &Machine, dialect: Dialect) {
     let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
     assert_eq!(run(0), Ok(right.clone()));
     assert!(run(1).is_ok_and(|x| x != right), "a missing barrier shows in the result");
+    assert_eq!(run(12), Ok(right.clone()));
+    // Metal has no asynchronous copies.
+    assert!(dialect == Dialect::Metal || run(11).is_ok_and(|x| x != right), "a copy that is not waited for shows");
     for (fault, part) in [
         (2, "not reached by all"),
         (3, "byte 256 of buffer 0, which has 256"),
@@ -144,6 +147,27 @@ fn weights_without_kernels_are_refused_by_name() {
         assert!(error.to_string().contains(&format!("no kernels for {}", weight_type.name())), "{error}");
     }
     assert_eq!(WeightType::ALL.into_iter().filter(|weight_type| Matrix::supports(*weight_type)).count(), 13);
+}
+
+/// Many rows are multiplied in tiles, if these fill a device: 264 tiles of 32 rows and 8 panels.
+#[test]
+fn many_rows_are_multiplied_in_tiles() {
+    let kernel = |rows: usize, panels: usize| {
+        let slice = DeviceSlice::<u8>::new(0, usize::MAX / 8);
+        let memory = (slice.cast(), slice.cast(), slice.cast());
+        let x = Activations::new(ActivationType::Q8_K, (rows, 512), memory).expect("whole blocks");
+        let w = Matrix::new(WeightType::Q4_K, (1, 16 * panels, 512), slice).expect("whole blocks");
+        matmul(&w, &x, slice.cast()).expect("a launch").kernel
+    };
+    for (rows, panels, want) in [
+        (64, 8 * 1000, "matmul_q4_k_32"),
+        (65, 8 * 87 + 1, "matmul_q4_k_tiles"),
+        (96, 8 * 87, "matmul_q4_k_32"),
+        (512, 8 * 16 + 1, "matmul_q4_k_tiles"),
+        (512, 8 * 16, "matmul_q4_k_32"),
+    ] {
+        assert_eq!(kernel(rows, panels), want, "{rows} rows, {panels} panels");
+    }
 }
 
 /// Shapes that a kernel's registers or lanes do not fit.

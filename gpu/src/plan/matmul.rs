@@ -1,4 +1,4 @@
-//! Quantized weights times 8-bit activations: `quantize.cpp`, `matmul.cpp`.
+//! Quantized weights times 8-bit activations: `quantize.cpp`, `matmul.cpp`, `matmul_tiles.cpp`.
 //!
 //! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels, so that a file
 //! is packed once for CPU and GPU.
@@ -16,6 +16,17 @@ const SHARED_BYTES: usize = 96 << 10;
 
 /// Stages of weights that a warp copies ahead.
 const STAGES: usize = 2;
+
+/// Rows and panels of a block of the kernels for many rows.
+const TILE_ROWS: usize = 32;
+const TILE_PANELS: usize = 8;
+
+/// Rows from which on they are chosen, if the matrix has enough panels: with fewer, a product waits for its weights, which the
+/// other kernels load with more warps per panel.
+const MANY_ROWS: usize = 65;
+
+/// Their blocks that fill an H200: two on each of 132 multiprocessors.
+const FILLING_BLOCKS: usize = 264;
 
 /// Quantized rows on the device.
 #[derive(Clone, Copy, Debug)]
@@ -111,60 +122,42 @@ pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<Quantiz
     Ok(Launch { kernel: "quantize_rows", grid, block: [128, 1, 1], shared: 0, params })
 }
 
-/// The kernels of a type: up to 8 rows, up to 16, more; buckets of up to 8, up to 16.
-const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 5]> {
+/// The kernels of a type.
+#[derive(Clone, Copy, Debug)]
+struct Kernels {
+    /// Up to 8 rows, up to 16, more.
+    rows: [&'static str; 3],
+    /// Many rows.
+    tiles: &'static str,
+    /// Buckets of up to 8, up to 16.
+    buckets: [&'static str; 2],
+}
+
+macro_rules! kernels {
+    ($name:literal) => {
+        Kernels {
+            rows: [concat!("matmul_", $name, "_8"), concat!("matmul_", $name, "_16"), concat!("matmul_", $name, "_32")],
+            tiles: concat!("matmul_", $name, "_tiles"),
+            buckets: [concat!("matmul_buckets_", $name, "_8"), concat!("matmul_buckets_", $name, "_16")],
+        }
+    };
+}
+
+const fn kernels_of(weight_type: WeightType) -> Option<Kernels> {
     Some(match weight_type {
-        WeightType::Q4_0 => {
-            ["matmul_q4_0_8", "matmul_q4_0_16", "matmul_q4_0_32", "matmul_buckets_q4_0_8", "matmul_buckets_q4_0_16"]
-        }
-        WeightType::Q4_1 => {
-            ["matmul_q4_1_8", "matmul_q4_1_16", "matmul_q4_1_32", "matmul_buckets_q4_1_8", "matmul_buckets_q4_1_16"]
-        }
-        WeightType::Q5_0 => {
-            ["matmul_q5_0_8", "matmul_q5_0_16", "matmul_q5_0_32", "matmul_buckets_q5_0_8", "matmul_buckets_q5_0_16"]
-        }
-        WeightType::Q5_1 => {
-            ["matmul_q5_1_8", "matmul_q5_1_16", "matmul_q5_1_32", "matmul_buckets_q5_1_8", "matmul_buckets_q5_1_16"]
-        }
-        WeightType::Q8_0 => {
-            ["matmul_q8_0_8", "matmul_q8_0_16", "matmul_q8_0_32", "matmul_buckets_q8_0_8", "matmul_buckets_q8_0_16"]
-        }
-        WeightType::Q2_K => {
-            ["matmul_q2_k_8", "matmul_q2_k_16", "matmul_q2_k_32", "matmul_buckets_q2_k_8", "matmul_buckets_q2_k_16"]
-        }
-        WeightType::Q3_K => {
-            ["matmul_q3_k_8", "matmul_q3_k_16", "matmul_q3_k_32", "matmul_buckets_q3_k_8", "matmul_buckets_q3_k_16"]
-        }
-        WeightType::Q4_K => {
-            ["matmul_q4_k_8", "matmul_q4_k_16", "matmul_q4_k_32", "matmul_buckets_q4_k_8", "matmul_buckets_q4_k_16"]
-        }
-        WeightType::Q5_K => {
-            ["matmul_q5_k_8", "matmul_q5_k_16", "matmul_q5_k_32", "matmul_buckets_q5_k_8", "matmul_buckets_q5_k_16"]
-        }
-        WeightType::Q6_K => {
-            ["matmul_q6_k_8", "matmul_q6_k_16", "matmul_q6_k_32", "matmul_buckets_q6_k_8", "matmul_buckets_q6_k_16"]
-        }
-        WeightType::IQ4_NL => [
-            "matmul_iq4_nl_8",
-            "matmul_iq4_nl_16",
-            "matmul_iq4_nl_32",
-            "matmul_buckets_iq4_nl_8",
-            "matmul_buckets_iq4_nl_16",
-        ],
-        WeightType::IQ4_XS => [
-            "matmul_iq4_xs_8",
-            "matmul_iq4_xs_16",
-            "matmul_iq4_xs_32",
-            "matmul_buckets_iq4_xs_8",
-            "matmul_buckets_iq4_xs_16",
-        ],
-        WeightType::MXFP4 => [
-            "matmul_mxfp4_8",
-            "matmul_mxfp4_16",
-            "matmul_mxfp4_32",
-            "matmul_buckets_mxfp4_8",
-            "matmul_buckets_mxfp4_16",
-        ],
+        WeightType::Q4_0 => kernels!("q4_0"),
+        WeightType::Q4_1 => kernels!("q4_1"),
+        WeightType::Q5_0 => kernels!("q5_0"),
+        WeightType::Q5_1 => kernels!("q5_1"),
+        WeightType::Q8_0 => kernels!("q8_0"),
+        WeightType::Q2_K => kernels!("q2_k"),
+        WeightType::Q3_K => kernels!("q3_k"),
+        WeightType::Q4_K => kernels!("q4_k"),
+        WeightType::Q5_K => kernels!("q5_k"),
+        WeightType::Q6_K => kernels!("q6_k"),
+        WeightType::IQ4_NL => kernels!("iq4_nl"),
+        WeightType::IQ4_XS => kernels!("iq4_xs"),
+        WeightType::MXFP4 => kernels!("mxfp4"),
         _ => return None,
     })
 }
@@ -173,7 +166,7 @@ const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 5]> {
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
     weight_type: WeightType,
-    kernels: [&'static str; 5], // up to 8 rows, up to 16, more; buckets of up to 8, up to 16
+    kernels: Kernels,
     outputs: usize,
     inputs: usize,
     count: usize,
@@ -230,6 +223,10 @@ impl Matrix {
         let warps = if few { MAX_WARPS } else { MAX_WARPS / 2 };
         let per_warp = blocks.div_ceil(if most < warps { most } else { warps });
         (per_warp, blocks.div_ceil(per_warp))
+    }
+
+    const fn panels(&self) -> usize {
+        self.outputs / PANEL_ROWS
     }
 
     fn shape(&self) -> Result<ShapeParams, LaunchError> {
@@ -297,28 +294,53 @@ pub struct MatMulParams {
     pub(super) count: i32,
 }
 
-// SAFETY: the `Params` of matmul.cpp.
+// SAFETY: the `Params` of matrix.h.
 unsafe impl Params for MatMulParams {}
 
-/// `y = x w^T`: `y` is `(rows, padded_outputs)`.
+/// `y = x w^T`: `y` is `(rows, padded_outputs)`. The bits of a row do not depend on the number of rows, nor on the kernel.
 ///
 /// # Errors
 /// If the shapes do not match, or `y` is too short.
 pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
-    w.check(x)?;
-    let y = y.checked("y", x.rows * w.outputs)?;
-    let [kernel_8, kernel_16, kernel_32, ..] = w.kernels;
+    let tiles = x.rows.div_ceil(TILE_ROWS) * w.panels().div_ceil(TILE_PANELS);
+    if x.rows >= MANY_ROWS && tiles >= FILLING_BLOCKS {
+        return matmul_tiles(w, x, y);
+    }
+    let [kernel_8, kernel_16, kernel_32] = w.kernels.rows;
     let (kernel, tile) = match x.rows {
         ..=8 => (kernel_8, 8),
         9..=16 => (kernel_16, 16),
         _ => (kernel_32, 32),
     };
-    let (outputs, panels) = (dimension("outputs", w.outputs)?, blocks("outputs", w.outputs / PANEL_ROWS)?);
-    let product = Product { weights: w.weights.address(), y, outputs, end: panels as i32 };
+    let grid = [x.rows.div_ceil(tile), w.panels()];
+    product(w, x, y, (kernel, grid, w.block(), w.shared()))
+}
+
+/// [`matmul`] by the kernel for many rows, however many there are.
+///
+/// # Errors
+/// If the shapes do not match, or `y` is too short.
+pub fn matmul_tiles(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
+    let grid = [x.rows.div_ceil(TILE_ROWS), w.panels().div_ceil(TILE_PANELS)];
+    let block = [32 * TILE_PANELS as u32, 1, 1];
+    product(w, x, y, (w.kernels.tiles, grid, block, 0))
+}
+
+/// The launch of a kernel by blocks of rows and of panels.
+fn product(
+    w: &Matrix,
+    x: &Activations,
+    y: DeviceSlice<f32>,
+    (kernel, grid, block, shared): (&'static str, [usize; 2], [u32; 3], u32),
+) -> Result<Launch<MatMulParams>, LaunchError> {
+    w.check(x)?;
+    let y = y.checked("y", x.rows * w.outputs)?;
+    let grid = [blocks("rows", grid[0])?, blocks("outputs", grid[1])?, 1];
+    let product =
+        Product { weights: w.weights.address(), y, outputs: dimension("outputs", w.outputs)?, end: grid[1] as i32 };
     let rows = dimension("rows", x.rows)?;
     let params = MatMulParams { products: [product; MAX_PRODUCTS], x: x.params(), shape: w.shape()?, rows, count: 1 };
-    let grid = [blocks("rows", x.rows.div_ceil(tile))?, panels, 1];
-    Ok(Launch { kernel, grid, block: w.block(), shared: w.shared(), params })
+    Ok(Launch { kernel, grid, block, shared, params })
 }
 
 /// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
@@ -373,7 +395,7 @@ pub fn matmul_buckets(
             w.count
         )));
     }
-    let [.., kernel_8, kernel_16] = w.kernels;
+    let [kernel_8, kernel_16] = w.kernels.buckets;
     let kernel = if lists.largest <= 8 { kernel_8 } else { kernel_16 };
     let params = BucketParams {
         weights: w.weights.address(),

@@ -1,7 +1,9 @@
 //! Quantized products.
 
-use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::matmul::{Activations, Buckets, Matrix, matmul, matmul_buckets, quantize};
+use foretoken_gpu::plan::matmul::{
+    Activations, Buckets, MatMulParams, Matrix, matmul, matmul_buckets, matmul_tiles, quantize,
+};
+use foretoken_gpu::{DeviceSlice, Launch, LaunchError};
 use foretoken_kernels::quant::{self, PackedMatrix, WeightType, pack, quantize_row};
 use foretoken_kernels::{ColumnsMut, Isa};
 
@@ -28,6 +30,8 @@ const SOURCES: &[&str] = &[
     "quantize.cpp",
     "quantize.h",
     "matmul.cpp",
+    "matmul_tiles.cpp",
+    "matrix.h",
     "products.h",
     "formats.h",
     "formats_256.h",
@@ -98,8 +102,19 @@ pub fn quantized(
     Ok(activations)
 }
 
+/// Plans a product.
+pub type Plan = fn(&Matrix, &Activations, DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError>;
+
 fn dense(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) -> Case {
-    let name = format!("matmul {} {rows} rows, {outputs} by {inputs}", weight_type.name());
+    product("matmul", matmul, weight_type, (rows, outputs, inputs))
+}
+
+fn tiles(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) -> Case {
+    product("matmul in tiles", matmul_tiles, weight_type, (rows, outputs, inputs))
+}
+
+fn product(what: &str, plan: Plan, weight_type: WeightType, (rows, outputs, inputs): (usize, usize, usize)) -> Case {
+    let name = format!("{what} {} {rows} rows, {outputs} by {inputs}", weight_type.name());
     Case::new(name, SOURCES, move |device| {
         let mut numbers = Numbers::new((rows * 1000 + inputs) as u64);
         let file = file_rows(weight_type, outputs, inputs, &mut numbers);
@@ -111,7 +126,7 @@ fn dense(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) ->
         let padded = weights.padded_outputs();
         let x_of = quantized(device, weight_type, &x, inputs)?;
         let y: DeviceSlice<f32> = device.poisoned(rows * padded);
-        device.run(matmul(&weights, &x_of, y))?;
+        device.run(plan(&weights, &x_of, y))?;
         let got: Vec<f32> = device.read(y).chunks_exact(padded).flat_map(|row| row[..outputs].to_vec()).collect();
         same_bits("y", &got, &expected(weight_type, outputs, inputs, &file, &x))
     })
@@ -162,12 +177,29 @@ pub fn all() -> Vec<Case> {
             cases.push(dense(weight_type, 2, 16, 32 * 22));
             cases.push(dense(weight_type, 9, 16, 32));
         }
+        cases.extend(all_tiles(weight_type));
+    }
+    cases
+}
+
+/// Whole and partial tiles of 32 rows, groups of 8 panels, stages of 256 inputs, and runs of weight blocks.
+fn all_tiles(weight_type: WeightType) -> Vec<Case> {
+    let mut cases = vec![tiles(weight_type, 33, 16, 256), tiles(weight_type, 17, 20, 256 * 17)];
+    cases.extend([1, 16, 32, 64, 65].map(|rows| tiles(weight_type, rows, 32, 512)));
+    if weight_type.block_len() == 32 {
+        cases.extend([1, 7, 21].map(|blocks| tiles(weight_type, 9, 16, 32 * blocks)));
+    }
+    // The row is alone in its tile, and so is the panel in its group.
+    if [WeightType::Q4_K, WeightType::Q6_K, WeightType::Q4_1].contains(&weight_type) {
+        cases.push(tiles(weight_type, 130, 16 * 9, 256));
     }
     cases
 }
 
 pub fn small() -> Vec<Case> {
-    let of = |weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512, 11)];
+    let of = |weight_type| {
+        [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512, 11), tiles(weight_type, 35, 32, 512)]
+    };
     let long = dense(WeightType::Q4_K, 11, 32, 256 * 33);
     TYPES.into_iter().flat_map(of).chain([long]).collect()
 }

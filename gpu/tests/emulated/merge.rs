@@ -1,6 +1,6 @@
 //! Merged launches have the results of the separate ones.
 
-use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
+use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, matmul_tiles, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::merge::Mergeable;
 use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
@@ -13,7 +13,7 @@ use foretoken_kernels::quant::{ActivationType, WeightType};
 
 use super::cases::{Case, Numbers, same};
 use super::device::Device;
-use super::matmul::{file_rows, packed, quantized};
+use super::matmul::{Plan, file_rows, packed, quantized};
 use super::steps::{narrow, product_sources};
 
 /// Launches, and the memory that they write.
@@ -139,17 +139,18 @@ fn normed_gate(rows: usize, heads: usize, kind: ActivationType) -> Case {
     })
 }
 
-fn products(weight_type: WeightType, rows: usize) -> Case {
+fn products(plan: Plan, weight_type: WeightType, rows: usize) -> Case {
     let name = format!("merged products {} {rows} rows", weight_type.name());
-    case(name, &["matmul.cpp"], move |device| {
+    case(name, &["matmul.cpp", "matmul_tiles.cpp"], move |device| {
         let (mut numbers, mut sequence, inputs) = (Numbers::new(3), Sequence::default(), 512);
         let x = quantized(device, weight_type, &numbers.normals(rows * inputs), inputs)?;
-        for outputs in [48, 16, 32] {
+        // In tiles, a group of panels ends with its product.
+        for outputs in [48, 144, 32] {
             let file = file_rows(weight_type, outputs, inputs, &mut numbers);
             let weights = device.of(&packed(weight_type, outputs, inputs, &file));
             let weights = Matrix::new(weight_type, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
             let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * outputs));
-            sequence.push(matmul(&weights, &x, y))?;
+            sequence.push(plan(&weights, &x, y))?;
         }
         Ok(sequence)
     })
@@ -204,7 +205,8 @@ pub fn all() -> Vec<Case> {
     cases
         .extend([gate(Gate::GeluTanh, 1, 2112, ActivationType::Q8_1), gate(Gate::Silu, 9, 1280, ActivationType::Q8_K)]);
     cases.extend([normed_gate(2, 6, ActivationType::Q8_K), normed_gate(3, 5, ActivationType::Q8_1)]);
-    cases.extend([products(WeightType::Q8_0, 11), products(WeightType::Q6_K, 1)]);
+    cases.extend([products(matmul, WeightType::Q8_0, 11), products(matmul, WeightType::Q6_K, 1)]);
+    cases.push(products(matmul_tiles, WeightType::Q8_0, 33));
     cases.extend([1, 16].map(|rows| float_products(ElementType::F32, rows)));
     cases.extend([1, 9].map(|rows| float_products(ElementType::Bf16, rows)));
     cases.extend([projections(64), projections(512)]);
@@ -217,7 +219,8 @@ pub fn small() -> Vec<Case> {
         norms(3, 96, ActivationType::Q8_1),
         sum_and_norm(3, 544, ActivationType::Q8_1),
         gate(Gate::GeluTanh, 2, 512, ActivationType::Q8_K),
-        products(WeightType::Q4_K, 3),
+        products(matmul, WeightType::Q4_K, 3),
+        products(matmul_tiles, WeightType::Q4_K, 3),
         float_products(ElementType::F32, 3),
         projections(256),
     ]

@@ -65,9 +65,9 @@ inline unsigned atomicMin(unsigned* at, unsigned x) { unsigned was = *at; *at = 
 
 inline void prefetch(const void* at) { volatile unsigned char read = *static_cast<const unsigned char*>(at); (void)read; }
 
-inline void copy_async(void* to, const void* from) { memcpy(to, from, 16); }
-inline void end_of_copies() {}
-template <int> void wait_for_copies() {}
+template <class T> void copy_async(T* to, const T* from) { machine::copy_async(to, from); }
+inline void end_copies() { machine::self->groups++; }
+template <int N> void wait_for_copies() { machine::wait_for_copies(N); }
 
 inline float half_to_float(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return float(x); }
 inline unsigned short float_to_half(float x) { _Float16 y = _Float16(x); unsigned short bits; memcpy(&bits, &y, 2); return bits; }

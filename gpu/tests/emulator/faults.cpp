@@ -32,5 +32,12 @@ KERNEL(faulty, Params, 64, 1, Scratch) {
     if (p.fault == 9 && tid % 2) warp_barrier(); // 9: half a warp at one barrier,
     if (p.fault == 9 && tid % 2 == 0) shuffle(next, 0); // the other at another
     if (p.fault == 10) load4_shared(s.x, four), next = four[0]; // 10: 16 bytes of what is aligned to 4
+    if (p.fault == 11 || p.fault == 12) { // a copy, 11: without waiting for it; 12: waited for
+        copy_async(s.x + tid, p.x + (tid + 1) % 64);
+        end_copies();
+        barrier(); // others write what it reads
+        if (p.fault == 12) wait_for_copies<0>();
+        next = s.x[tid];
+    }
     p.x[tid] = next;
 }

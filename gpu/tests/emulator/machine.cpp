@@ -316,7 +316,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
                 Dim thread = {unsigned(t % threads.x), unsigned(t / threads.x % threads.y), unsigned(t / threads.x / threads.y)};
                 m->fibers[t].context = &m->contexts[t];
                 m->fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP),
-                                     &m->warps[t / WARP]};
+                                     &m->warps[t / WARP], {}, 0};
             }
             run_block();
         }

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace machine {
 
@@ -36,11 +37,21 @@ struct Gate {
     alignas(16) unsigned char slots[2][WARP * SLOT];
 };
 
+// A copy to shared memory that its thread has not waited for.
+struct Copy {
+    int group;
+    void* to;
+    size_t len;
+    unsigned char bytes[16];
+};
+
 // A thread's indices.
 struct Self {
     Dim thread, block, blocks, threads;
     int linear, lane;
     Gate* warp;
+    mutable std::vector<Copy> copies;
+    mutable int groups; // of copies, that were ended
 };
 extern NEAR const Self* self; // the running thread
 
@@ -76,6 +87,28 @@ template <class T> INLINED const unsigned char* exchange(const char* what, const
     memcpy(slots + self->lane * SLOT, &value, sizeof value);
     arrive(gate, what, WARP);
     return slots;
+}
+
+// Begins a copy to shared memory: overwrites it at once, with poison, and copies when the thread waits.
+template <class T> void copy_async(T* to, const T* from) {
+    static_assert(sizeof(T) <= 16, "the bytes of a copy");
+    T value = *from, poison;
+    memset(&poison, 0xff, sizeof poison);
+    *to = poison;
+    Copy copy = {self->groups, to, sizeof value, {}};
+    memcpy(copy.bytes, &value, sizeof value);
+    self->copies.push_back(copy);
+}
+
+// Ends all groups of copies but the `pending` last.
+inline void wait_for_copies(int pending) {
+    std::vector<Copy> left;
+    for (const Copy& copy : self->copies)
+        if (copy.group < self->groups - pending)
+            memcpy(copy.to, copy.bytes, copy.len);
+        else
+            left.push_back(copy);
+    self->copies = left;
 }
 
 // Returns when all threads of the block have arrived.

@@ -33,6 +33,7 @@ build() (
     executable suite test -p foretoken-gpu --no-run --test cuda
     executable speed build -p foretoken-gpu --example cuda_speed
     executable engine test --no-run --test cuda
+    for suite in emulated sequences; do executable "$suite" test --features emulated-device --no-run --test "device_$suite"; done
     for example in synthesize verify_curve depth generate batch; do executable "$example" build --example "$example"; done
 )
 
@@ -44,6 +45,10 @@ stage() { # NAME COMMAND: prints its output, and remembers a failure
 check() {
     stage "kernels" "$folder/suite" --test-threads 1 --nocapture
     stage "engine" "$folder/engine" --test-threads 1 --nocapture
+    # The emulated device's tests: their fixtures are where they were built.
+    for suite in emulated sequences; do
+        stage "engine, $suite" env FORETOKEN_TEST_DEVICE=cuda "$folder/$suite" --test-threads 4
+    done
     command -v compute-sanitizer >/dev/null || { echo "skipped: compute-sanitizer is not installed" && return; }
     # A kernel is looked up in one image after the other: calls that do not find it are no errors.
     local sanitizer=(compute-sanitizer --error-exitcode 1 --report-api-errors no)

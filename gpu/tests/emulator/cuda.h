@@ -72,44 +72,54 @@ template <int N> void wait_for_copies() { machine::wait_for_copies(N); }
 inline float half_to_float(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return float(x); }
 inline unsigned short float_to_half(float x) { _Float16 y = _Float16(x); unsigned short bits; memcpy(&bits, &y, 2); return bits; }
 
-// mma.sync.m16n8k32 of signed bytes, and m16n8k16 of word t only: see the dialect.
-inline int mma_dot(const unsigned char* all, int row, int column, int words) {
-    struct Operands { unsigned a[4], b[2]; };
-    int sum = 0;
-    for (int k = 0; k < 4 * words; k++) {
-        int t = k / 4 % 4, upper = k / 16;
-        unsigned a = machine::shown<Operands>(all, row % 8 * 4 + t).a[row / 8 + 2 * upper];
-        unsigned b = machine::shown<Operands>(all, column * 4 + t).b[upper];
-        sum += int8_t(a >> (8 * (k % 4))) * int8_t(b >> (8 * (k % 4)));
+// The product of a tile of 16 rows and a tile of 8 columns, for all lanes at once. Lane 4g + t has of rows g and g + 8, and of
+// column g, inputs PER t.. in word 0, and 4 PER further in the next; of the result, columns 2t and 2t + 1 of both rows.
+struct Tiles {
+    unsigned a[4], b[2];
+};
+template <class T, int PER, class Value> void multiply_tiles(unsigned char* slots, Value value) {
+    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+    T rows[16][8 * PER];
+    Eight columns[8 * PER], sums[16] = {};
+    for (int lane = 0; lane < 32; lane++) {
+        const Tiles& own = machine::shown<Tiles>(slots, lane);
+        for (int i = 0; i < 2; i++)
+            for (int e = 0; e < PER; e++) {
+                int k = (4 * i + lane % 4) * PER + e;
+                rows[lane / 4][k] = value(own.a[2 * i], e);
+                rows[lane / 4 + 8][k] = value(own.a[2 * i + 1], e);
+                columns[k][lane / 4] = value(own.b[i], e);
+            }
     }
-    return sum;
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < 8 * PER; k++) sums[row] += rows[row][k] * columns[k];
+    for (int lane = 0; lane < 32; lane++) {
+        T own[4];
+        for (int i = 0; i < 4; i++) own[i] = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+        memcpy(slots + lane * machine::SLOT, own, sizeof own);
+    }
 }
-inline void mma_collective(const char* what, int (&c)[4], const unsigned (&operands)[6], int words) {
-    const unsigned char* all = machine::exchange(what, operands);
-    int g = machine::self->lane / 4, t = machine::self->lane % 4;
-    for (int i = 0; i < 4; i++) c[i] += mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
+template <class T, int PER, class Value>
+INLINED void mma_collective(const char* what, T (&c)[4], const Tiles& operands, Value value) {
+    struct Sums { T of[4]; };
+    const unsigned char* all = machine::exchange(
+        what, operands, [=](unsigned char* slots) { multiply_tiles<T, PER>(slots, value); });
+    for (int i = 0; i < 4; i++) c[i] += machine::shown<Sums>(all, machine::self->lane).of[i];
 }
+
+// mma.sync.m16n8k32 of signed bytes, and m16n8k16, which is its first half: see the dialect.
+inline int signed_byte(unsigned word, int index) { return int8_t(word >> (8 * index)); }
 inline void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int, int) {
-    mma_collective("mma.m16n8k32", c, {a[0], a[1], a[2], a[3], b.x, b.y}, 8);
+    mma_collective<int, 4>("mma.m16n8k32", c, {{a[0], a[1], a[2], a[3]}, {b.x, b.y}}, signed_byte);
 }
 inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int) {
-    mma_collective("mma.m16n8k16", c, {a[0], a[1], 0, 0, b, 0}, 4);
+    mma_collective<int, 4>("mma.m16n8k16", c, {{a[0], a[1], 0, 0}, {b, 0}}, signed_byte);
 }
 
 // mma.sync.m16n8k16 of bf16, whose products are exact.
+inline float wide_bf16(unsigned word, int upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); }
 inline void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
-    struct Operands { unsigned a[4], b[2]; };
-    const unsigned char* all = machine::exchange("mma.m16n8k16.bf16", Operands{{a.x, a.y, a.z, a.w}, {b.x, b.y}});
-    int g = machine::self->lane / 4, t = machine::self->lane % 4;
-    auto widen = [](unsigned word, int upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); };
-    for (int k = 0; k < 16; k++) {
-        int of = k / 2 % 4, half = k / 8, upper = k % 2;
-        for (int i = 0; i < 4; i++) {
-            unsigned row = machine::shown<Operands>(all, g * 4 + of).a[i / 2 + 2 * half];
-            unsigned column = machine::shown<Operands>(all, (2 * t + i % 2) * 4 + of).b[half];
-            c[i] += widen(row, upper) * widen(column, upper);
-        }
-    }
+    mma_collective<float, 2>("mma.m16n8k16.bf16", c, {{a.x, a.y, a.z, a.w}, {b.x, b.y}}, wide_bf16);
 }
 
 #include "../../cuda/device.cuh"

@@ -79,14 +79,18 @@ INLINED void arrive(Gate& gate, const char* what, int expected) {
 }
 
 // Exchanges a value among all lanes of the warp: returns the 32 values, SLOT bytes apart, valid until the lane's second next
-// exchange.
-template <class T> INLINED const unsigned char* exchange(const char* what, const T& value) {
+// exchange. `once` replaces them by what the lanes see instead.
+template <class T, class Once> INLINED const unsigned char* exchange(const char* what, const T& value, Once once) {
     static_assert(sizeof value <= SLOT, "a slot holds the value");
     Gate& gate = *self->warp;
     unsigned char* slots = gate.slots[gate.generation % 2];
     memcpy(slots + self->lane * SLOT, &value, sizeof value);
+    if (gate.arrived == WARP - 1) once(slots);
     arrive(gate, what, WARP);
     return slots;
+}
+template <class T> INLINED const unsigned char* exchange(const char* what, const T& value) {
+    return exchange(what, value, [](unsigned char*) {});
 }
 
 // Begins a copy to shared memory: overwrites it at once, with poison, and copies when the thread waits.

@@ -213,7 +213,7 @@ KERNEL(delta_inputs, InputParams, 32 * INPUT_WARPS, 8, None) {
         float squares = 0;
         for (int e = 0; e < 4; e++) squares = fmaf(x[e], x[e], squares);
         float scale = unit < shape.key_heads ? p.query_scale : 1.0f;
-        float factor = narrow(wide(scale) / sqrt(warp_sum(wide(squares)) + wide(L2_EPS)));
+        float factor = narrow(wide(scale) / sqrt(sum_over(wide(squares), 32) + wide(L2_EPS)));
         for (int e = 0; e < 4; e++) x[e] = mul(x[e], factor);
     }
     if (channel >= end) return;

@@ -56,15 +56,14 @@ INLINE void normalize(float eps, int width, THREAD float (&v)[8], THREADGROUP Wi
     float squares = 0, inverse_width = 1.0f / float(width);
     for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
     // Wide from here: an error of the inverse scales the whole row, and its last bit decides how activations are rounded to 8 bits.
-    Wide sum = warp_sum(wide(squares));
+    Wide sum = sum_over(wide(squares), 32);
     if (self.lane == 0) warps[AT(self.warp)] = sum;
     barrier();
     int lanes = 1;
     while (lanes < self.warps) lanes *= 2;
     sum = wide(0.0f);
     if (self.lane % lanes < self.warps) sum = warps[self.lane % lanes];
-    for (int mask = lanes / 2; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
-    float inverse = inverse_root_mean(sum, float(width), inverse_width, eps);
+    float inverse = inverse_root_mean(sum_over(sum, lanes), float(width), inverse_width, eps);
     for (int i = 0; i < 8; i++) v[i] = mul(v[i], inverse);
 }
 
@@ -110,9 +109,7 @@ struct Normed {
     static INLINE void apply(const CONSTANT GateParams& p, int at, THREAD float (&v)[8]) {
         float squares = 0, weight[8];
         for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
-        Wide sum = wide(squares);
-        for (int mask = p.head / 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
-        float inverse = inverse_root_mean(sum, float(p.head), 1.0f / float(p.head), p.eps);
+        float inverse = inverse_root_mean(sum_over(wide(squares), p.head / 8), float(p.head), 1.0f / float(p.head), p.eps);
         load8(p.weight, at % p.head, p.head, weight);
         for (int i = 0; i < 8; i++) v[i] = mul(mul(v[i], inverse), weight[i]);
     }

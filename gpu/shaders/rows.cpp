@@ -152,7 +152,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
         }
     }
     if (p.normalize) {
-        float inverse = inverse_root_mean(warp_sum(wide(squares)), float(HD), 1.0f / float(HD), p.eps);
+        float inverse = inverse_root_mean(sum_over(wide(squares), 32), float(HD), 1.0f / float(HD), p.eps);
         for (int group = 0; group < GROUPS; group++) {
             for (int e = 0; e < W; e++) {
                 float v = mul(row.v[group][e], inverse);

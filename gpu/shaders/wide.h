@@ -64,6 +64,16 @@ INLINE bool operator>=(Wide a, Wide b) { return !(b > a); }
 INLINE Wide shuffle(Wide x, int lane) { return {shuffle(x.high, lane), shuffle(x.low, lane)}; }
 INLINE Wide shuffle_xor(Wide x, int mask) { return {shuffle_xor(x.high, mask), shuffle_xor(x.low, mask)}; }
 
+// The sum over groups of `lanes` lanes, a power of two, of numbers that are not negative; every lane of a group gets the same bits.
+// Low parts are added beside the high ones, so that a step waits for one addition.
+INLINE Wide sum_over(Wide x, int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) {
+        Wide sum = sum_of(x.high, shuffle_xor(x.high, mask));
+        x = {sum.high, add(add(x.low, shuffle_xor(x.low, mask)), sum.low)};
+    }
+    return sum_of_falling(x.high, x.low);
+}
+
 #ifndef DOUBLES
 typedef Wide Exact;
 INLINE Exact exact(float x) { return wide(x); }

@@ -288,9 +288,9 @@ class Ops:
         tiles, parts = up(columns, 8), up(exact, PAGE * pages)
         # What ptxas makes of the loops of gpu/cuda/prebuilt/attend_exact.ptx for sm_90: 26 instructions of a lane per channel of a
         # position, for 8 columns. A thread has 32 bytes of half a key on their way, then four values.
-        self.run(f"attend_f16_{width}", (splits, kv_heads, tiles), 256, products=products * exact,
+        self.run(f"attend_f16_{width}", (splits, kv_heads, tiles), 512, products=products * exact,
                  bytes=2 * exact * kv_heads * (keys + width) + partial * parts, instructions=26 * exact * width * kv_heads * tiles,
-                 trips=min(pages, up(exact, PAGE)) * (width / 32 + PAGE / 4), near=2 + 3 * pages)  # fmt: skip
+                 trips=min(pages, up(exact, PAGE)) * (width / 64 + PAGE / 8), near=2 + 3 * pages)  # fmt: skip
         if zones:
             rest, groups, tile = max(seen - exact, 0), width // 128, 8 if columns <= 8 else 16
             tiles, parts = up(columns, tile), up(rest, PAGE * pages)

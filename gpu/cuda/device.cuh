@@ -126,6 +126,7 @@ INLINE T shuffle_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mas
 INLINE unsigned warp_ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
 INLINE void atomic_min(unsigned* at, unsigned x) { atomicMin(at, x); }
 
+CONSTEXPR int SHARED_BYTES = 49152; // of a block
 CONSTEXPR bool PERMUTES = true;
 INLINE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
 INLINE int dp2a_lo(int a, int b, int c) { return __dp2a_lo(a, b, c); }

@@ -89,6 +89,7 @@ template <int N>
 INLINE void wait_for_copies() {}
 INLINE uint warp_ballot(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
 
+CONSTEXPR int SHARED_BYTES = 32768; // of a threadgroup
 CONSTEXPR bool PERMUTES = false;
 // Each nibble of the selector, 0 to 7, selects one of the eight bytes of `a` and `b`.
 INLINE uint permute_bytes(uint a, uint b, uint selector) {

@@ -2,8 +2,9 @@
 //
 // A lane has four consecutive channels of a row of K or V, and the lanes of a row are consecutive. Scores: `exact_scores.h`. Values:
 // the keys of a page are divided among the groups of lanes, whose sums are added once per split.
-// Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at two blocks per multiprocessor;
-// further columns read K and V again, from the cache. Grid: (splits, KV heads, segments by tiles of 8 columns).
+// Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at 512 threads per multiprocessor;
+// further columns read K and V again, from the cache. One block of 16 warps and not two of 8: in decoding there are fewer blocks
+// than multiprocessors, and the loops over a page are half as long. Grid: (splits, KV heads, segments by tiles of 8 columns).
 
 #include "exact_scores.h"
 
@@ -16,14 +17,18 @@ struct Params {
     int rotary_channels; // channels of the keys; the others are those of the values
 };
 
-CONSTEXPR int VALUES = 8;
+CONSTEXPR int THREADS = 512;
 
-// Columns whose sums of all groups of lanes fit into shared memory.
-CONSTEXPR int SUMMED = 4;
+// Columns whose sums of all groups of lanes fit into shared memory beside scores and weights.
+CONSTEXPR int SUMMED = SHARED_BYTES < 49152 ? 2 : 4;
 
 // Rows that the block's threads load at once.
 template <int HD>
 CONSTEXPR int ROWS_AT_ONCE = THREADS * WIDTH / HD;
+
+// Of them, per thread.
+template <int HD>
+CONSTEXPR int VALUES = ROWS_AT_ONCE<HD> * 8 > PAGE ? PAGE / ROWS_AT_ONCE<HD> : 8;
 
 template <int HD>
 struct Scratch {
@@ -53,8 +58,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         if (column.row >= 0) load4<Single>(q.rows + AT(i64(column.index) * HD + i % HD), x);
         for (int e = 0; e < WIDTH; e++) s.query[i / HD][i % HD + e] = x[e];
     }
-    // A warp computes the softmax of one column.
-    if (lane == 0) s.softmax[warp] = empty_softmax();
+    // Each of the first warps computes the softmax of one column.
+    if (lane == 0 && warp < COLUMNS) s.softmax[AT(warp)] = empty_softmax();
     float output[COLUMNS][WIDTH] = {};
     int channel = tid % (HD / WIDTH) * WIDTH, own_row = tid / (HD / WIDTH);
     int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
@@ -82,7 +87,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         for (int i = first * HD + tid * LINE; i < last * HD; i += THREADS * LINE) prefetch(values + i);
         exact_scores<E, HD>(s.query, s.score, keys, values, p.rotary_channels, first, last, self);
         barrier();
-        if (ranges[warp].start < ranges[warp].end) {
+        if (warp < COLUMNS && ranges[warp].start < ranges[warp].end) {
             float score[4];
             bool seen[4];
             float weight[4], factor;
@@ -96,7 +101,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
             if (lane == 0) s.softmax[warp] = softmax;
             for (int i = 0; i < 4; i++) s.weight[AT(lane + 32 * i)][warp] = weight[i];
             if (lane == 0) s.factor[warp] = factor;
-        } else {
+        } else if (warp < COLUMNS) {
             for (int i = 0; i < 4; i++) s.weight[lane + 32 * i][warp] = 0;
             if (lane == 0) s.factor[warp] = 1;
         }
@@ -104,10 +109,10 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         for (int n = 0; n < COLUMNS; n++)
             for (int e = 0; e < WIDTH; e++) output[n][e] *= s.factor[n];
 #pragma unroll 1
-        for (int start = 0; start < PAGE; start += VALUES * ROWS_AT_ONCE<HD>) {
-            if (start >= last || start + VALUES * ROWS_AT_ONCE<HD> <= first) continue;
+        for (int start = 0; start < PAGE; start += VALUES<HD> * ROWS_AT_ONCE<HD>) {
+            if (start >= last || start + VALUES<HD> * ROWS_AT_ONCE<HD> <= first) continue;
 #pragma unroll
-            for (int i = 0; i < VALUES; i++) {
+            for (int i = 0; i < VALUES<HD>; i++) {
                 int k = start + i * ROWS_AT_ONCE<HD> + own_row;
                 float v[WIDTH] = {}, w[COLUMNS / 4][4];
                 if (first <= k && k < last) load4<E>(values + AT(k * HD + channel), v);
@@ -118,7 +123,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         }
     }
     i64 split = i64(self.x) * q.count * q.heads;
-    if (lane == 0 && s.column[warp].row >= 0) q.softmax[AT(split + s.column[warp].index)] = s.softmax[warp];
+    if (lane == 0 && warp < COLUMNS && s.column[warp].row >= 0) q.softmax[AT(split + s.column[warp].index)] = s.softmax[warp];
     for (int n = 0; n < COLUMNS; n += SUMMED) {
         barrier();
         for (int i = 0; i < SUMMED; i++)
@@ -137,7 +142,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
 
 } // namespace
 
-#define ATTEND(name, E, HD) KERNEL(attend_##name##_##HD, Params, THREADS, 2, Scratch<HD>) { attend<E, HD>(p, s, self); }
+#define ATTEND(name, E, HD) KERNEL(attend_##name##_##HD, Params, THREADS, 1, Scratch<HD>) { attend<E, HD>(p, s, self); }
 #define ATTEND_ALL(name, E) ATTEND(name, E, 64) ATTEND(name, E, 128) ATTEND(name, E, 256) ATTEND(name, E, 512)
 
 ATTEND_ALL(f32, Single)

@@ -20,6 +20,7 @@ struct Side {
     int bytes;     // of a head's quantized page
 };
 
+CONSTEXPR int THREADS = 256;
 CONSTEXPR int QUANTIZED = 3; // after F32, F16, BF16
 
 struct Params {

@@ -131,6 +131,25 @@ INLINE T warp_sum(T x) {
     for (int mask = 16; mask > 0; mask /= 2) x = x + shuffle_xor(x, mask);
     return x;
 }
+// Lanes that differ in `mask` exchange halves of the first N values and add them; a single value is added by both.
+template <int N, int COUNT>
+INLINE void add_halves(THREAD float (&x)[COUNT], int lane, int mask) {
+    if (N < 2) x[0] = x[0] + shuffle_xor(x[0], mask);
+    for (int i = 0; i < N / 2; i++) {
+        float low = x[i], high = x[i + N / 2];
+        x[i] = (lane & mask ? high : low) + shuffle_xor(lane & mask ? low : high, mask);
+    }
+}
+// Sums of N values, a power of two, each with the bits of `warp_sum`, in less than N + 5 instead of 5 N shuffles: lane l gets those
+// of values l * N / 32 onwards, one at least, first in `x`.
+template <int N>
+INLINE void warp_sums(THREAD float (&x)[N], int lane) {
+    add_halves<N>(x, lane, 16);
+    add_halves<N / 2>(x, lane, 8);
+    add_halves<N / 4>(x, lane, 4);
+    add_halves<N / 8>(x, lane, 2);
+    add_halves<N / 16>(x, lane, 1);
+}
 template <class T>
 INLINE T warp_max(T x) {
     for (int mask = 16; mask > 0; mask /= 2) {

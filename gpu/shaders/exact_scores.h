@@ -1,4 +1,4 @@
-// Scores of exact keys for eight columns by 256 threads.
+// Scores of exact keys for eight columns.
 //
 // A lane has four consecutive channels of a key, and the lanes of a key are consecutive. Four keys per lane at a time, so that an
 // element of a query in shared memory, loaded once, serves four; 32 partial sums (four keys, eight columns) become 32 sums in 31
@@ -7,16 +7,7 @@
 
 #include "attend.h"
 
-CONSTEXPR int THREADS = 256, WARPS = THREADS / 32, COLUMNS = 8, KEYS = 4, WIDTH = 4;
-
-// Lanes that differ in `mask` exchange halves of N values and add them.
-template <int N>
-INLINE void add_halves(THREAD float (&v)[32], int lane, int mask) {
-    for (int i = 0; i < N / 2; i++) {
-        float low = v[i], high = v[i + N / 2];
-        v[i] = (lane & mask ? high : low) + shuffle_xor(lane & mask ? low : high, mask);
-    }
-}
+CONSTEXPR int COLUMNS = 8, KEYS = 4, WIDTH = 4;
 
 // Sums of 32 values over LANES lanes: lane l gets those of values l * 32 / LANES onwards, first in `v`.
 template <int LANES>
@@ -37,7 +28,7 @@ INLINE void exact_scores(const THREADGROUP float (&query)[COLUMNS][HD], THREADGR
     constexpr int LANES = HD < 256 ? HD / WIDTH : 32, ROWS = 32 / LANES, STEP = KEYS * ROWS;
     int lane = self.lane % LANES;
 #pragma unroll 1
-    for (int start = self.warp * STEP; start < PAGE; start += WARPS * STEP) {
+    for (int start = self.warp * STEP; start < PAGE; start += self.warps * STEP) {
         if (start >= last || start + STEP <= first) continue;
         float sum[KEYS * COLUMNS] = {};
         for (int channel = lane * WIDTH; channel < HD; channel += LANES * WIDTH) {

@@ -19,7 +19,7 @@ INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x
                    int block, int first, int count, RowOf row_of, Thread self) {
     int lane = self.lane, output = (block * WARPS + self.warp) * OUTPUTS;
     if (output >= outputs) return;
-    float sum[ROWS][OUTPUTS] = {};
+    float sum[ROWS * OUTPUTS] = {};
     // The weights of a row alone are all that is loaded: many at once.
 #pragma unroll(ROWS == 1 ? 8 : 2)
     for (int i = lane * 4; i < inputs; i += 128) {
@@ -31,15 +31,15 @@ INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x
             float v[4];
             load4<Single>(x + AT(i64(row_of(first + row)) * inputs + i), v);
             for (int o = 0; o < OUTPUTS; o++)
-                for (int e = 0; e < 4; e++) sum[row][o] = fmaf(w[o][e], v[e], sum[row][o]);
+                for (int e = 0; e < 4; e++) sum[row * OUTPUTS + o] = fmaf(w[o][e], v[e], sum[row * OUTPUTS + o]);
         }
     }
-    for (int row = 0; row < ROWS; row++) {
-        if (row >= count) break;
-        for (int o = 0; o < OUTPUTS; o++) {
-            float total = warp_sum(sum[row][o]);
-            if (lane == 0 && output + o < outputs) y[AT(i64(first + row) * outputs + output + o)] = total;
-        }
+    warp_sums(sum, lane);
+    const int VALUES = ROWS * OUTPUTS, OWN = VALUES < 32 ? 1 : VALUES / 32, SAME = VALUES < 32 ? 32 / VALUES : 1;
+    for (int i = 0; i < OWN; i++) {
+        int value = lane * VALUES / 32 + i, row = value / OUTPUTS, o = value % OUTPUTS;
+        if (lane % SAME == 0 && row < count && output + o < outputs)
+            y[AT(i64(first + row) * outputs + output + o)] = sum[i];
     }
 }
 

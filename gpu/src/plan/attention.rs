@@ -226,7 +226,7 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [512, 1, 1], shared: 0, params })
 }
 
 /// Quantized keys and values.

@@ -200,7 +200,7 @@ class Ops:
     def quantize(self, activations, inputs, rows):
         elements = rows * inputs
         self.run("quantize_rows", (up(inputs, 1024), rows), 128, bytes=5.2 * elements, instructions=8 * elements, near=2)
-        self.merge(3, into=("rms_norm", "gelu_gate"), quantizes=True)
+        self.merge(3, into=("rms_norm", "gelu_gate", "combine_256", "combine_512"), quantizes=True)
 
     def project(self, matrices, rows=None, buckets=None, quantized=None, again=False):
         """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, distinct matrices that are expected, and buckets
@@ -302,8 +302,7 @@ class Ops:
                      dots=1.5 * products * rest, mma=3 * rest * kv_heads * tiles * tile * width, near=2 + pages * (3 + 2 * groups),
                      trips=min(pages, up(rest, PAGE)) * 8 * groups)  # fmt: skip
         stores = 2 if zones else 1
-        kernel = "combine_64" if width == 64 else "combine_128"
-        self.run(kernel, (rows * heads, up(width, 128)), 256, bytes=stores * splits * partial + 4 * rows * heads * width,
+        self.run(f"combine_{width}", (rows * heads,), 256 * up(width, 128), bytes=stores * splits * partial + 4 * rows * heads * width,
                  near=4 + stores * up(splits, 8))  # fmt: skip
 
     def argmax(self, n):

@@ -1,12 +1,12 @@
 // Merges the splits of a query's attention, normalises the softmax, and rotates the result back.
 //
-// A block processes one group of 128 channels of one query. First all threads compute the splits' weights; then eight
-// warps add up outputs, each those of every eighth split. With the weights known, loads of several splits' outputs
-// overlap: at 128 K positions there are hundreds of splits, and a sequential merge would take longer than the attention.
-// The warp that adds a split follows from the split's position in the sequence, and so do the bits. Grid: (rows * heads,
-// groups).
+// A block processes one query. First all threads compute the splits' weights; then eight warps for each group of 128 channels add
+// up outputs, each those of every eighth split. With the weights known, loads of several splits' outputs overlap: at 128 K
+// positions there are hundreds of splits, and a sequential merge would take longer than the attention. The warp that adds a split
+// follows from the split's position in the sequence, and so do the bits. Grid: (rows * heads).
 
 #include "attend.h"
+#include "quantize.h"
 #include "rotate.h"
 
 namespace {
@@ -14,30 +14,33 @@ namespace {
 struct Params {
     Queries queries; // with the softmaxes and outputs of the first store
     DEVICE float* y;        // (rows, heads, head_dim)
-    int head_dim;
+    Activations out; // of y, if a query has whole blocks of 256 channels
+    int block; // inputs of a block of activations: 32 or 256; 0: none
     int splits;
     int stores;       // 2: the partials of quantized pages follow those of exact ones
     int rotated;      // 1: outputs are in the rotated domain
     int k_eq_v_pairs; // 0: channels are in the model's order; else the channels of this many rotary pairs come first
 };
 
-CONSTEXPR int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 512;
+CONSTEXPR int WARPS = 8, CHUNK = 512; // warps of a group
 
-template <int LEN>
+// Groups of LEN channels.
+template <int LEN, int GROUPS>
 struct Scratch {
-    float max[WARPS], sum[WARPS];
+    float max[WARPS * GROUPS], sum[WARPS * GROUPS];
     float weight[CHUNK][2]; // (splits of a chunk, stores)
-    float output[WARPS][LEN];
+    float output[WARPS][LEN * GROUPS];
+    alignas(16) float y[LEN * GROUPS];
 };
 
 // The first split, counted from `first`, whose index in the sequence is `rest` modulo `step`.
 INLINE int first_of(int rest, int step, int first) { return (rest + step - first % step) % step; }
 
-template <int LEN>
-INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Thread self) {
-    constexpr int W = Row<LEN>::W;
+template <int LEN, int GROUPS>
+INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN, GROUPS>& s, Thread self) {
+    const int W = Row<LEN>::W, HD = LEN * GROUPS, ALL_WARPS = WARPS * GROUPS, THREADS = 32 * ALL_WARPS;
     const CONSTANT Queries& q = p.queries;
-    int tid = self.index, lane = self.lane, warp = self.warp, query = self.x, group = self.y;
+    int tid = self.index, lane = self.lane, query = self.x, group = self.warp / WARPS, warp = self.warp % WARPS;
     int all = q.count * q.heads;
     int segment = q.places[AT(q.first + query / q.heads)].segment, first = first_split(q, rows_of(q, segment).start);
     int thread_first = first_of(tid, THREADS, first);
@@ -51,9 +54,9 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
         }
     }
     max = warp_max(max);
-    if (lane == 0) s.max[warp] = max;
+    if (lane == 0) s.max[self.warp] = max;
     barrier();
-    for (int w = 0; w < WARPS; w++) max = fmaxf(max, s.max[AT(w)]);
+    for (int w = 0; w < ALL_WARPS; w++) max = fmaxf(max, s.max[AT(w)]);
 
     Row<LEN> row = {};
     float sum = 0;
@@ -82,35 +85,49 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
                 // No visible key: the output is not written.
                 if (weight == 0) continue;
                 const DEVICE float* output = q.output + group * LEN;
-                output += ((i64(store) * p.splits + split) * all + AT(query)) * p.head_dim;
+                output += ((i64(store) * p.splits + split) * all + AT(query)) * HD;
                 for (int e = 0; e < W; e++) row.v[0][e] = fmaf(output[AT(lane * W + e)], weight, row.v[0][e]);
             }
         }
         barrier();
     }
-    for (int e = 0; e < W; e++) s.output[warp][lane * W + e] = row.v[0][e];
+    for (int e = 0; e < W; e++) s.output[warp][group * LEN + lane * W + e] = row.v[0][e];
     sum = warp_sum(sum);
-    if (lane == 0) s.sum[warp] = sum;
+    if (lane == 0) s.sum[self.warp] = sum;
     barrier();
-    if (warp > 0) return;
-    sum = 0;
-    for (int w = 0; w < WARPS; w++) sum += s.sum[AT(w)];
-    float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-    for (int e = 0; e < W; e++) {
-        float v = 0;
-        for (int w = 0; w < WARPS; w++) v += s.output[AT(w)][lane * W + e];
-        row.v[0][e] = mul(v, inverse);
+    if (warp == 0) {
+        sum = 0;
+        for (int w = 0; w < ALL_WARPS; w++) sum += s.sum[AT(w)];
+        float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+        for (int e = 0; e < W; e++) {
+            float v = 0;
+            for (int w = 0; w < WARPS; w++) v += s.output[AT(w)][group * LEN + lane * W + e];
+            row.v[0][e] = mul(v, inverse);
+        }
+        if (p.rotated) rotate(row, lane, true);
+        for (int e = 0; e < W; e++) {
+            int channel = group * LEN + lane * W + e;
+            if (p.k_eq_v_pairs) channel = k_eq_v_channel(channel, p.k_eq_v_pairs, HD);
+            p.y[AT(i64(query) * HD + channel)] = s.y[AT(channel)] = row.v[0][e];
+        }
     }
-    if (p.rotated) rotate(row, lane, true);
-    for (int e = 0; e < W; e++) {
-        int channel = group * LEN + lane * W + e;
-        if (p.k_eq_v_pairs) channel = k_eq_v_channel(channel, p.k_eq_v_pairs, p.head_dim);
-        p.y[AT(i64(query) * p.head_dim + channel)] = row.v[0][e];
-    }
+    if (p.block == 0) return;
+    barrier();
+    // A warp has 256 channels.
+    if (self.warp * 256 >= HD) return;
+    float v[8];
+    for (int i = 0; i < 8; i++) v[i] = s.y[AT(self.warp * 256 + lane * 8 + i)];
+    quantize(p.out, p.block, query / q.heads, query % q.heads * HD + self.warp * 256 + lane * 8, lane, v);
 }
 
 } // namespace
 
-KERNEL(combine_32, Params, THREADS, 4, Scratch<32>) { combine<32>(p, s, self); }
-KERNEL(combine_64, Params, THREADS, 4, Scratch<64>) { combine<64>(p, s, self); }
-KERNEL(combine_128, Params, THREADS, 4, Scratch<128>) { combine<128>(p, s, self); }
+#define COMBINE(head_dim, LEN, GROUPS)                                                                              \
+    KERNEL(combine_##head_dim, Params, 32 * WARPS * GROUPS, GROUPS < 4 ? 4 / GROUPS : 1, Scratch<LEN, GROUPS>) {        \
+        combine<LEN, GROUPS>(p, s, self);                                                                            \
+    }
+COMBINE(32, 32, 1)
+COMBINE(64, 64, 1)
+COMBINE(128, 128, 1)
+COMBINE(256, 128, 2)
+COMBINE(512, 128, 4)

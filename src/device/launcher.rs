@@ -90,6 +90,7 @@ impl Launcher {
             Mergeable::Norm(launch) => AnyLaunch::new(launch),
             Mergeable::Gate(launch) => AnyLaunch::new(launch),
             Mergeable::Quantize(launch) => AnyLaunch::new(launch),
+            Mergeable::Combine(launch) => AnyLaunch::new(launch),
             Mergeable::Rows(launch) => AnyLaunch::new(launch),
             Mergeable::MatMul(launch) => AnyLaunch::new(launch),
             Mergeable::MatMulFloat(launch) => AnyLaunch::new(launch),

@@ -3,6 +3,7 @@
 //! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
 
+use super::matmul::ActivationsParams;
 use super::pages::{Pages, PagesParams, check_head_dim};
 use super::rows::{Domain, Order};
 use super::segments::{Place, Segments};
@@ -85,6 +86,13 @@ pub(super) struct QueriesParams {
     exact_tail: i32,
     split_pages: i32,
     tiles: i32,
+}
+
+impl QueriesParams {
+    /// Rows and heads.
+    pub(super) fn shape(&self) -> (u32, i32) {
+        (self.count as u32, self.heads)
+    }
 }
 
 impl Queries {
@@ -317,13 +325,14 @@ pub fn quantized(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CombineParams {
-    queries: QueriesParams,
-    y: u64,
-    head_dim: i32,
-    splits: i32,
-    stores: i32,
-    rotated: i32,
-    k_eq_v_pairs: i32,
+    pub(super) queries: QueriesParams,
+    pub(super) y: u64,
+    pub(super) out: ActivationsParams, // of `y`
+    pub(super) block: i32,             // inputs of a block of activations; 0: not quantized
+    pub(super) splits: i32,
+    pub(super) stores: i32,
+    pub(super) rotated: i32,
+    pub(super) k_eq_v_pairs: i32,
 }
 
 // SAFETY: the `Params` of combine.cpp.
@@ -344,18 +353,21 @@ pub fn combine(
     let kernel = match queries.head_dim {
         32 => "combine_32",
         64 => "combine_64",
-        _ => "combine_128",
+        128 => "combine_128",
+        256 => "combine_256",
+        _ => "combine_512",
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
         queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
         y: y.checked("y", all * queries.head_dim)?,
-        head_dim: queries.head_dim as i32,
+        out: ActivationsParams::NONE,
+        block: 0,
         splits: dimension("splits", partials.splits)?,
         stores: queries.stores() as i32,
         rotated: (domain == Domain::Rotated).into(),
         k_eq_v_pairs: order.pairs(queries.head_dim)?,
     };
-    let grid = [dimension("queries", all)? as u32, queries.head_dim.div_ceil(128) as u32, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
+    let threads = 256 * queries.head_dim.div_ceil(128) as u32;
+    Ok(Launch { kernel, grid: [blocks("queries", all)?, 1, 1], block: [threads, 1, 1], shared: 0, params })
 }

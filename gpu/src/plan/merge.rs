@@ -4,6 +4,7 @@
 
 use std::any::Any;
 
+use super::attention::CombineParams;
 use super::matmul::{MAX_PRODUCTS, MatMulParams, Product, QuantizeParams};
 use super::matmul_float::FloatParams;
 use super::pointwise::{GateParams, NormParams};
@@ -20,6 +21,8 @@ pub enum Mergeable {
     Gate(Launch<GateParams>),
     /// A quantization.
     Quantize(Launch<QuantizeParams>),
+    /// A merge of attention's splits, and the quantization of its result.
+    Combine(Launch<CombineParams>),
     /// Heads of up to three projections.
     Rows(Launch<RowsParams>),
     /// Products with up to three quantized matrices.
@@ -35,6 +38,7 @@ impl Mergeable {
         None.or_else(|| any.downcast_ref().copied().map(Self::Norm))
             .or_else(|| any.downcast_ref().copied().map(Self::Gate))
             .or_else(|| any.downcast_ref().copied().map(Self::Quantize))
+            .or_else(|| any.downcast_ref().copied().map(Self::Combine))
             .or_else(|| any.downcast_ref().copied().map(Self::Rows))
             .or_else(|| any.downcast_ref().copied().map(Self::MatMul))
             .or_else(|| any.downcast_ref().copied().map(Self::MatMulFloat))
@@ -47,6 +51,7 @@ impl Mergeable {
             (Self::Norm(first), Self::Norm(next)) => norms(first, next).map(Self::Norm),
             (Self::Norm(first), Self::Quantize(next)) => norm_quantize(first, next).map(Self::Norm),
             (Self::Gate(first), Self::Quantize(next)) => gate_quantize(first, next).map(Self::Gate),
+            (Self::Combine(first), Self::Quantize(next)) => combine_quantize(first, next).map(Self::Combine),
             (Self::Rows(first), Self::Rows(next)) => rows(first, next).map(Self::Rows),
             (Self::MatMul(first), Self::MatMul(next)) => products(first, next).map(Self::MatMul),
             (Self::MatMulFloat(first), Self::MatMulFloat(next)) => float_products(first, next).map(Self::MatMulFloat),
@@ -75,6 +80,16 @@ fn gate_quantize(first: &Launch<GateParams>, next: &Launch<QuantizeParams>) -> O
     let (a, b) = (&first.params, &next.params);
     let follows = b.x == a.y && b.out.inputs == a.width && first.grid[1] == next.grid[1];
     (a.block == 0 && follows).then_some(Launch { params: GateParams { out: b.out, block: b.block, ..*a }, ..*first })
+}
+
+fn combine_quantize(first: &Launch<CombineParams>, next: &Launch<QuantizeParams>) -> Option<Launch<CombineParams>> {
+    let (a, b) = (&first.params, &next.params);
+    let (rows, heads) = a.queries.shape();
+    let follows = b.x == a.y && first.grid[0] == rows * heads as u32 && next.grid[1] == rows;
+    // Others have fewer channels than a warp quantizes.
+    let whole = ["combine_256", "combine_512"].contains(&first.kernel);
+    (a.block == 0 && follows && whole)
+        .then_some(Launch { params: CombineParams { out: b.out, block: b.block, ..*a }, ..*first })
 }
 
 fn rows(first: &Launch<RowsParams>, next: &Launch<RowsParams>) -> Option<Launch<RowsParams>> {

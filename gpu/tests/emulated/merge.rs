@@ -1,5 +1,6 @@
 //! Merged launches have the results of the separate ones.
 
+use foretoken_gpu::plan::attention::{Queries, SplitPartials, combine};
 use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, matmul_tiles, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::merge::Mergeable;
@@ -41,6 +42,7 @@ fn run(device: &mut dyn Device, launch: &Mergeable) -> Result<(), String> {
         Mergeable::Norm(launch) => device.run(Ok(launch)),
         Mergeable::Gate(launch) => device.run(Ok(launch)),
         Mergeable::Quantize(launch) => device.run(Ok(launch)),
+        Mergeable::Combine(launch) => device.run(Ok(launch)),
         Mergeable::Rows(launch) => device.run(Ok(launch)),
         Mergeable::MatMul(launch) => device.run(Ok(launch)),
         Mergeable::MatMulFloat(launch) => device.run(Ok(launch)),
@@ -170,6 +172,41 @@ fn float_products(element: ElementType, rows: usize) -> Case {
     })
 }
 
+/// Splits of attention, of which some have no visible keys, of `count` rows.
+fn combined((count, heads, head_dim): (usize, usize, usize), order: Order, kind: ActivationType) -> Case {
+    let name = format!("merged splits {count} by {heads} by {head_dim}, {order:?}, {kind:?}");
+    case(name, &["combine.cpp", "quantize.h", "rotate.h", "attend.h"], move |device| {
+        let (mut numbers, mut sequence, splits) = (Numbers::new(6), Sequence::default(), 3);
+        let slots = splits * count * heads;
+        let softmax: Vec<_> =
+            (0..slots).map(|i| if i % 5 == 3 { [f32::NEG_INFINITY, 0.0] } else { [numbers.normal(), 1.5] }).collect();
+        let partials = SplitPartials {
+            softmax: device.of(&softmax),
+            output: device.of(&numbers.normals(slots * head_dim)),
+            splits,
+        };
+        let segment = Segment { rows: count as i32, ..Segment::default() };
+        let queries = Queries {
+            rows: device.of(&vec![0.0; count * heads * head_dim]),
+            places: device.of(&vec![[0, 1, 0, 0]; count]),
+            segments: Segments { slice: device.of(&[segment]), count: 1, longest: count },
+            first: 0,
+            count,
+            heads,
+            kv_heads: 1,
+            head_dim,
+            window: None,
+            zones: None,
+            split_pages: 1,
+        };
+        let y: DeviceSlice<f32> = sequence.result(device.poisoned(count * heads * head_dim));
+        sequence.push(combine(&queries, &partials, (Domain::Rotated, order), y))?;
+        let out = activations(device, &mut sequence, kind, (count, heads * head_dim))?;
+        sequence.push(quantize(y, &out))?;
+        Ok(sequence)
+    })
+}
+
 /// Queries, and keys and values that are stored to pages of two sequences.
 fn projections(width: usize) -> Case {
     case(format!("merged rows of {width}"), &["rows.cpp", "pages.h"], move |device| {
@@ -210,6 +247,8 @@ pub fn all() -> Vec<Case> {
     cases.extend([1, 16].map(|rows| float_products(ElementType::F32, rows)));
     cases.extend([1, 9].map(|rows| float_products(ElementType::Bf16, rows)));
     cases.extend([projections(64), projections(512)]);
+    cases.push(combined((3, 2, 512), Order::RotaryFirst(64), ActivationType::Q8_K));
+    cases.push(combined((9, 3, 256), Order::Model, ActivationType::Q8_K));
     cases
 }
 
@@ -223,5 +262,6 @@ pub fn small() -> Vec<Case> {
         products(matmul_tiles, WeightType::Q4_K, 3),
         float_products(ElementType::F32, 3),
         projections(256),
+        combined((2, 2, 256), Order::Model, ActivationType::Q8_1),
     ]
 }

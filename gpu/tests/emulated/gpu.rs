@@ -55,18 +55,28 @@ macro_rules! on_a_gpu {
             }
         }
 
-        #[test]
-        fn kernels_agree_with_the_cpu_on_a_device() {
+        fn agree(cases: &[$crate::emulated::cases::Case]) {
             let Some(device) = open() else { return };
             eprintln!("{:?}", device.info());
             let stream = device.stream().expect("a stream");
-            let failed: Vec<_> = ($crate::emulated::cases::all().iter())
+            let failed: Vec<_> = (cases.iter())
                 .filter_map(|case| {
                     let mut session = Gpu { device: &device, stream: &stream, buffers: Vec::new() };
                     (case.run)(&mut session).err().map(|error| format!("{}: {error}", case.name))
                 })
                 .collect();
             assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+        }
+
+        #[test]
+        fn kernels_agree_with_the_cpu_on_a_device() {
+            agree(&$crate::emulated::cases::all());
+        }
+
+        /// Those that reach every line, for tools that slow a device down.
+        #[test]
+        fn small_cases_agree_with_the_cpu_on_a_device() {
+            agree(&$crate::emulated::cases::small());
         }
 
         #[test]

@@ -86,6 +86,15 @@ pub fn compiler() -> Result<&'static str, &'static str> {
     )
 }
 
+/// The options with which `fmaf` is an instruction instead of a call, if this processor has it.
+fn fused_multiply_add() -> &'static [&'static str] {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        return &["-mavx2", "-mfma"];
+    }
+    &[]
+}
+
 /// Copies a source and numbers every marked index, because a macro cannot tell two uses on one line apart.
 fn copy(from: &Path, to: &Path, sites: &mut Vec<Site>) {
     let text = std::fs::read_to_string(from).expect("a source");
@@ -136,7 +145,7 @@ impl Build {
         }
         // With this file, which has the compiler's options.
         let mut hash = DefaultHasher::new();
-        (compiler, include_str!("machine.rs")).hash(&mut hash);
+        (compiler, fused_multiply_add(), include_str!("machine.rs")).hash(&mut hash);
         for folder in ["shaders", "cuda", "metal", "tests/emulator"] {
             let entries = std::fs::read_dir(copies.join(folder)).expect("a folder of copies");
             let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -195,9 +204,7 @@ impl Build {
         if let Some(dialect) = dialect {
             // Sanitizer findings raise a signal, which the machine reports.
             command.args(["-O2", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
-            if cfg!(target_arch = "x86_64") {
-                command.arg("-march=native"); // `fmaf` is an instruction instead of a call
-            }
+            command.args(fused_multiply_add());
             command.arg("-include").arg(self.copies.join("tests/emulator").join(dialect.headers().0));
         } else {
             command.arg("-O2");

@@ -73,10 +73,13 @@ fn demo_unless_scalar(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa != Isa::Scalar).then(|| demo(prompt, isa))
 }
 
-/// The demo pair on the widest instruction set only, for stop conditions: they do not depend on arithmetic, and the fixtures test
-/// them on every one.
-fn demo_if_widest(prompt: &str, isa: Isa) -> Option<Pair> {
-    (isa == Isa::best()).then(|| demo(prompt, isa))
+/// The fixtures, and the demo pair after `tokens` of `prompt`, on the widest instruction set: for ends of texts, which do not depend
+/// on arithmetic.
+fn widest(prompt: &str, tokens: usize) -> Vec<Pair> {
+    let isa = Isa::best();
+    let mut demo = demo(prompt, isa);
+    demo.prompt.truncate(tokens);
+    fixtures(isa).into_iter().chain([demo]).collect()
 }
 
 /// A cache of `rows` with minimum ring sizes, so that they wrap early.
@@ -358,11 +361,11 @@ fn acceptance_can_be_simulated() {
 }
 
 /// Stops on each of several tokens of the greedy text: the result is the text up to the token's first occurrence.
-fn stops_at_tokens(pair: &Pair, candidates: usize) {
+fn stops_at_tokens(pair: &Pair) {
     let engine = pair.engine(2);
     let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(48)).ids;
     let mut inside_a_block = 0;
-    for stop in greedy.iter().take(candidates) {
+    for stop in greedy.iter().take(12) {
         let end = greedy.iter().position(|id| id == stop).expect("it comes from there") + 1;
         let mut options = plain(48);
         options.stop.tokens = vec![*stop];
@@ -381,12 +384,7 @@ fn stops_at_tokens(pair: &Pair, candidates: usize) {
 
 #[test]
 fn stop_tokens_cut_a_block() {
-    on_every_isa(|isa| {
-        fixtures(isa).iter().for_each(|pair| stops_at_tokens(pair, 8));
-        if let Some(pair) = demo_if_widest(&demo_prompts()[3], isa) {
-            stops_at_tokens(&pair, 12);
-        }
-    });
+    widest(&demo_prompts()[3], usize::MAX).iter().for_each(stops_at_tokens);
 }
 
 /// Strings cut out of the greedy text, at any token boundary: the text ends right before them, and the ids with the token that
@@ -440,13 +438,7 @@ fn counts(pair: &Pair) {
 
 #[test]
 fn max_tokens_is_exact() {
-    on_every_isa(|isa| {
-        fixtures(isa).iter().for_each(counts);
-        if let Some(mut pair) = demo_if_widest(&demo_prompts()[5], isa) {
-            pair.prompt.truncate(32);
-            counts(&pair);
-        }
-    });
+    widest(&demo_prompts()[5], 32).iter().for_each(counts);
 }
 
 /// Memory for the target's K and V alone: models draft until they need more, and the text is that without drafts.
@@ -501,13 +493,7 @@ fn fills_the_context(pair: &Pair) {
 
 #[test]
 fn the_context_limit_is_exact() {
-    on_every_isa(|isa| {
-        fixtures(isa).iter().for_each(fills_the_context);
-        if let Some(mut pair) = demo_if_widest(&demo_prompts()[6], isa) {
-            pair.prompt.truncate(32);
-            fills_the_context(&pair);
-        }
-    });
+    widest(&demo_prompts()[6], 32).iter().for_each(fills_the_context);
 }
 
 /// How a first generation ends before the session continues.
@@ -550,13 +536,7 @@ fn continues(pair: &Pair) {
 
 #[test]
 fn a_session_continues_after_a_cut() {
-    on_every_isa(|isa| {
-        fixtures(isa).iter().for_each(continues);
-        if let Some(mut pair) = demo_if_widest(&demo_prompts()[7], isa) {
-            pair.prompt.truncate(48);
-            continues(&pair);
-        }
-    });
+    widest(&demo_prompts()[7], 48).iter().for_each(continues);
 }
 
 /// A wrong drafter does not change the text; only the acceptance rate shows it.

@@ -1093,6 +1093,99 @@ fn an_untied_assistant_drafts_with_its_head() {
     }
 }
 
+fn names_and_shapes(file: &GgufFile) -> Vec<(String, Vec<usize>)> {
+    let name = |tensor: &Written| String::from_utf8(tensor.name.clone()).expect("a name");
+    let shape = |tensor: &Written| tensor.shape.iter().map(|size| *size as usize).collect();
+    file.tensors.iter().map(|tensor| (name(tensor), shape(tensor))).collect()
+}
+
+fn bytes_of(file: &GgufFile, name: &str) -> Option<(u32, Vec<u8>)> {
+    let found = file.tensors.iter().find(|tensor| tensor.name == name.as_bytes());
+    found.map(|tensor| (tensor.type_id, tensor.bytes.clone()))
+}
+
+/// Q, K and V of the layers that have all three in one tensor, as llama.cpp's converter writes with `--fuse-qkv`.
+fn with_fused_qkv(mut file: GgufFile) -> (GgufFile, usize) {
+    let mut count = 0;
+    for block in 0..8 {
+        let names = ["q", "k", "v"].map(|part| format!("blk.{block}.attn_{part}.weight"));
+        let parts: Vec<(u32, Vec<u8>)> = names.iter().filter_map(|name| bytes_of(&file, name)).collect();
+        if parts.len() < 3 {
+            continue;
+        }
+        let inputs = 64;
+        let bytes: Vec<u8> = parts.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+        file = names.iter().fold(file, |file, name| file.dropped(name));
+        let shape = [bytes.len() / 4 / inputs, inputs];
+        file = file.tensor(format!("blk.{block}.attn_qkv.weight"), &shape, F32, bytes);
+        count += 1;
+    }
+    (file, count)
+}
+
+#[test]
+fn fused_projections_are_their_rows() {
+    for (fixture, fused) in [("edge", 5), ("moe", 5)] {
+        let (twin, case) = (Twin::of(fixture), case(fixture));
+        let plain = twin.write("plain.gguf", twin.gguf("target").bytes());
+        let (file, count) = with_fused_qkv(twin.gguf("target"));
+        assert_eq!(count, fused, "{fixture}");
+        let path = twin.write("fused.gguf", file.bytes());
+        computes_the_references(&case, &target(&path).expect("a target"));
+        let names = |path: &Path| {
+            let mut names = Checkpoint::open(path).expect("a file").names();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&path), names(&plain), "{fixture}");
+        // K and V have equally many rows.
+        let mut odd = file;
+        let tensor = odd.tensors.iter_mut().find(|tensor| tensor.name == b"blk.0.attn_qkv.weight").expect("there");
+        tensor.shape[0] -= 1;
+        tensor.bytes.truncate(tensor.bytes.len() - 64 * 4);
+        refused(target(&twin.write("odd.gguf", odd.bytes())), &["odd.gguf", "layers.0.self_attn", "is missing"]);
+    }
+}
+
+/// Gate and up of the experts as two tensors are one stack if they are alike.
+#[test]
+fn separate_gates_and_ups_of_experts_are_the_stack() {
+    let (twin, case) = (Twin::of("moe"), case("moe"));
+    let apart = |up_type: u32, encode: &dyn Fn(&[u8]) -> Vec<u8>| {
+        let mut file = twin.gguf("target");
+        for (name, shape) in names_and_shapes(&file) {
+            if !name.ends_with("ffn_gate_up_exps.weight") {
+                continue;
+            }
+            let (_, bytes) = bytes_of(&file, &name).expect("there");
+            let halves: Vec<&[u8]> = bytes.chunks(bytes.len() / shape[0] / 2).collect();
+            let [gate, up] =
+                [0, 1].map(|half| halves.iter().skip(half).step_by(2).copied().flatten().copied().collect());
+            let shape = [shape[0], shape[1] / 2, shape[2]];
+            let up: Vec<u8> = up;
+            file = file.dropped(&name).tensor(name.replace("gate_up", "gate"), &shape, F32, gate);
+            file = file.tensor(name.replace("gate_up", "up"), &shape, up_type, encode(&up));
+        }
+        twin.write("model.gguf", file.bytes())
+    };
+    computes_the_references(&case, &target(&apart(F32, &|bytes| bytes.to_vec())).expect("a target"));
+    let halves = |bytes: &[u8]| f32s(bytes).into_iter().flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect();
+    let about = ["blk.0.ffn_up_exps.weight", "is F16", "blk.0.ffn_gate_exps.weight is F32", "use a file"];
+    refused(target(&apart(1, &halves)), &about);
+}
+
+/// The width of the experts as an array, of equal ones or not.
+#[test]
+fn widths_of_experts_are_one_for_all_layers() {
+    let (twin, case, key) = (Twin::of("moe"), case("moe"), "gemma4.expert_feed_forward_length");
+    let with = |widths: [usize; 6]| {
+        let file = twin.gguf("target").with(key, array(&widths.map(u32_value)));
+        target(&twin.write("model.gguf", file.bytes()))
+    };
+    computes_the_references(&case, &with([24; 6]).expect("a target"));
+    refused(with([24, 24, 24, 24, 24, 16]), &["model.gguf", key, "differs between layers", "not implemented"]);
+}
+
 /// Writers choose other types for the same values, and omit defaults: the same model.
 #[test]
 fn metadata_in_other_types_is_the_same() {

@@ -149,7 +149,7 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
         final_logit_softcapping: keys.positive_or_none("final_logit_softcapping")?,
         hidden_size_per_layer_input,
         vocab_size_per_layer_input,
-        moe: moe(keys)?,
+        moe: moe(keys, layers.len())?,
         tie_word_embeddings: keys.gguf().info("output.weight").is_none(),
         rope_sliding: RopeConfig {
             theta: rope_theta("rope.freq_base_swa", 1e4)?,
@@ -215,14 +215,20 @@ fn only(keys: &Keys<'_>, key: &str, neutral: &[f64]) -> Result<()> {
 }
 
 fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
-    let heads = keys.sizes("attention.head_count", layers)?;
-    if heads.iter().any(|count| *count != heads[0]) {
-        return Err(keys.unsupported("attention.head_count", "differs between layers, which is not implemented"));
+    let heads = of_all_layers(keys, "attention.head_count", layers)?;
+    if heads > MAX_HEADS {
+        return Err(keys.error("attention.head_count", format!("is {heads}, must be at most {MAX_HEADS}")));
     }
-    if heads[0] > MAX_HEADS {
-        return Err(keys.error("attention.head_count", format!("is {}, must be at most {MAX_HEADS}", heads[0])));
+    Ok(heads)
+}
+
+/// A size that is the same in all layers: a number, or an array of equal ones.
+fn of_all_layers(keys: &Keys<'_>, key: &str, layers: usize) -> Result<usize> {
+    let sizes = keys.sizes(key, layers)?;
+    match sizes.iter().any(|size| *size != sizes[0]) {
+        true => Err(keys.unsupported(key, "differs between layers, which is not implemented")),
+        false => Ok(sizes[0]),
     }
-    Ok(heads[0])
 }
 
 fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
@@ -319,7 +325,7 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
     Ok(RopeConfig { theta, partial_rotary_factor, factor: f64::from(factor) })
 }
 
-fn moe(keys: &Keys<'_>) -> Result<Option<MoeConfig>> {
+fn moe(keys: &Keys<'_>, layers: usize) -> Result<Option<MoeConfig>> {
     if keys.optional_size("expert_count")?.unwrap_or(0) == 0 {
         return Ok(None);
     }
@@ -327,7 +333,7 @@ fn moe(keys: &Keys<'_>) -> Result<Option<MoeConfig>> {
     if top_k_experts > num_experts {
         return Err(keys.error("expert_used_count", format!("is {top_k_experts} of {num_experts} experts")));
     }
-    let intermediate_size = keys.size("expert_feed_forward_length")?;
+    let intermediate_size = of_all_layers(keys, "expert_feed_forward_length", layers)?;
     Ok(Some(MoeConfig { num_experts, top_k_experts, intermediate_size }))
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::header::{Header, Slot, TensorInfo};
 use super::metadata::Value;
 use super::names::{Names, nextn_block};
+use super::types::GgmlType;
 use crate::checkpoint::architecture::Architecture;
 use crate::checkpoint::placeholder::refuse_placeholder;
 use crate::nn::{Bytes, MappedFile, Source};
@@ -179,8 +180,13 @@ impl Gguf {
             return Err(self.error(&gate_info.name, format!("has shape {:?}, must have 3 dimensions", gate.shape)));
         };
         if (gate.type_id, &gate.shape) != (up.type_id, &up.shape) {
-            let problem = format!("differs from {} in type or shape; quantize both alike", gate_info.name);
-            return Err(self.error(&up_info.name, problem));
+            let [own, other] = [&up, &gate].map(|of| {
+                let name = GgmlType::from_id(of.type_id).map_or("?", |known| known.name);
+                format!("{name} of shape {:?}", of.shape)
+            });
+            let problem = format!("is {own}, but {} is {other}", gate_info.name);
+            let remedy = "use a file in which both are alike, or are one tensor (ffn_gate_up_exps)";
+            return Err(self.error(&up_info.name, format!("{problem}; {remedy}")));
         }
         let (gate_bytes, up_bytes) = (gate.bytes.as_slice(), up.bytes.as_slice());
         let expert = gate_bytes.len() / experts; // not 0: dimensions are positive

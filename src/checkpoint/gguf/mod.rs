@@ -10,6 +10,7 @@ mod byte_level;
 mod config;
 mod cursor;
 mod file;
+mod fused_qkv;
 mod header;
 mod keys;
 mod metadata;

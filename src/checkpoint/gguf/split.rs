@@ -22,7 +22,8 @@ impl Gguf {
         let part = Part::open(path)?;
         let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(path))?;
         let gguf = Self::single(part, header);
-        if count(&gguf)? == 1 { Ok(gguf) } else { open_all(&gguf) }
+        let whole = if count(&gguf)? == 1 { gguf } else { open_all(&gguf)? };
+        Ok(whole.split_qkv())
     }
 
     /// Reads a checkpoint in memory.
@@ -34,7 +35,7 @@ impl Gguf {
         let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(&part.path))?;
         let gguf = Self::single(part, header);
         match count(&gguf)? {
-            1 => Ok(gguf),
+            1 => Ok(gguf.split_qkv()),
             count => Err(Error::file(gguf.path(), format!("is one of {count} files; open the first of them by path"))),
         }
     }

@@ -1571,9 +1571,19 @@ fn nvfp4_matrices_are_scaled() {
     let (twin, ids) = (Twin::of("moe"), case("moe").ids("input_ids"));
     let scaled = with_nvfp4(twin.gguf("target"), true);
     let of = |file: &GgufFile| logits(&target(&twin.write("model.gguf", file.bytes())).expect("a target"), &ids);
-    let (got, want) = (of(&scaled), of(&with_nvfp4(twin.gguf("target"), false)));
+    let halved = with_nvfp4(twin.gguf("target"), false);
+    let (got, want) = (of(&scaled), of(&halved));
     assert!(got.iter().all(|x| x.is_finite()) && got.iter().any(|x| *x != got[0]));
     assert_eq!(got, want);
+    // An output head of its own.
+    let head =
+        |file: &GgufFile, halvings| file.clone().tensor("output.weight", &[512, 64], 40, nvfp4(512 * 64, halvings));
+    let scale = |name: &str, value| (format!("output.{name}"), f32_bytes([value]));
+    let [factor, of_inputs] = [scale("scale", 0.5), scale("input_scale", 0.01)];
+    let file = head(&scaled, 0).tensor(factor.0, &[1], F32, factor.1).tensor(of_inputs.0, &[1], F32, of_inputs.1);
+    let with_head = of(&file);
+    assert_eq!(with_head, of(&head(&halved, 1)));
+    assert_ne!(with_head, got);
     let name = scaled.tensors.iter().find(|tensor| tensor.name.ends_with(b"_q.scale")).expect("a scale").name.clone();
     let name = String::from_utf8(name).expect("a name");
     for (shape, values) in [(vec![3], vec![1.0; 3]), (vec![1], vec![f32::NAN])] {
@@ -1584,6 +1594,29 @@ fn nvfp4_matrices_are_scaled() {
     let other = name.replace(".scale", ".weight.scale");
     let file = scaled.tensor(&other, &[1], F32, f32_bytes([1.0]));
     refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that no module applies"]);
+}
+
+/// Files have K and V of KV-shared layers, which nothing reads, and their scales.
+#[test]
+fn scales_of_unused_matrices_are_unused() {
+    let (twin, case) = (Twin::of("edge"), case("edge"));
+    let mut file = twin.gguf("target");
+    for name in ["blk.5.attn_k", "blk.6.attn_v", "blk.7.attn_k"] {
+        file = file.tensor(format!("{name}.weight"), &[64, 64], 40, nvfp4(64 * 64, 0));
+        for scale in ["scale", "input_scale"] {
+            file = file.tensor(format!("{name}.{scale}"), &[1], F32, f32_bytes([0.5]));
+        }
+    }
+    let path = twin.write("model.gguf", file.bytes());
+    computes_the_references(&case, &target(&path).expect("a target"));
+    let findings = verify(&VerifyOptions { target: Some(path), assistant: None, prompt: None });
+    assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{findings:?}");
+    // Those of a layer that has its own.
+    let file = file.tensor("blk.4.attn_k.scale", &[1], F32, f32_bytes([0.5]));
+    refused(
+        target(&twin.write("model.gguf", file.bytes())),
+        &["blk.4.attn_k.scale", "is a scale that no module applies"],
+    );
 }
 
 /// An assistant merged into its target's directory, as by converters for other engines, drafts.

@@ -69,6 +69,16 @@ impl Target {
         let layers = layers?;
         let norm = to.norm(loader.norm("norm.weight", hidden, config.rms_norm_eps)?)?;
         let (mut step, fingerprint) = (loader.step_cost(), loader.fingerprint(&config));
+        let lm_head = match config.tie_word_embeddings {
+            true => to.tied_head(&embed_tokens),
+            false => {
+                let mut outer = Loader::new(checkpoint, "", options).for_use(to.weight_use());
+                let lm_head = to.linear(outer.head(checkpoint.head_name(), config.vocab_size, hidden)?)?;
+                step = step.and(outer.step_cost());
+                loader.absorb(outer);
+                lm_head
+            }
+        };
         loader.finish(|name| {
             is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
         })?;
@@ -76,15 +86,6 @@ impl Target {
         if checkpoint.gguf().is_some() && inner() {
             tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is ignored");
         }
-        let lm_head = match config.tie_word_embeddings {
-            true => to.tied_head(&embed_tokens),
-            false => {
-                let mut loader = Loader::new(checkpoint, "", options).for_use(to.weight_use());
-                let lm_head = to.linear(loader.head(checkpoint.head_name(), config.vocab_size, hidden)?)?;
-                step = step.and(loader.step_cost());
-                lm_head
-            }
-        };
         let rotations = Rotations::new(&config, options.isa, to)?;
         tracing::info!(path = %checkpoint.path().display(), layers = config.layers.len(), hidden, "target loaded");
         let model = TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations };

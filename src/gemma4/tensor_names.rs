@@ -9,10 +9,16 @@ pub(crate) fn is_tower(name: &str) -> bool {
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// Unused K and V weights of KV-shared layers, which published checkpoints contain.
+/// Unused K and V weights of KV-shared layers, which published checkpoints contain, and their scales, which are under their names
+/// in GGUF.
 pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
-    let layer = name.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
+    let of_gguf = name.strip_prefix("blk.");
+    let layer = of_gguf.or_else(|| name.strip_prefix(prefix)?.strip_prefix("layers."));
     let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };
+    let dead: &[&str] = match of_gguf {
+        Some(_) => &["attn_k.", "attn_v."],
+        None => &["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm."],
+    };
     index.parse::<usize>().ok().and_then(|i| config.layers.get(i)).is_some_and(|layer| layer.kv_shared)
-        && ["k_proj", "v_proj", "k_norm", "v_norm"].iter().any(|dead| rest.starts_with(&format!("self_attn.{dead}.")))
+        && dead.iter().any(|dead| rest.starts_with(dead))
 }

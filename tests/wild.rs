@@ -439,6 +439,11 @@ fn a_stray_scale_is_an_error() {
 fn quantized_directories_are_refused_by_name() {
     for (field, value, name) in [
         ("quantization", json!({"group_size": 64, "bits": 4, "mode": "affine"}), "an MLX checkpoint of 4 bits"),
+        (
+            "quantization_config",
+            json!({"quant_method": "compressed-tensors", "format": "naive-quantized", "config_groups": {"group_0": {"weights": {"type": "int"}}}}),
+            "a compressed-tensors checkpoint (naive-quantized integers)",
+        ),
         ("quantization_config", json!({"group_size": 64, "bits": 8}), "an MLX checkpoint of 8 bits"),
         (
             "quantization_config",
@@ -679,15 +684,18 @@ fn fp8_is_the_dequantized_weights() {
     type Shape = fn(usize, usize) -> Vec<usize>;
     let of_blocks = json!({"weights": {"strategy": "block", "block_structure": "48x16"}, "format": "float-quantized"});
     // And the rows and inputs that share a scale, if these are blocks.
-    let layouts: [(&str, Shape, Option<[usize; 2]>, Value); 6] = [
+    let layouts: [(&str, Shape, Option<[usize; 2]>, Value); 7] = [
         ("scale", |_, _| vec![1], None, json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
         (
             "scale",
             |rows, _| vec![rows, 1],
             None,
-            json!({"quant_method": "compressed-tensors", "format": "float-quantized"}),
+            // Without quantized activations.
+            json!({"quant_method": "compressed-tensors", "format": "naive-quantized",
+                "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8}}}}),
         ),
         ("scale", |rows, _| vec![rows], None, json!({"quant_method": "fp8", "activation_scheme": "static"})),
+        ("scale", |_, _| vec![], None, json!({"quant_method": "modelopt", "quant_algo": "FP8"})),
         (
             "scale_inv",
             |rows, inputs| vec![rows.div_ceil(128), inputs.div_ceil(128)],
@@ -720,7 +728,7 @@ fn fp8_is_the_dequantized_weights() {
                 let columns = of_scales.get(1).copied().unwrap_or(1);
                 let scale = |i: usize| match block {
                     Some([high, wide]) => scales[i / inputs / high * columns + i % inputs / wide],
-                    None => scales[i / inputs * of_scales[0] / rows],
+                    None => scales[i / inputs * count / rows],
                 };
                 let nearest = |value: f64| {
                     let far = |byte: &u8| (numbers[usize::from(*byte)] - value).abs();
@@ -736,7 +744,7 @@ fn fp8_is_the_dequantized_weights() {
                 let values = values.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect();
                 exact.insert(name.clone(), (Dtype::BF16, shape.clone(), values));
                 tensors.insert(format!("{name}_{suffix}"), (Dtype::F32, of_scales, f32_bytes(scales)));
-                if config["activation_scheme"] == "static" {
+                if config["activation_scheme"] == "static" || config["quant_algo"] == "FP8" {
                     let module = name.strip_suffix(".weight").expect("a matrix");
                     for of_inputs in ["input_scale", "activation_scale"].map(|scale| format!("{module}.{scale}")) {
                         tensors.insert(of_inputs, (Dtype::F32, vec![], f32_bytes([0.02])));
@@ -744,10 +752,13 @@ fn fp8_is_the_dequantized_weights() {
                 }
                 tensors.insert(name, (Dtype::F8_E4M3, shape, coded));
             }
-            // Of an FP8 KV cache, which this one is not.
-            for scale in ["k_scale", "v_scale"] {
+            // Of an FP8 KV cache, which this one is not; and buffers that the configuration implies.
+            for scale in ["k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale"] {
                 let name = format!("model.layers.0.self_attn.{scale}");
                 tensors.insert(name, (Dtype::F32, vec![1], f32_bytes([0.5])));
+            }
+            for table in ["embed_tokens", "embed_tokens_per_layer"] {
+                tensors.insert(format!("model.{table}.embed_scale"), (Dtype::F32, vec![], f32_bytes([8.0])));
             }
         });
         plain.tensors(WEIGHTS, |tensors| tensors.extend(exact));

@@ -424,8 +424,8 @@ impl<'a> Loader<'a> {
         // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8 KV cache, which
         // this cache does not need.
         let implied = |name: &str| {
-            let buffers = ["rotary_emb.inv_freq", "embed_tokens.embed_scale", "self_attn.k_scale", "self_attn.v_scale"];
-            buffers.iter().any(|buffer| name.ends_with(buffer))
+            let of_cache = ["self_attn.k_scale", "self_attn.v_scale", "k_proj.k_scale", "v_proj.v_scale"];
+            ["inv_freq", ".embed_scale"].iter().chain(&of_cache).any(|buffer| name.ends_with(buffer))
         };
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
         if let Some(scale) = unused.iter().find(|name| is_scale(name)) {

@@ -85,6 +85,7 @@ fn configured_format(fields: &Fields) -> Option<String> {
         "" => "a quantized checkpoint".into(),
         // The matrices themselves determine whether their packing is supported.
         "fp8" => return None,
+        "modelopt" if text("quant_algo").as_deref() == Some("FP8") => return None,
         "compressed-tensors" => format!("a compressed-tensors checkpoint ({})", compressed_tensors(fields)?),
         "modelopt" => format!("a ModelOpt {} checkpoint", text("quant_algo").unwrap_or_else(|| "quantized".into())),
         "bitsandbytes" => "a bitsandbytes checkpoint".into(),
@@ -114,13 +115,15 @@ fn compressed_tensors(fields: &Fields) -> Option<String> {
     if formats.is_empty() {
         return Some("of no format".into());
     }
-    if let Some(format) = formats.iter().find(|format| !["pack-quantized", "float-quantized", "dense"].contains(format))
-    {
+    let read = ["pack-quantized", "float-quantized", "naive-quantized", "dense"];
+    if let Some(format) = formats.iter().find(|format| !read.contains(format)) {
         return Some(format.chars().take(40).collect());
     }
     let weights = || groups().filter_map(|group| group.get("weights"));
-    let packed = formats.contains(&"pack-quantized");
+    let (packed, naive) = (formats.contains(&"pack-quantized"), all == Some("naive-quantized"));
     [
+        // FP8 whose inputs are not quantized has the format of such integers.
+        ("naive-quantized integers", naive && weights().any(|weights| weights["type"] != "float")),
         ("weights of zero points", packed && weights().any(|weights| weights["symmetric"] == false)),
         ("packed floating point", packed && all.is_some() && weights().any(|weights| weights["type"] == "float")),
         ("actorder of groups", weights().any(|weights| weights["actorder"] == "group")),

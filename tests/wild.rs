@@ -2225,7 +2225,11 @@ fn an_assistant_beside_its_target_is_found() {
         "MTP/gemma-4-E2B-it.gguf",
         "gemma-4-E2B-it-assistant.gguf",
         "gemma-4-E2B-it-mtp.gguf",
+        "gemma-4-E2B-it-MTP.gguf",
+        "gemma-4-E2B-it-mtp-Q8_0.gguf",
         "assistant.gguf",
+        "assistant/model-Q8_0.gguf",
+        "gemma-4-E2B-it-assistant/model-Q8_0.gguf",
     ] {
         let directory = tempfile::tempdir().expect("a directory");
         let model = directory.path().join("gemma-4-E2B-it-Q4_K_M.gguf");

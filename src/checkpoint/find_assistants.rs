@@ -26,10 +26,10 @@ impl FoundAssistants {
     }
 }
 
-/// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
-/// `*-assistant*.gguf`, `assistant.gguf` and the directory `assistant`, every GGUF file in the directory `MTP` there, and next to
-/// it a checkpoint `MODEL-assistant` or `MODEL-mtp.gguf`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of the
-/// Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the repository `NAME-assistant` of any owner in the same cache, by its
+/// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`, `*-mtp*.gguf`,
+/// `*-assistant*.gguf`, `assistant.gguf` and the checkpoints in the directories `assistant` and `MTP`, and next to it a checkpoint
+/// `MODEL-assistant` or `MODEL-mtp.gguf`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of
+/// the Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the repository `NAME-assistant` of any owner in the same cache, by its
 /// `refs/main`; nothing is downloaded. Headers are read, not weights. If the model's own directory contains an assistant
 /// ([`Checkpoint::inner_assistant`]) that fits, only that one is returned, as the path `model`.
 ///
@@ -80,16 +80,16 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     };
     let mut found = Vec::new();
     if let Some(inside) = inside {
-        found.extend(gguf_files(inside).filter(|path| file_name(path).is_some_and(|name| is_assistants_name(&name))));
-        let named_mtp = entries(inside).filter(|path| file_name(path).is_some_and(|name| name == "mtp"));
-        found.extend(named_mtp.flat_map(|path| gguf_files(&path).chain(is_checkpoint(&path).then_some(path))));
-        found.extend(Some(inside.join("assistant")).filter(|path| is_checkpoint(path)));
+        found.extend(gguf_files(inside).filter(|path| file_name(path).is_some_and(|name| may_be_assistants(&name))));
+        let named = |path: &PathBuf| file_name(path).is_some_and(|name| ["mtp", "assistant"].contains(&name.as_str()));
+        let directories = entries(inside).filter(|path| named(path) && path.is_dir());
+        found.extend(directories.flat_map(checkpoints).filter(|path| is_checkpoint(path)));
     }
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
         let stem = without_part(stem);
         let names = [stem, without_type(stem)]
             .map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf"), format!("{stem}-mtp.gguf")]);
-        found.extend(names.concat().iter().map(|name| parent.join(name)));
+        found.extend(names.concat().iter().flat_map(|name| checkpoints(parent.join(name))));
     }
     found.extend(in_hub_cache(&model));
     found.retain(|path| *path != model && path.exists() && !is_later_part(path));
@@ -98,8 +98,16 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn is_checkpoint(directory: &Path) -> bool {
-    directory.join("config.json").exists()
+/// Whether this is a file, or a directory with config.json.
+fn is_checkpoint(path: &Path) -> bool {
+    !path.is_dir() || path.join("config.json").exists()
+}
+
+/// The GGUF files in the directory `path`, which may have a config.json beside them; `path` itself if there are none, or if it
+/// has safetensors.
+fn checkpoints(path: PathBuf) -> Vec<PathBuf> {
+    let files: Vec<_> = gguf_files(&path).collect();
+    if files.is_empty() || path.join("model.safetensors").exists() { vec![path] } else { files }
 }
 
 /// The name without the number of a split file at its end: `-00001-of-00002`.
@@ -117,6 +125,12 @@ pub(crate) fn is_assistants_name(name: &str) -> bool {
     name.starts_with("mtp-")
         || ["-assistant", "_assistant"].iter().any(|part| name.contains(part))
         || name == "assistant.gguf"
+}
+
+/// As [`is_assistants_name`], or with `-mtp` anywhere: next to a Gemma 4 that is its assistant, but a Qwen3.5 of this name has its
+/// head in the file.
+fn may_be_assistants(name: &str) -> bool {
+    is_assistants_name(name) || ["-mtp.", "-mtp-"].iter().any(|part| name.contains(part))
 }
 
 /// The name without a weight type at its end: `-Q4_K_M`, `-UD-IQ2_XXS`, `.BF16`.
@@ -148,12 +162,7 @@ fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
         let revision = std::fs::read_to_string(path.join("refs/main")).ok()?;
         Some(path.join("snapshots").join(revision.trim())).filter(|snapshot| snapshot.is_dir())
     };
-    its.filter_map(snapshot)
-        .flat_map(|snapshot| match snapshot.join("config.json").exists() {
-            true => vec![snapshot],
-            false => gguf_files(&snapshot).collect(),
-        })
-        .collect()
+    its.filter_map(snapshot).flat_map(checkpoints).filter(|path| is_checkpoint(path)).collect()
 }
 
 /// `name` of `models--owner--name`, in lowercase.

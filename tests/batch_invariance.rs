@@ -84,7 +84,7 @@ fn check(target: &dyn Model, kv: KvFormat, ids: &[u32], batch: usize, threads: &
     }
 }
 
-/// With two of the threads and chunks, in turn by `turn`.
+/// As [`check`], with two of four pairs of threads and chunk: one half for even, the other for odd `turn`.
 fn check_demo(isa: Isa, quantize: Option<WeightType>, kv: KvFormat, turn: usize, name: &str) {
     let threads = [[(2, 7), (3, usize::MAX)], [(1, 1), (4, 64)]];
     check(&demo(isa, quantize), kv, &ids(isa), BATCH, &threads[turn % 2], name);

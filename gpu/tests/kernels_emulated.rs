@@ -41,7 +41,8 @@ fn metal_kernels_agree_with_the_cpu() {
 
 fn agree_with_the_cpu(dialect: Dialect) {
     let Some(machine) = machine() else { return };
-    // Threads run in both orders between barriers: in either for every line, in turn for the other shapes.
+    // Between barriers, threads run in ascending or descending order: all cases in one of them, alternately; the small cases,
+    // which reach every line, in both.
     let turns = cases::all().into_iter().enumerate().map(|(n, case)| (case, n % 2 == 1));
     let small = [false, true].map(|backwards| cases::small().into_iter().map(move |case| (case, backwards)));
     let runs: Vec<_> = turns.chain(small.into_iter().flatten()).collect();

@@ -342,7 +342,8 @@ fn attention_over_pages_is_attention_over_decoded_rows() {
 #[test]
 fn every_isa_has_the_bits_of_the_reference_for_any_number_of_queries() {
     let mut random = Random(12);
-    // Around the 16 rows of a tile and the 32 queries of a block: all with one width of each format, whose turn it is.
+    // Numbers of queries around the 16 rows of a tile and the 32 queries of a block: all for one head dimension per format, some
+    // for the others.
     let all_counts: Vec<usize> = (1..=17).chain([31, 32, 33, 40]).collect();
     let some_counts = [1, 3, 6, 16, 33];
     for (h, head_dim) in HEAD_DIMS.into_iter().enumerate() {

@@ -20,6 +20,7 @@ MAX_WARPS, FEW_PANELS, SHARED_BYTES, STAGES = 16, 264, 96 << 10, 2
 TILE_ROWS, TILE_PANELS, MANY_ROWS, FILLING_BLOCKS = 32, 8, 65, 264
 WIDE_OUTPUTS, TILED = 2 * 132 * 32, 64 * 32 * 128  # gpu/src/plan/matmul_float.rs
 SPLIT_PAGES, WINDOW_SPLIT_PAGES = 2, 1  # src/device/kv.rs
+FEW_SPLITS = 32  # gpu/src/plan/attention.rs, whose FILLING_BLOCKS are the same
 ZONES = 64 + 512  # src/kv/format.rs: exact positions of `balanced`
 
 # Fields of the published config.json that tests/shapes scales down; and the assistants' hidden_size, intermediate_size,
@@ -200,7 +201,7 @@ class Ops:
     def quantize(self, activations, inputs, rows):
         elements = rows * inputs
         self.run("quantize_rows", (up(inputs, 1024), rows), 128, bytes=5.2 * elements, instructions=8 * elements, near=2)
-        self.merge(3, into=("rms_norm", "gelu_gate", "combine_256", "combine_512"), quantizes=True)
+        self.merge(3, into=("rms_norm", "gelu_gate", "combine_256", "combine_512", "combine_few_256", "combine_few_512"), quantizes=True)
 
     def project(self, matrices, rows=None, buckets=None, quantized=None, again=False):
         """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, distinct matrices that are expected, and buckets
@@ -285,12 +286,18 @@ class Ops:
         keys = 2 * pairs if layer.k_eq_v and 2 * pairs < width and 2 * pairs % 128 == 0 else width
         partial = rows * heads * (4 * width + 8)
         exact = min(seen, ZONES) if zones else seen
-        tiles, parts = up(columns, 8), up(exact, PAGE * pages)
-        # What ptxas makes of the loops of gpu/cuda/prebuilt/attend_exact.ptx for sm_90: 26 instructions of a lane per channel of a
-        # position, for 8 columns. A thread has 32 bytes of half a key on their way, then four values.
-        self.run(f"attend_f16_{width}", (splits, kv_heads, tiles), 512, products=products * exact,
-                 bytes=2 * exact * kv_heads * (keys + width) + partial * parts, instructions=26 * exact * width * kv_heads * tiles,
-                 trips=min(pages, up(exact, PAGE)) * (width / 64 + PAGE / 8), near=2 + 3 * pages)  # fmt: skip
+        tensor, parts = width >= 256, up(exact, PAGE * pages)
+        large = tensor and columns > 16 and splits * kv_heads * up(columns, 8) > FILLING_BLOCKS
+        tile = (32 if width == 256 else 24) if large else 8
+        tiles, work = up(columns, tile), exact * width * kv_heads
+        # What ptxas makes of the loops of gpu/cuda/prebuilt/attend_f16.ptx for sm_90: 4.5 instructions of a lane per channel of a
+        # position for 8 columns, 8 for 32 or 24. Queries and weights are two f16 each, at half the rate of bytes. The loads of a page's keys,
+        # then of its values, are on their way together. On Metal, and of narrow heads, 26 instructions for 8 columns.
+        instructions = (8 if large else 4.5 if tensor else 26) * work * tiles
+        self.run(f"attend_f16_{width}" + (f"_{tile}" if large else ""), (splits, kv_heads, tiles), 256 if tensor else 512,
+                 bytes=2 * exact * kv_heads * (keys + width) + partial * parts, products=products * exact, instructions=instructions,
+                 mma=8 * work * tiles * tile if tensor else 0, dots=(26 - 4.5) * work * up(columns, 8) * 16 / 54 if tensor else 0,
+                 trips=min(pages, up(exact, PAGE)) * 2 * up(width, 256), near=3 + 3 * pages)  # fmt: skip
         if zones:
             rest, groups, tile = max(seen - exact, 0), width // 128, 8 if columns <= 8 else 16
             tiles, parts = up(columns, tile), up(rest, PAGE * pages)
@@ -302,8 +309,10 @@ class Ops:
                      dots=1.5 * products * rest, mma=3 * rest * kv_heads * tiles * tile * width, near=2 + pages * (3 + 2 * groups),
                      trips=min(pages, up(rest, PAGE)) * 8 * groups)  # fmt: skip
         stores = 2 if zones else 1
-        self.run(f"combine_{width}", (rows * heads,), 256 * up(width, 128), bytes=stores * splits * partial + 4 * rows * heads * width,
-                 near=4 + stores * up(splits, 8))  # fmt: skip
+        few = splits <= FEW_SPLITS
+        self.run(f"combine_few_{width}" if few else f"combine_{width}", (rows * heads,), (32 if few else 256) * up(width, 128),
+                 bytes=stores * splits * partial + 4 * rows * heads * width,
+                 near=4 + stores * (1 if few else up(splits, 8)))  # fmt: skip
 
     def argmax(self, n):
         parts = up(n, 4096)

@@ -40,6 +40,17 @@ INLINE void wait_for_earlier_kernels() {}
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)
+#define KERNEL_LARGE(name, Params, threads, blocks, ...)                                                            \
+    INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
+        extern __shared__ uint4 of_launch[];                                                                        \
+        Thread self = THIS_THREAD;                                                                                  \
+        start_next_kernel();                                                                                        \
+        before_inputs(p, self);                                                                                      \
+        wait_for_earlier_kernels();                                                                                 \
+        name##_body(p, *reinterpret_cast<__VA_ARGS__*>(of_launch), self);                                           \
+    }                                                                                                               \
+    INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)
 #define KERNEL_PER_WARP(name, Params, threads, blocks, ...)                                                         \
     INLINE void name##_body(const Params& p, __VA_ARGS__* s, Thread self);                                          \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
@@ -98,6 +109,11 @@ INLINE void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
+INLINE void mma_f16(float (&c)[4], uint4 a, uint2 b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
 
 #endif
 
@@ -110,6 +126,7 @@ INLINE float float_of(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of(float x) { return __float_as_uint(x); }
 
 #define COPIES
+#define HALF_PRODUCTS
 #define DOUBLES
 typedef double Exact;
 INLINE Exact exact(float x) { return x; }

@@ -82,10 +82,15 @@ mod measure {
         }
         for depth in [8 << 10, 32 << 10, 128 << 10] {
             for rows in [1, 4, 16] {
-                attention(&device, &stream, None, (rows, depth))?;
+                attention(&device, &stream, &FULL, None, (rows, depth))?;
                 for formats in [(CodeFormat::Tqc5, CodeFormat::Tqc4), (CodeFormat::Turbo3, CodeFormat::Turbo3)] {
-                    attention(&device, &stream, Some(formats), (rows, depth))?;
+                    attention(&device, &stream, &FULL, Some(formats), (rows, depth))?;
                 }
+            }
+        }
+        for layer in [&WINDOW_12B, &FULL_12B] {
+            for rows in [1, 4, 8, 16, 32, 64, 256] {
+                attention(&device, &stream, layer, None, (rows, 4096))?;
             }
         }
         for (heads, accepted, rows) in [(32, 0, 1), (48, 0, 1), (48, 2, 4), (48, 8, 8)] {
@@ -167,15 +172,27 @@ mod measure {
         Ok(())
     }
 
-    /// A full-attention layer of E4B: eight heads over two, 512 wide. Up to 32 K positions, K and V stay in the cache
-    /// between launches.
+    /// The heads of a layer.
+    struct Attention {
+        heads: usize,
+        kv_heads: usize,
+        width: usize,
+        window: Option<usize>,
+    }
+
+    /// A full-attention layer of E4B, and layers of 12B.
+    const FULL: Attention = Attention { heads: 8, kv_heads: 2, width: 512, window: None };
+    const FULL_12B: Attention = Attention { heads: 16, kv_heads: 1, ..FULL };
+    const WINDOW_12B: Attention = Attention { heads: 16, kv_heads: 8, width: 256, window: Some(1024) };
+
+    /// Up to 32 K positions, K and V stay in the cache between launches.
     fn attention(
         device: &Device,
         stream: &Stream,
+        &Attention { heads, kv_heads, width, window }: &Attention,
         formats: Option<(CodeFormat, CodeFormat)>,
         (rows, depth): (usize, usize),
     ) -> Result<()> {
-        let (heads, kv_heads, width) = (8, 2, 512);
         let pages = depth / PAGE_TOKENS + 1;
         let groups = RotationGroups::of(width).ok_or("a width")?;
         let exact_bytes = exact_page_bytes(ElementType::F16, kv_heads, width);
@@ -209,9 +226,9 @@ mod measure {
             heads,
             kv_heads,
             head_dim: width,
-            window: None,
+            window,
             zones: formats.map(|_| Zones { head: 64, tail: 512 }),
-            split_pages: 2,
+            split_pages: if window.is_some() { 1 } else { 2 },
         };
         let splits = queries.splits(depth - rows, depth);
         let slots = 2 * splits * rows * heads;
@@ -237,8 +254,15 @@ mod measure {
         })?;
         let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
-        let rate = (pages * page_bytes) as f64 / micros / 1e3;
-        println!("attention {name:13} depth {depth:6}  rows {rows:2}  {micros:8.1} us  {rate:7.0} GB/s");
+        let read = window.map_or(pages, |window| pages.min(window / PAGE_TOKENS + 1));
+        let rate = (read * page_bytes) as f64 / micros / 1e3;
+        // Of a score and of a value; beyond the diagonal as well.
+        let operations = (4 * rows * heads * width * window.map_or(depth, |window| window.min(depth))) as f64;
+        println!(
+            "attention {name:13} heads {heads:2}/{kv_heads} of {width}  depth {depth:6}  rows {rows:3}  {micros:8.1} us  \
+             {rate:7.0} GB/s  {:6.1} TFLOP/s",
+            operations / micros / 1e6
+        );
         Ok(())
     }
 

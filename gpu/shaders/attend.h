@@ -74,6 +74,18 @@ INLINE Column column_of(const CONSTANT Queries& q, Range rows, int kv_head, int 
     return {row, (row - q.first) * q.heads + kv_head * group + entry % group};
 }
 
+// The keys of a page that any of a tile's columns sees.
+template <int COLUMNS>
+INLINE Range seen_by_any(const THREADGROUP Range* visible) {
+    Range any = {PAGE, 0};
+    for (int n = 0; n < COLUMNS; n++) {
+        if (visible[n].start >= visible[n].end) continue;
+        any.start = min(any.start, visible[n].start);
+        any.end = max(any.end, visible[n].end);
+    }
+    return any;
+}
+
 // Weights below e^MIN_EXPONENT are zero, as on the CPU.
 CONSTEXPR float MIN_EXPONENT = -64.0f;
 

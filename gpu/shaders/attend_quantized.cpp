@@ -95,12 +95,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             ranges[tid] = range;
         }
         barrier();
-        int first = PAGE, last = 0;
-        for (int n = 0; n < COLUMNS; n++) {
-            if (ranges[n].start >= ranges[n].end) continue;
-            first = min(first, ranges[n].start);
-            last = max(last, ranges[n].end);
-        }
+        Range any = seen_by_any<COLUMNS>(ranges);
+        int first = any.start, last = any.end;
         if (first >= last) continue;
         const DEVICE Slot* tables = q.segments[AT(segment)].tables;
         const DEVICE u8* key_page = page_of<const u8>(tables, p.keys, page) + AT(i64(kv_head)) * p.key_bytes;

@@ -9,6 +9,8 @@
 //   multiprocessor. The body has the parameters `p`, the shared memory `s` of at most 32 KiB, and the thread `self`.
 // * KERNEL_PER_WARP(name, Params, threads, blocks, OfWarp): the same with one OfWarp of shared memory for each warp: `s` points to
 //   them. The launch states their bytes, where that is possible; else there are as many as the largest block has.
+// * KERNEL_LARGE(name, Params, threads, blocks, Scratch), with HALF_PRODUCTS: KERNEL with any shared memory, whose bytes the launch
+//   states.
 // * DEVICE, CONSTANT, THREADGROUP, THREAD: address spaces: device memory, parameters, shared memory, the thread's own.
 //   INLINE before functions, CONSTEXPR before constants.
 // * AT(index): an index. The mutation test changes one at a time, and some test must fail.
@@ -26,6 +28,7 @@
 // * COPIES, if copies are asynchronous.
 // * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
+// * HALF_PRODUCTS, if there are tensor cores for f16, and then mma_f16.
 // * mma_k32, mma_k16, mma_bf16, Pieces (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single
 //   instruction.
 // * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64, i64 (`long` has 32 bits on Windows).
@@ -47,6 +50,8 @@
 //        first.x  .y  .z  .w     second.x  .y  .z  .w     b: column g, the `Pieces` that `pieces(x)` makes of
 // row    g     g + 8  g  g + 8   g     g + 8  g  g + 8       eight floats
 // word   0        0   1     1    2        2   3     3
+//
+// mma_f16(c, a, b): C += A B of f16, 16 rows by 16 inputs by 8 columns, with the first two words of both.
 //
 // Products are exact, and as usual of infinities and NaN; sums may be truncated to f32 instead of rounded, so that long ones
 // are better added outside. The sums of a column do not depend on other columns, nor those of a row on other rows.

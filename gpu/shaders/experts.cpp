@@ -1,5 +1,5 @@
 // The mixture of experts, except its products: routing, and the weighted sum of the experts' results. The products are
-// those of buckets in `matmul.cpp`: every chosen expert is read once for up to 16 rows that chose it.
+// those of buckets: every chosen expert is read once for up to 16 rows that chose it (`matmul.cpp`), or 32 (`matmul_tiles.cpp`).
 
 #include "exponential.h"
 

@@ -16,19 +16,6 @@
 
 namespace {
 
-// Entries by matrix: bucket b is entries starts[b]..starts[b + 1] of the list.
-struct BucketParams {
-    const DEVICE u8* weights; // matrices one after the other
-    Activations x;
-    DEVICE float* y;            // (entries, outputs)
-    const DEVICE int* matrices; // (buckets): the matrix of a bucket
-    const DEVICE int* starts;   // (buckets + 1)
-    const DEVICE int* count;    // (1): buckets in use
-    const DEVICE int* rows;     // (entries): the row of x; null if it is the entry itself
-    Shape shape;
-    int outputs; // of one matrix, a multiple of 16
-};
-
 // The shared memory of a warp: its weights on the way, then its sums.
 template <class F, int TILES>
 struct OfWarp {

@@ -11,7 +11,7 @@
 // sum of the runs before.
 //
 // Grid: (tiles of 32 rows; groups of 8 panels of all products), so that the tiles of a group run at about the same time and read
-// its weights once from memory.
+// its weights once from memory; (groups of 8 panels; buckets of up to 32 rows).
 
 #include "formats_256.h"
 #include "matrix.h"
@@ -42,6 +42,7 @@ struct Stage<32> {
 template <int BLOCK>
 struct Stages {
     Stage<BLOCK> at[STAGES];
+    int rows[COLUMNS]; // of the activations; columns without a row have the last row
 };
 
 // A stage as a format reads it: blocks and groups are counted from the stage's first.
@@ -74,42 +75,38 @@ INLINE float2 scaled_sums(const THREAD StagedColumns<32>& x, int tile, int block
     return sums;
 }
 
-// The rows of a block's columns: columns without a row have the last row.
-struct Rows {
-    int first, count; // `count` of all
-    INLINE int operator()(int column) const { return min(first + column, count - 1); }
-};
-
-// Begins to copy the quants of groups `group..` of 32 inputs: a thread copies 16 bytes of every second 8 rows.
-INLINE void copy_quants(const CONSTANT Params& p, Rows rows, int group, THREADGROUP uint4* to, Thread self) {
+// Begins to copy the quants of groups `group..` of 32 inputs: a thread copies half of a group of every second 8 rows.
+INLINE void copy_quants(const CONSTANT Activations& x, const THREADGROUP int* rows, int group, THREADGROUP uint4* to, Thread self) {
     const int each = GROUPS * 16, together = PANELS * 32 / each;
-    int groups = p.shape.inputs / 32, i = self.index % each, at = group + i / 16;
+    int groups = x.inputs / 32, i = self.index % each, at = group + i / 16;
     if (at >= groups) return;
     for (int n = 0; n < TILES / together; n++) {
-        int tile = n * together + self.index / each, row = rows(tile * 8) / 8 * 8;
+        int tile = n * together + self.index / each;
         // Less than 2^31 in a launch's activations.
-        int from = int(quant_at(row, at, groups) / 4) + i % 16;
-        copy_async(to + tile * each + i, reinterpret_cast<const DEVICE uint4*>(p.x.quants) + AT(from));
+        int from = int(quant_at(rows[tile * 8 + i % 16 / 2], at, groups) / 4) + i % 2;
+        copy_async(to + tile * each + i, reinterpret_cast<const DEVICE uint4*>(x.quants) + AT(from));
     }
 }
 
 // Begins to copy the activations of weight blocks `block..` to a stage.
 template <bool SUMS>
-INLINE void copy_stage(const CONSTANT Params& p, Rows rows, int block, THREADGROUP Stage<256>& to, Thread self) {
-    copy_quants(p, rows, block * GROUPS, to.quants, self);
-    int row = rows(self.lane), at = row * (p.shape.inputs / 256) + block;
-    if (self.warp == 0) copy_async(to.scales + self.lane, p.x.scales + AT(at));
-    if (SUMS && self.warp == 1) copy_async(to.sums + self.lane, reinterpret_cast<const DEVICE uint4*>(p.x.sums) + AT(at));
+INLINE void copy_stage(const CONSTANT Activations& x, const THREADGROUP int* rows, int block, THREADGROUP Stage<256>& to,
+                       Thread self) {
+    copy_quants(x, rows, block * GROUPS, to.quants, self);
+    int at = rows[self.lane] * (x.inputs / 256) + block;
+    if (self.warp == 0) copy_async(to.scales + self.lane, x.scales + AT(at));
+    if (SUMS && self.warp == 1) copy_async(to.sums + self.lane, reinterpret_cast<const DEVICE uint4*>(x.sums) + AT(at));
 }
 template <bool SUMS>
-INLINE void copy_stage(const CONSTANT Params& p, Rows rows, int block, THREADGROUP Stage<32>& to, Thread self) {
-    copy_quants(p, rows, block, to.quants, self);
-    int blocks = p.shape.inputs / 32, column = self.index / GROUPS, i = self.index % GROUPS;
+INLINE void copy_stage(const CONSTANT Activations& x, const THREADGROUP int* rows, int block, THREADGROUP Stage<32>& to,
+                       Thread self) {
+    copy_quants(x, rows, block, to.quants, self);
+    int blocks = x.inputs / 32, column = self.index / GROUPS, i = self.index % GROUPS;
     if (block + i >= blocks) return;
-    int at = rows(column) * blocks + block + i;
-    copy_async(to.scales + i * PADDED + column, p.x.scales + AT(at));
+    int at = rows[column] * blocks + block + i;
+    copy_async(to.scales + i * PADDED + column, x.scales + AT(at));
     // Of two bytes: not aligned for asynchronous copies.
-    if (SUMS) to.sums[i * COLUMNS + column] = p.x.sums[AT(at)];
+    if (SUMS) to.sums[i * COLUMNS + column] = x.sums[AT(at)];
 }
 
 // Ends a run: adds its sums to the total.
@@ -139,17 +136,24 @@ INLINE void add_stage(const DEVICE u8* weights, int first, int count, int warp_b
     }
 }
 
-// The sums over all inputs of a panel's rows 2 g and 2 g + 1 and the tile's columns 2 t and 2 t + 1.
+// A matrix, and the activations that it is multiplied by.
+struct Operands {
+    const DEVICE u8* weights; // of the warp's panel
+    int warp_blocks;
+    int count; // columns with a row
+};
+
+// The sums over all inputs of a panel's rows 2 g and 2 g + 1 and the columns 2 t and 2 t + 1 of the rows in `s`.
 template <class F>
-INLINE void sum_panel(const CONSTANT Params& p, const DEVICE u8* weights, Rows rows, THREAD Results<TILES>& total,
+INLINE void sum_panel(const CONSTANT Activations& x, Operands of, bool prefetches, THREAD Results<TILES>& total,
                       THREADGROUP Stages<F::BLOCK>& s, Thread self) {
     const int blocks_of_stage = INPUTS / F::BLOCK, lines = blocks_of_stage * 16 * F::BYTES;
-    int blocks = p.shape.inputs / F::BLOCK, left = p.shape.warp_blocks, stage = 0;
+    int blocks = x.inputs / F::BLOCK, left = of.warp_blocks, stage = 0;
     StagedColumns<F::BLOCK> columns = {s.at, self.lane, {}};
-    for (int tile = 0; tile < TILES; tile++) columns.live[tile] = min(max(rows.count - rows.first - tile * 8, 0), 8);
+    for (int tile = 0; tile < TILES; tile++) columns.live[tile] = min(max(of.count - tile * 8, 0), 8);
     Results<TILES> run = {};
     for (int ahead = 0; ahead < STAGES - 1; ahead++) {
-        if (ahead * blocks_of_stage < blocks) copy_stage<F::SUMS>(p, rows, ahead * blocks_of_stage, s.at[ahead], self);
+        if (ahead * blocks_of_stage < blocks) copy_stage<F::SUMS>(x, s.rows, ahead * blocks_of_stage, s.at[ahead], self);
         end_copies();
     }
     for (int first = 0; first < blocks; first += blocks_of_stage) {
@@ -157,48 +161,72 @@ INLINE void sum_panel(const CONSTANT Params& p, const DEVICE u8* weights, Rows r
         // Also ends the multiplications of the stage before, whose memory is the next to be copied to.
         barrier();
         int ahead = first + (STAGES - 1) * blocks_of_stage;
-        if (ahead < blocks) copy_stage<F::SUMS>(p, rows, ahead, s.at[stage == 0 ? STAGES - 1 : stage - 1], self);
+        if (ahead < blocks) copy_stage<F::SUMS>(x, s.rows, ahead, s.at[stage == 0 ? STAGES - 1 : stage - 1], self);
         end_copies();
-        // The other tiles of the panel run at the same time.
-        if (self.x == 0 && ahead + blocks_of_stage <= blocks)
+        if (prefetches && ahead + blocks_of_stage <= blocks)
             for (int line = self.lane * 128; line < lines; line += 32 * 128)
-                prefetch(weights + i64(ahead) * (16 * F::BYTES) + line);
+                prefetch(of.weights + i64(ahead) * (16 * F::BYTES) + line);
         columns.stage = s.at + stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         int count = F::BLOCK == INPUTS ? 1 : min(blocks_of_stage, blocks - first);
-        add_stage<F>(weights, first, count, p.shape.warp_blocks, left, columns, run, total);
+        add_stage<F>(of.weights, first, count, of.warp_blocks, left, columns, run, total);
     }
     // A shorter last run.
-    if (left < p.shape.warp_blocks) add_run(run, total);
+    if (left < of.warp_blocks) add_run(run, total);
+}
+
+// Writes a panel's results to `y`, of the first column.
+INLINE void store(const THREAD Results<TILES>& total, int count, int outputs, DEVICE float* y, Thread self) {
+    int g = self.lane / 4, t = self.lane % 4;
+    for (int tile = 0; tile < TILES; tile++)
+        for (int column = 0; column < 2; column++) {
+            int row = tile * 8 + 2 * t + column;
+            if (row >= count) continue;
+            float2 both;
+            both.x = total[tile][0][column], both.y = total[tile][1][column];
+            reinterpret_cast<DEVICE float2*>(y + AT(i64(row)) * outputs)[AT(g)] = both;
+        }
 }
 
 template <class F>
 INLINE void matmul_tiles(const CONSTANT Params& p, THREADGROUP Stages<F::BLOCK>& s, Thread self) {
     BlockOf at = block_of(p.products, p.count, self.y);
     const CONSTANT Product& product = p.products[at.product];
-    int panel = at.index * PANELS + self.warp, panels = product.outputs / 16;
+    int panel = at.index * PANELS + self.warp, panels = product.outputs / 16, first = self.x * COLUMNS;
+    if (self.index < COLUMNS) s.rows[self.index] = min(first + self.index, p.rows - 1);
+    barrier();
     // A warp without a panel computes the last one, because barriers need it.
     const DEVICE u8* weights = product.weights + AT(i64(min(panel, panels - 1))) * p.shape.panel_bytes;
-    Rows rows = {self.x * COLUMNS, p.rows};
     Results<TILES> total = {};
-    sum_panel<F>(p, weights, rows, total, s, self);
+    // The other tiles of the panel run at the same time.
+    sum_panel<F>(p.x, {weights, p.shape.warp_blocks, p.rows - first}, self.x == 0, total, s, self);
     if (panel >= panels) return;
-    int g = self.lane / 4, t = self.lane % 4;
-    for (int tile = 0; tile < TILES; tile++)
-        for (int column = 0; column < 2; column++) {
-            int row = rows.first + tile * 8 + 2 * t + column;
-            if (row >= rows.count) continue;
-            float2 both;
-            both.x = total[tile][0][column], both.y = total[tile][1][column];
-            DEVICE float* y = product.y + AT(i64(row)) * product.outputs + panel * 16;
-            reinterpret_cast<DEVICE float2*>(y)[AT(g)] = both;
-        }
+    store(total, p.rows - first, product.outputs, product.y + i64(first) * product.outputs + panel * 16, self);
+}
+
+template <class F>
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Stages<F::BLOCK>& s, Thread self) {
+    int bucket = self.y;
+    if (bucket >= *p.count) return;
+    int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
+    int panel = self.x * PANELS + self.warp, panels = p.outputs / 16;
+    if (self.index < COLUMNS) {
+        int entry = first + min(self.index, count - 1);
+        s.rows[self.index] = p.rows ? p.rows[AT(entry)] : entry;
+    }
+    barrier();
+    int index = p.matrices[AT(bucket)] * panels + min(panel, panels - 1);
+    Results<TILES> total = {};
+    sum_panel<F>(p.x, {p.weights + i64(index) * p.shape.panel_bytes, p.shape.warp_blocks, count}, true, total, s, self);
+    if (panel >= panels) return;
+    store(total, count, p.outputs, p.y + AT(i64(first)) * p.outputs + panel * 16, self);
 }
 
 } // namespace
 
-#define MATMUL_TILES(name, F) \
-    KERNEL(matmul_##name##_tiles, Params, 256, 2, Stages<F::BLOCK>) { matmul_tiles<F>(p, s, self); }
+#define MATMUL_TILES(name, F)                                                                                       \
+    KERNEL(matmul_##name##_tiles, Params, 256, 2, Stages<F::BLOCK>) { matmul_tiles<F>(p, s, self); }                \
+    KERNEL(matmul_buckets_##name##_tiles, BucketParams, 256, 2, Stages<F::BLOCK>) { matmul_buckets<F>(p, s, self); }
 
 MATMUL_TILES(q4_0, Q4_0)
 MATMUL_TILES(q5_0, Q5_0)

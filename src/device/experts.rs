@@ -10,6 +10,10 @@ use super::queue::{DeviceTensor, Queue};
 use crate::Result;
 use crate::nn::Gate;
 
+/// Mean number of entries of an expert from which on buckets are as large as possible: half of a tile. At a mean of 32, as in
+/// prompts of 26B-A4B, which are 1.5 times as fast as with buckets of 16, lower bounds make no difference.
+const MANY_PER_EXPERT: usize = 16;
+
 /// Stacks of gated MLPs.
 pub(crate) struct DeviceExperts {
     pub(super) gate_up_proj: Matrices, // (experts, 2 * intermediate, hidden): gate rows, then up rows
@@ -53,8 +57,9 @@ impl DeviceExperts {
         y: &DeviceTensor,
     ) -> Result<()> {
         let (experts, width, entries) = (scores.width, self.down_proj.inputs(), x.rows * self.top_k);
-        // An expert of more rows has several buckets.
-        let largest = x.rows.min(16);
+        // An expert of more rows has several buckets. The kernels for large ones share activations between outputs.
+        let most = self.gate_up_proj.largest_bucket().min(self.down_proj.largest_bucket());
+        let largest = if entries >= MANY_PER_EXPERT * experts { most } else { x.rows.min(16) };
         let size = (max_buckets(entries, experts, largest), entries);
         let list = |len: usize| queue.temporaries.take::<i32>(len);
         let (matrices, starts, count) = (list(size.0)?, list(size.0 + 1)?, list(1)?);

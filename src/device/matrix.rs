@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use foretoken_gpu::plan::matmul::{Activations, Buckets, Matrix, matmul, matmul_buckets, quantize};
+use foretoken_gpu::plan::matmul::{Activations, Buckets, LARGEST_BUCKET, Matrix, matmul, matmul_buckets, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::pointwise::{Strided, TableType, embed};
 use foretoken_gpu::{DeviceSlice, LaunchError};
@@ -126,6 +126,14 @@ impl Matrices {
                 let x = x.quantized(weight_type.activation_type())?;
                 launcher.run(self.packed(weight_type).and_then(|matrix| matmul(&matrix, &x, y)))
             }
+        }
+    }
+
+    /// Entries of a bucket that [`Matrices::multiply_buckets`] takes, at most.
+    pub fn largest_bucket(&self) -> usize {
+        match self.kind {
+            Kind::Float(_) => matmul_float::LARGEST_BUCKET,
+            Kind::Packed(_) => LARGEST_BUCKET,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Attention over pages: `attend_exact.cpp`, `attend_quantized.cpp`, `attend_mixed.cpp`, `combine.cpp`.
+//! Attention over pages: `attend_exact.cpp`, `attend_f16.cpp`, `attend_quantized.cpp`, `attend_mixed.cpp`, `combine.cpp`.
 //!
 //! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
@@ -61,6 +61,13 @@ pub struct SplitPartials {
 
 /// Columns of a tile of exact pages.
 const EXACT_COLUMNS: usize = 8;
+
+/// Splits that one warp merges: one per lane.
+const FEW_SPLITS: usize = 32;
+
+/// f16 pages are attended in large tiles if tiles of 8 columns would be more blocks than an H200 holds, two on each of 132
+/// multiprocessors; large tiles of fewer would leave multiprocessors without work.
+const FILLING_BLOCKS: usize = 264;
 
 /// The kernel that fills a store's [`SplitPartials`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,27 +221,59 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
             "heads of {width} need the kernels of `attention_mixed`, or are not supported"
         )));
     }
-    let kernel = match (kv.element, queries.head_dim) {
+    let kernel = match kv.element {
+        ElementType::F16 if queries.head_dim >= 256 => f16_kernel(queries, partials.splits),
+        element => exact_kernel(element, queries.head_dim),
+    };
+    let params = ExactParams {
+        queries: queries.params(partials, Store::Exact, kernel.columns)?,
+        keys: kv.keys.params()?,
+        values: kv.values.params()?,
+        rotary_channels: kv.rotary_channels as i32,
+    };
+    let (grid, block) = (queries.grid(partials.splits, kernel.columns)?, [kernel.threads, 1, 1]);
+    Ok(Launch { kernel: kernel.name, grid, block, shared: kernel.shared, params })
+}
+
+/// A kernel over exact pages.
+struct ExactKernel {
+    name: &'static str,
+    threads: u32,
+    /// Columns of a tile.
+    columns: usize,
+    /// See [`Launch::shared`].
+    shared: u32,
+}
+
+/// The kernel of attend_f16.cpp. The shared memory is what it asserts.
+fn f16_kernel(queries: &Queries, splits: usize) -> ExactKernel {
+    let columns = queries.columns();
+    let blocks = splits * queries.kv_heads * queries.segments.count * columns.div_ceil(EXACT_COLUMNS);
+    let wide = columns > 2 * EXACT_COLUMNS && blocks > FILLING_BLOCKS;
+    let (name, columns, shared) = match (queries.head_dim, wide) {
+        (256, true) => ("attend_f16_256_32", 32, 67_328),
+        (256, false) => ("attend_f16_256", EXACT_COLUMNS, 0),
+        (_, true) => ("attend_f16_512_24", 24, 75_072),
+        (_, false) => ("attend_f16_512", EXACT_COLUMNS, 0),
+    };
+    ExactKernel { name, threads: 256, columns, shared }
+}
+
+/// The kernel of attend_exact.cpp.
+fn exact_kernel(element: ElementType, head_dim: usize) -> ExactKernel {
+    let name = match (element, head_dim) {
         (ElementType::F32, 64) => "attend_f32_64",
         (ElementType::F32, 128) => "attend_f32_128",
         (ElementType::F32, 256) => "attend_f32_256",
         (ElementType::F32, _) => "attend_f32_512",
         (ElementType::F16, 64) => "attend_f16_64",
-        (ElementType::F16, 128) => "attend_f16_128",
-        (ElementType::F16, 256) => "attend_f16_256",
-        (ElementType::F16, _) => "attend_f16_512",
+        (ElementType::F16, _) => "attend_f16_128",
         (ElementType::Bf16, 64) => "attend_bf16_64",
         (ElementType::Bf16, 128) => "attend_bf16_128",
         (ElementType::Bf16, 256) => "attend_bf16_256",
         (ElementType::Bf16, _) => "attend_bf16_512",
     };
-    let params = ExactParams {
-        queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
-        keys: kv.keys.params()?,
-        values: kv.values.params()?,
-        rotary_channels: kv.rotary_channels as i32,
-    };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [512, 1, 1], shared: 0, params })
+    ExactKernel { name, threads: 512, columns: EXACT_COLUMNS, shared: 0 }
 }
 
 /// Quantized keys and values.
@@ -350,12 +389,17 @@ pub fn combine(
     y: DeviceSlice<f32>,
 ) -> Result<Launch<CombineParams>, LaunchError> {
     check_head_dim(queries.head_dim)?;
-    let kernel = match queries.head_dim {
-        32 => "combine_32",
-        64 => "combine_64",
-        128 => "combine_128",
-        256 => "combine_256",
-        _ => "combine_512",
+    let kernel = match (queries.head_dim, partials.splits) {
+        (32, ..=FEW_SPLITS) => "combine_few_32",
+        (64, ..=FEW_SPLITS) => "combine_few_64",
+        (128, ..=FEW_SPLITS) => "combine_few_128",
+        (256, ..=FEW_SPLITS) => "combine_few_256",
+        (512, ..=FEW_SPLITS) => "combine_few_512",
+        (32, _) => "combine_32",
+        (64, _) => "combine_64",
+        (128, _) => "combine_128",
+        (256, _) => "combine_256",
+        (_, _) => "combine_512",
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
@@ -368,6 +412,7 @@ pub fn combine(
         rotated: (domain == Domain::Rotated).into(),
         k_eq_v_pairs: order.pairs(queries.head_dim)?,
     };
-    let threads = 256 * queries.head_dim.div_ceil(128) as u32;
+    let warps = if partials.splits <= FEW_SPLITS { 1 } else { 8 };
+    let threads = 32 * warps * queries.head_dim.div_ceil(128) as u32;
     Ok(Launch { kernel, grid: [blocks("queries", all)?, 1, 1], block: [threads, 1, 1], shared: 0, params })
 }

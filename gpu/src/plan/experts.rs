@@ -2,7 +2,7 @@
 //! [`super::matmul::matmul_buckets`] over gate and up, the gated activation, `matmul_buckets` over down (whose rows are entries),
 //! [`mix`].
 
-use super::matmul::Buckets;
+use super::matmul::{Buckets, LARGEST_BUCKET};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 
 /// Upper bounds of entries per call, which are `rows * top_k`; of experts; and of experts per row.
@@ -97,8 +97,8 @@ fn route_params(
             "{top_k} of {experts} experts for {rows} rows; at most {MAX_ROUTE:?} (entries, experts, choices)"
         )));
     }
-    if !(1..=16).contains(&largest) {
-        return Err(LaunchError(format!("buckets of {largest} entries; 1 to 16 are supported")));
+    if !(1..=LARGEST_BUCKET).contains(&largest) {
+        return Err(LaunchError(format!("buckets of {largest} entries; 1 to {LARGEST_BUCKET} are supported")));
     }
     let most = max_buckets(entries, experts, largest);
     let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route requires the entries' rows".into()))?;

@@ -21,6 +21,9 @@ const STAGES: usize = 2;
 const TILE_ROWS: usize = 32;
 const TILE_PANELS: usize = 8;
 
+/// Entries of a bucket of [`matmul_buckets`], at most.
+pub const LARGEST_BUCKET: usize = TILE_ROWS;
+
 /// Rows from which on they are chosen, if the matrix has enough panels: with fewer, a product waits for its weights, which the
 /// other kernels load with more warps per panel.
 const MANY_ROWS: usize = 65;
@@ -129,8 +132,8 @@ struct Kernels {
     rows: [&'static str; 3],
     /// Many rows.
     tiles: &'static str,
-    /// Buckets of up to 8, up to 16.
-    buckets: [&'static str; 2],
+    /// Buckets of up to 8, up to 16, up to 32.
+    buckets: [&'static str; 3],
 }
 
 macro_rules! kernels {
@@ -138,7 +141,11 @@ macro_rules! kernels {
         Kernels {
             rows: [concat!("matmul_", $name, "_8"), concat!("matmul_", $name, "_16"), concat!("matmul_", $name, "_32")],
             tiles: concat!("matmul_", $name, "_tiles"),
-            buckets: [concat!("matmul_buckets_", $name, "_8"), concat!("matmul_buckets_", $name, "_16")],
+            buckets: [
+                concat!("matmul_buckets_", $name, "_8"),
+                concat!("matmul_buckets_", $name, "_16"),
+                concat!("matmul_buckets_", $name, "_tiles"),
+            ],
         }
     };
 }
@@ -346,7 +353,7 @@ fn product(
 /// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets {
-    /// Entries of a bucket, at most: up to 16.
+    /// Entries of a bucket, at most: up to [`LARGEST_BUCKET`].
     pub largest: usize,
     /// `(max_buckets)`: the matrix of each.
     pub matrices: DeviceSlice<i32>,
@@ -395,8 +402,16 @@ pub fn matmul_buckets(
             w.count
         )));
     }
-    let [kernel_8, kernel_16] = w.kernels.buckets;
-    let kernel = if lists.largest <= 8 { kernel_8 } else { kernel_16 };
+    let [kernel_8, kernel_16, tiles] = w.kernels.buckets;
+    let panels = w.panels();
+    let (kernel, width, block, shared) = match lists.largest {
+        ..=8 => (kernel_8, panels, w.block(), w.shared()),
+        9..=16 => (kernel_16, panels, w.block(), w.shared()),
+        17..=LARGEST_BUCKET => (tiles, panels.div_ceil(TILE_PANELS), [32 * TILE_PANELS as u32, 1, 1], 0),
+        largest => {
+            return Err(LaunchError(format!("buckets of {largest} entries; at most {LARGEST_BUCKET} are supported")));
+        }
+    };
     let params = BucketParams {
         weights: w.weights.address(),
         x: x.params(),
@@ -411,6 +426,6 @@ pub fn matmul_buckets(
         shape: w.shape()?,
         outputs: dimension("outputs", w.outputs)?,
     };
-    let grid = [(w.outputs / PANEL_ROWS) as u32, blocks("buckets", max_buckets)?, 1];
-    Ok(Launch { kernel, grid, block: w.block(), shared: w.shared(), params })
+    let grid = [width as u32, blocks("buckets", max_buckets)?, 1];
+    Ok(Launch { kernel, grid, block, shared, params })
 }

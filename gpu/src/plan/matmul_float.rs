@@ -129,6 +129,9 @@ pub struct FloatBucketParams {
 // SAFETY: the `BucketParams` of float_products.h.
 unsafe impl Params for FloatBucketParams {}
 
+/// Entries of a bucket of [`matmul_buckets`], at most.
+pub const LARGEST_BUCKET: usize = 16;
+
 /// As [`super::matmul::matmul_buckets`]: `y` is `(entries, outputs)`, for at most `max_buckets` buckets.
 ///
 /// # Errors

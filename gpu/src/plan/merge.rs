@@ -87,7 +87,7 @@ fn combine_quantize(first: &Launch<CombineParams>, next: &Launch<QuantizeParams>
     let (rows, heads) = a.queries.shape();
     let follows = b.x == a.y && first.grid[0] == rows * heads as u32 && next.grid[1] == rows;
     // Others have fewer channels than a warp quantizes.
-    let whole = ["combine_256", "combine_512"].contains(&first.kernel);
+    let whole = ["combine_256", "combine_512", "combine_few_256", "combine_few_512"].contains(&first.kernel);
     (a.block == 0 && follows && whole)
         .then_some(Launch { params: CombineParams { out: b.out, block: b.block, ..*a }, ..*first })
 }

@@ -32,6 +32,12 @@ impl Dialect {
     /// All.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Metal];
 
+    /// Whether a source has code of another dialect only.
+    fn lacks(self, file: &str) -> bool {
+        Self::ALL.iter().any(|of| *of != self && of.headers().2 == file)
+            || self == Self::Metal && file == "attend_halves.h"
+    }
+
     /// The emulator's header, and the folder and the file of the dialect that it includes.
     const fn headers(self) -> (&'static str, &'static str, &'static str) {
         match self {
@@ -243,8 +249,7 @@ impl Machine {
 
     /// Every marked index of the sources and of a dialect.
     pub fn sites(&self, dialect: Dialect) -> Vec<Site> {
-        let other = |site: &&Site| Dialect::ALL.iter().any(|of| *of != dialect && of.headers().2 == site.file);
-        self.sites.iter().filter(|site| !other(site)).cloned().collect()
+        self.sites.iter().filter(|site| !dialect.lacks(&site.file)).cloned().collect()
     }
 
     fn function<T>(&self, name: &str) -> Result<libloading::Symbol<'_, T>, String> {

@@ -172,7 +172,7 @@ pub fn all() -> Vec<Case> {
         // Runs of more than two stages; a partial last panel; more than 16 rows.
         cases.push(dense(weight_type, 3, 20, 256 * 33));
         cases.push(dense(weight_type, 37, 16, 256));
-        cases.extend([6, 11].map(|largest| buckets(weight_type, 48, 512, largest)));
+        cases.extend([6, 11, 27].map(|largest| buckets(weight_type, 48, 512, largest)));
         if weight_type.block_len() == 32 {
             cases.push(dense(weight_type, 2, 16, 32 * 22));
             cases.push(dense(weight_type, 9, 16, 32));
@@ -201,5 +201,6 @@ pub fn small() -> Vec<Case> {
         [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512, 11), tiles(weight_type, 35, 32, 512)]
     };
     let long = dense(WeightType::Q4_K, 11, 32, 256 * 33);
-    TYPES.into_iter().flat_map(of).chain([long]).collect()
+    let large = [WeightType::Q4_K, WeightType::Q8_0].map(|weight_type| buckets(weight_type, 32, 512, 19));
+    TYPES.into_iter().flat_map(of).chain([long]).chain(large).collect()
 }

@@ -8,6 +8,7 @@
 #define __device__
 #define __forceinline__ inline
 #define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
+#define KERNEL_LARGE(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
 #define KERNEL_PER_WARP(name, Params, threads, blocks, ...) MACHINE_KERNEL_PER_WARP(name, Params, threads, __VA_ARGS__)
 
 inline void __syncthreads() { machine::barrier(); }
@@ -116,10 +117,14 @@ inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int) {
     mma_collective<int, 4>("mma.m16n8k16", c, {{a[0], a[1], 0, 0}, {b, 0}}, signed_byte);
 }
 
-// mma.sync.m16n8k16 of bf16, whose products are exact.
+// mma.sync.m16n8k16 of bf16 and of f16, whose products are exact.
 inline float wide_bf16(unsigned word, int upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); }
 inline void mma_bf16_k16(float (&c)[4], uint4 a, uint2 b) {
     mma_collective<float, 2>("mma.m16n8k16.bf16", c, {{a.x, a.y, a.z, a.w}, {b.x, b.y}}, wide_bf16);
+}
+inline float wide_f16(unsigned word, int upper) { return half_to_float((unsigned short)(word >> (16 * upper))); }
+inline void mma_f16(float (&c)[4], uint4 a, uint2 b) {
+    mma_collective<float, 2>("mma.m16n8k16.f16", c, {{a.x, a.y, a.z, a.w}, {b.x, b.y}}, wide_f16);
 }
 
 #include "../../cuda/device.cuh"

@@ -74,14 +74,21 @@ INLINE Column column_of(const CONSTANT Queries& q, Range rows, int kv_head, int 
     return {row, (row - q.first) * q.heads + kv_head * group + entry % group};
 }
 
-// The keys of a page that any of a tile's columns sees.
+// The keys of a page that any of a tile's columns sees; `seen` gets those of each. Ends with a barrier of the block.
 template <int COLUMNS>
-INLINE Range seen_by_any(const THREADGROUP Range* visible) {
+INLINE Range see_page(const CONSTANT Queries& q, const THREADGROUP Column* columns, int page, bool quantized,
+                      THREADGROUP Range* seen, int tid) {
+    if (tid < COLUMNS) {
+        Range range = {0, 0};
+        if (columns[tid].row >= 0) range = visible(q, columns[tid].row, page, quantized);
+        seen[tid] = range;
+    }
+    barrier();
     Range any = {PAGE, 0};
     for (int n = 0; n < COLUMNS; n++) {
-        if (visible[n].start >= visible[n].end) continue;
-        any.start = min(any.start, visible[n].start);
-        any.end = max(any.end, visible[n].end);
+        if (seen[n].start >= seen[n].end) continue;
+        any.start = min(any.start, seen[n].start);
+        any.end = max(any.end, seen[n].end);
     }
     return any;
 }

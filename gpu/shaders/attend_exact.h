@@ -66,13 +66,7 @@ INLINE void attend(const CONSTANT Params& p, int first_column, THREADGROUP Scrat
     int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
-        if (tid < COLUMNS) {
-            Range range = {0, 0};
-            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, false);
-            ranges[tid] = range;
-        }
-        barrier();
-        Range any = seen_by_any<COLUMNS>(ranges);
+        Range any = see_page<COLUMNS>(q, s.column, page, false, ranges, tid);
         int first = any.start, last = any.end;
         if (first >= last) continue;
         typedef typename E::Bits Bits;

@@ -240,13 +240,7 @@ INLINE void attend_halves(const CONSTANT Params& p, THREADGROUP HalfScratch<HD, 
     int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
-        if (tid < COUNT) {
-            Range range = {0, 0};
-            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, false);
-            ranges[tid] = range;
-        }
-        barrier();
-        Range any = seen_by_any<COUNT>(ranges);
+        Range any = see_page<COUNT>(q, s.column, page, false, ranges, tid);
         if (any.start >= any.end) continue;
         const DEVICE Slot* tables = q.segments[AT(segment)].tables;
         HalfPage of_page = {page_of<const u16>(tables, p.keys, page) + AT(i64(kv_head)) * PAGE * p.rotary_channels,

@@ -245,18 +245,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
     int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
-        if (tid < COLUMNS) {
-            Range range = {0, 0};
-            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, p.quantized != 0);
-            ranges[tid] = range;
-        }
-        barrier();
-        int first = PAGE, last = 0;
-        for (int n = 0; n < COLUMNS; n++) {
-            if (ranges[n].start >= ranges[n].end) continue;
-            first = min(first, ranges[n].start);
-            last = max(last, ranges[n].end);
-        }
+        Range any = see_page<COLUMNS>(q, s.column, page, p.quantized != 0, ranges, tid);
+        int first = any.start, last = any.end;
         if (first >= last) continue;
         const DEVICE Slot* tables = q.segments[AT(segment)].tables;
         const DEVICE u8* key_page = head_page(p.keys, tables, page, kv_head);

@@ -89,13 +89,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
     int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
-        if (tid < COLUMNS) {
-            Range range = {0, 0};
-            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, true);
-            ranges[tid] = range;
-        }
-        barrier();
-        Range any = seen_by_any<COLUMNS>(ranges);
+        Range any = see_page<COLUMNS>(q, s.column, page, true, ranges, tid);
         int first = any.start, last = any.end;
         if (first >= last) continue;
         const DEVICE Slot* tables = q.segments[AT(segment)].tables;

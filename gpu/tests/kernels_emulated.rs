@@ -16,12 +16,13 @@ use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
 use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
 use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul};
+use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::pointwise::{GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
 use foretoken_gpu::plan::segments::Segments;
 use foretoken_gpu::{DeviceSlice, Launch, Params};
 use foretoken_kernels::quant::{ActivationType, WeightType};
-use foretoken_kernels::{Isa, activation};
+use foretoken_kernels::{ElementType, Isa, activation};
 use skipped::skipped;
 
 /// The machine; `None` without a C++ compiler: the test is skipped.
@@ -172,6 +173,14 @@ fn many_rows_are_multiplied_in_tiles() {
     ] {
         assert_eq!(kernel(rows, panels), want, "{rows} rows, {panels} panels");
     }
+    let of_bf16 = |rows: usize, outputs: usize| {
+        let slice = DeviceSlice::<u8>::new(0, usize::MAX / 8);
+        let w = FloatMatrix::new(ElementType::Bf16, (1, outputs, 64), slice).expect("a shape");
+        matmul_float::matmul(&w, (slice.cast(), rows), slice.cast()).expect("a launch").kernel
+    };
+    assert_eq!([64, 65].map(|rows| of_bf16(rows, 4096)), ["matmul_bf16_32"; 2]);
+    assert_eq!([63, 8].map(|rows| of_bf16(rows, 4096)), ["matmul_bf16_8"; 2]);
+    assert_eq!(of_bf16(8, 40_000), "matmul_bf16_8_wide");
 }
 
 /// Shapes that a kernel's registers or lanes do not fit.

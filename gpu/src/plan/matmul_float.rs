@@ -47,7 +47,7 @@ impl FloatMatrix {
             (ElementType::F16, 1) => ("matmul_f16_1", 1, 32),
             (ElementType::F16, 2..=4) => ("matmul_f16_4", 4, 32),
             (ElementType::F16, _) => ("matmul_f16_16", 16, 32),
-            (ElementType::Bf16, 9..) if rows * self.outputs >= TILED => ("matmul_bf16_32", 32, 128),
+            (ElementType::Bf16, 9..) if rows * self.outputs >= TILED => return MANY_ROWS,
             (ElementType::Bf16, _) if self.outputs >= WIDE => ("matmul_bf16_8_wide", 8, 32),
             (ElementType::Bf16, _) => ("matmul_bf16_8", 8, 16),
         };
@@ -69,6 +69,9 @@ struct Tiled {
     rows: usize,
     outputs: usize,
 }
+
+/// Of bf16, for many rows.
+const MANY_ROWS: Tiled = Tiled { kernel: "matmul_bf16_32", rows: 32, outputs: 128 };
 
 /// Parameters of the products: up to three matrices with the same inputs.
 #[repr(C)]
@@ -92,10 +95,33 @@ unsafe impl Params for FloatParams {}
 /// If a slice is too short.
 pub fn matmul(
     w: &FloatMatrix,
-    (x, rows): (DeviceSlice<f32>, usize),
+    x: (DeviceSlice<f32>, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatParams>, LaunchError> {
-    let tiled = w.tiled(rows);
+    product(w, x, y, w.tiled(x.1))
+}
+
+/// [`matmul`] of bf16 by the kernel for many rows, however many there are.
+///
+/// # Errors
+/// If the weights are of another type, or a slice is too short.
+pub fn matmul_tiles(
+    w: &FloatMatrix,
+    x: (DeviceSlice<f32>, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<FloatParams>, LaunchError> {
+    match w.element {
+        ElementType::Bf16 => product(w, x, y, MANY_ROWS),
+        other => Err(LaunchError(format!("no kernel for tiles of {other:?}; supported: bf16"))),
+    }
+}
+
+fn product(
+    w: &FloatMatrix,
+    (x, rows): (DeviceSlice<f32>, usize),
+    y: DeviceSlice<f32>,
+    tiled: Tiled,
+) -> Result<Launch<FloatParams>, LaunchError> {
     let grid = [blocks("rows", rows.div_ceil(tiled.rows))?, blocks("outputs", w.outputs.div_ceil(tiled.outputs))?, 1];
     let y = y.checked("y", rows * w.outputs)?;
     let product = Product { weights: w.weights.address(), y, outputs: w.outputs as i32, end: grid[1] as i32 };

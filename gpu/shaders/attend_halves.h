@@ -169,8 +169,10 @@ INLINE void weigh(int n, Range seen_keys, THREADGROUP HalfScratch<HD, TILES>& s,
     Halves first = halves(weight[0], weight[1]), second = halves(weight[2], weight[3]);
     // Two lanes have the eight keys of a fragment's lane.
     int step = lane / 8, to = n % 8 * 4 + lane % 8 / 2;
-    reinterpret_cast<THREADGROUP uint2*>(&s.weights.half[0][n / 8][step][AT(to)])[lane % 2] = {first.upper, second.upper};
-    reinterpret_cast<THREADGROUP uint2*>(&s.weights.half[1][n / 8][step][to])[lane % 2] = {first.lower, second.lower};
+    THREADGROUP uint4* upper = s.weights.half[0][n / 8][step] + AT(to);
+    THREADGROUP uint4* lower = s.weights.half[1][n / 8][step] + to;
+    reinterpret_cast<THREADGROUP uint2*>(upper)[lane % 2] = {first.upper, second.upper};
+    reinterpret_cast<THREADGROUP uint2*>(lower)[lane % 2] = {first.lower, second.lower};
 }
 
 // 2 * STRIPS consecutive channels of a value.

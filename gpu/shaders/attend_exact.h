@@ -4,7 +4,8 @@
 // the keys of a page are divided among the groups of lanes, whose sums are added once per split.
 // Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at 512 threads per multiprocessor;
 // further columns read K and V again, from the cache. One block of 16 warps and not two of 8: in decoding there are fewer blocks
-// than multiprocessors, and the loops over a page are half as long. Grid: (splits, KV heads, segments by tiles of 8 columns).
+// than multiprocessors, and the loops over a page are half as long. Where `attend_f16.cpp` has no tensor cores, it runs this with 8
+// warps, as it launches them. Grid: (splits, KV heads, segments by tiles of columns).
 
 #pragma once
 

@@ -140,12 +140,13 @@ INLINE void add_stage(const DEVICE u8* weights, int first, int count, int warp_b
 struct Operands {
     const DEVICE u8* weights; // of the warp's panel
     int warp_blocks;
-    int count; // columns with a row
+    int count;       // columns with a row
+    bool prefetches; // of the blocks that have this panel at the same time, one loads it into the L2 cache
 };
 
 // The sums over all inputs of a panel's rows 2 g and 2 g + 1 and the columns 2 t and 2 t + 1 of the rows in `s`.
 template <class F>
-INLINE void sum_panel(const CONSTANT Activations& x, Operands of, bool prefetches, THREAD Results<TILES>& total,
+INLINE void sum_panel(const CONSTANT Activations& x, Operands of, THREAD Results<TILES>& total,
                       THREADGROUP Stages<F::BLOCK>& s, Thread self) {
     const int blocks_of_stage = INPUTS / F::BLOCK, lines = blocks_of_stage * 16 * F::BYTES;
     int blocks = x.inputs / F::BLOCK, left = of.warp_blocks, stage = 0;
@@ -163,7 +164,7 @@ INLINE void sum_panel(const CONSTANT Activations& x, Operands of, bool prefetche
         int ahead = first + (STAGES - 1) * blocks_of_stage;
         if (ahead < blocks) copy_stage<F::SUMS>(x, s.rows, ahead, s.at[stage == 0 ? STAGES - 1 : stage - 1], self);
         end_copies();
-        if (prefetches && ahead + blocks_of_stage <= blocks)
+        if (of.prefetches && ahead + blocks_of_stage <= blocks)
             for (int line = self.lane * 128; line < lines; line += 32 * 128)
                 prefetch(of.weights + i64(ahead) * (16 * F::BYTES) + line);
         columns.stage = s.at + stage;
@@ -198,8 +199,7 @@ INLINE void matmul_tiles(const CONSTANT Params& p, THREADGROUP Stages<F::BLOCK>&
     // A warp without a panel computes the last one, because barriers need it.
     const DEVICE u8* weights = product.weights + AT(i64(min(panel, panels - 1))) * p.shape.panel_bytes;
     Results<TILES> total = {};
-    // The other tiles of the panel run at the same time.
-    sum_panel<F>(p.x, {weights, p.shape.warp_blocks, p.rows - first}, self.x == 0, total, s, self);
+    sum_panel<F>(p.x, {weights, p.shape.warp_blocks, p.rows - first, self.x == 0}, total, s, self);
     if (panel >= panels) return;
     store(total, p.rows - first, product.outputs, product.y + i64(first) * product.outputs + panel * 16, self);
 }
@@ -217,7 +217,7 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Stages<F:
     barrier();
     int index = p.matrices[AT(bucket)] * panels + min(panel, panels - 1);
     Results<TILES> total = {};
-    sum_panel<F>(p.x, {p.weights + i64(index) * p.shape.panel_bytes, p.shape.warp_blocks, count}, true, total, s, self);
+    sum_panel<F>(p.x, {p.weights + i64(index) * p.shape.panel_bytes, p.shape.warp_blocks, count, true}, total, s, self);
     if (panel >= panels) return;
     store(total, count, p.outputs, p.y + AT(i64(first)) * p.outputs + panel * 16, self);
 }

@@ -82,9 +82,10 @@ fn there_and_back_the_bits_are_the_same() {
     assert!(sources.len() >= 12, "{}", sources.len());
     for (i, (source, outtype, back)) in sources.iter().enumerate() {
         for layout in [AssistantLayout::Nextn, AssistantLayout::Mtp] {
-            let file = directory.path().join(format!("{i}.gguf"));
+            let name = format!("{i}-{}", layout.architecture());
+            let file = directory.path().join(format!("{name}.gguf"));
             let gguf = convert(source, &file, &ToGguf { layout, ..options(*outtype) });
-            let again = directory.path().join(format!("{i}"));
+            let again = directory.path().join(name);
             let options = ToHuggingFace { outtype: *back, ..ToHuggingFace::default() };
             to_hugging_face(&gguf, &again, &options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
             let (want, got) = (contents(&open(source)), contents(&open(&again)));
@@ -104,7 +105,7 @@ fn the_text_is_the_same() {
         let at = |name: &str| directory.path().join(format!("{}-{name}", case.name));
         let gguf = convert(&case.path.join("target"), &at("target.gguf"), &options(Outtype::F32));
         to_hugging_face(&gguf, &at("target"), &ToHuggingFace::default()).expect("a directory");
-        for checkpoint in [gguf, open(&at("target"))] {
+        for (i, checkpoint) in [gguf, open(&at("target"))].into_iter().enumerate() {
             let target = Target::load(&checkpoint, Isa::best()).expect("a target");
             let mut kv = cache(&target, ElementType::F32, Isa::best());
             let mut output = pass(&target, &mut kv, &case.ids("input_ids"), OutputRows::Last);
@@ -117,8 +118,9 @@ fn the_text_is_the_same() {
                     let path = at(&format!("{}.gguf", layout.architecture()));
                     convert(&assistant, &path, &ToGguf { layout, ..options(Outtype::F32) })
                 });
-                to_hugging_face(&files[0], &at("assistant"), &ToHuggingFace::default()).expect("a directory");
-                for checkpoint in files.iter().chain([&open(&at("assistant"))]) {
+                let again = at(&format!("assistant-{i}"));
+                to_hugging_face(&files[0], &again, &ToHuggingFace::default()).expect("a directory");
+                for checkpoint in files.iter().chain([&open(&again)]) {
                     let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
                     let step = cases::draft_step(&assistant, case.ids("first_id")[0], &state, &kv);
                     let best = argmax(&values(&step.scores.logits)) as usize;
@@ -215,6 +217,8 @@ fn bad_input_is_refused_by_name() {
     refused(to_hugging_face(&floats, &at("other.gguf"), &back).map(drop), "ends in .gguf");
     refused(to_hugging_face(&floats, &at("a file"), &back).map(drop), "is a file; use the name of a directory");
     assert!(!at("other.gguf").exists());
+    to_hugging_face(&floats, &at("whole"), &back).expect("a new directory");
+    refused(to_hugging_face(&floats, &at("whole"), &back).map(drop), "is a checkpoint already");
     let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
     refused(to_gguf(&open(&demo("target")), &at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.

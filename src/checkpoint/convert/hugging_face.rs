@@ -41,7 +41,7 @@ struct Planned {
 ///
 /// # Errors
 /// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, the directory's
-/// name is a GGUF file's or that of a file, or a file cannot be written.
+/// name is a GGUF file's or that of a file, it has a checkpoint, or a file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
@@ -73,12 +73,15 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     Ok(Report { tensors: planned.len(), bytes, left_out })
 }
 
-/// Rejects destinations that cannot be a directory, or that are meant as a file.
+/// Rejects destinations that cannot be a directory, that are meant as a file, or that have a checkpoint, whose files would be
+/// mixed with the new ones.
 fn check_directory(destination: &Path) -> Result<()> {
     let problem = if destination.extension().is_some_and(|extension| extension == "gguf") {
         "ends in .gguf, but a GGUF file is converted to a directory; use the name of one"
     } else if destination.is_file() {
         "is a file; use the name of a directory"
+    } else if ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| destination.join(name).exists()) {
+        "is a checkpoint already; use the name of a new directory"
     } else {
         return Ok(());
     };

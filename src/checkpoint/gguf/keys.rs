@@ -75,7 +75,9 @@ impl<'a> Keys<'a> {
         read: impl FnOnce(Value<'a>) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        read(value).map(Some).ok_or_else(|| self.error(key, format!("is {value:?}, must be {kind}")))
+        read(value)
+            .map(Some)
+            .ok_or_else(|| self.error(key, format!("is {value:?}, must be {kind}; convert the checkpoint again")))
     }
 
     /// A size that may be zero, below 2^31 so that products of two sizes cannot overflow.
@@ -86,7 +88,7 @@ impl<'a> Keys<'a> {
     /// A positive size.
     pub(crate) fn size(&self, key: &str) -> Result<usize> {
         match self.optional_size(key)? {
-            Some(0) => Err(self.error(key, "is 0")),
+            Some(0) => Err(self.error(key, "is 0; convert the checkpoint again")),
             Some(size) => Ok(size),
             None => Err(self.missing(key)),
         }

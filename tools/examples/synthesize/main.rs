@@ -55,7 +55,7 @@ pub struct Args {
     seed: u64,
     /// Weight of the key norms. At 1 the scores of random weights spread so far that most exponentials are subnormal, which
     /// slows attention down several times unless they are flushed to zero; 0.125 spreads them about as much as real text.
-    #[arg(long, value_name = "W", default_value_t = 1.0)]
+    #[arg(long, value_name = "W", default_value_t = 1.0, value_parser = key_norm)]
     key_norm: f32,
     /// Give the assistant a centroid head, as for e2b and e4b, in the older file layout.
     #[arg(long)]
@@ -94,6 +94,12 @@ impl Args {
     fn isa(&self) -> Isa {
         Isa::best()
     }
+}
+
+fn key_norm(text: &str) -> Result<f32> {
+    let norm: f32 = text.parse()?;
+    anyhow::ensure!(norm.is_finite() && norm > 0.0, "must be positive and finite");
+    Ok(norm)
 }
 
 /// Bytes generated at once before they are written.

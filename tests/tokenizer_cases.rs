@@ -1,5 +1,5 @@
 //! Ids equal those of PyPI's tokenizers on 2 000 cases (scripts/tokenizer_cases.py), from tokenizer.json and from a GGUF file
-//! without a tokenizer.json next to it.
+//! without a tokenizer.json next to it; and those of the `tokenizers` crate's model on random models.
 
 mod gguf_writer;
 mod twins;
@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::tokenizer::Tokenizer;
-use serde_json::Value;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
 use twins::Twin;
 
 const BOS: u32 = 2;
@@ -59,4 +62,69 @@ fn a_gguf_file_alone_has_the_ids_of_its_tokenizer_json() {
         let tokenizer = checkpoint.tokenizer(vocabulary).expect("readable").expect("a tokenizer");
         has_the_ids(&tokenizer, name, &format!("{name}.gguf"));
     }
+}
+
+/// A tokenizer.json with random merges of few characters, of which some, and some bytes, have no token.
+fn random_model(rng: &mut StdRng) -> Value {
+    let characters = ["a", "b", "c", "\u{e9}", "\u{1f980}"];
+    let mut tokens: Vec<String> = characters[..rng.random_range(1..=5)].iter().map(|c| (*c).to_owned()).collect();
+    let mut merges: Vec<[String; 2]> = Vec::new();
+    for _ in 0..rng.random_range(0..40) {
+        let part = |rng: &mut StdRng| tokens.choose(rng).expect("a token").clone();
+        let pair = [part(rng), part(rng)];
+        if pair.concat().len() < 12 {
+            // A pair may be listed twice.
+            tokens.extend(Some(pair.concat()).filter(|whole| !tokens.contains(whole)));
+            merges.push(pair);
+        }
+    }
+    let bytes = rng.random_range(0..3) * 128;
+    tokens.extend((0..bytes).map(|byte| format!("<0x{byte:02X}>")));
+    let unknown = rng.random_bool(0.7).then_some("<unk>");
+    tokens.extend(unknown.map(str::to_owned));
+    // Ids in any order, with gaps.
+    let vocab = tokens.iter().enumerate().map(|(i, token)| (token.clone(), json!(i * 7 % 499))).collect();
+    let joined = rng.random_bool(0.5);
+    let merges: Vec<_> = merges.iter().map(|pair| if joined { json!(pair.join(" ")) } else { json!(pair) }).collect();
+    json!({
+        "added_tokens": [],
+        "model": {
+            "type": "BPE",
+            "unk_token": unknown,
+            "fuse_unk": rng.random_bool(0.5),
+            "byte_fallback": rng.random_bool(0.5),
+            "ignore_merges": rng.random_bool(0.3),
+            "vocab": Value::Object(vocab),
+            "merges": merges,
+        },
+    })
+}
+
+#[test]
+fn random_models_have_the_ids_of_the_tokenizers_crate() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tokenizer.json");
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut tokens = 0;
+    for _ in 0..400 {
+        let model = random_model(&mut rng).to_string();
+        std::fs::write(&path, &model).expect("a file");
+        let ours = Tokenizer::read(&path, 512).expect("a tokenizer");
+        let theirs = tokenizers::Tokenizer::from_bytes(&model).expect("a tokenizer");
+        for _ in 0..20 {
+            let length = rng.random_range(1..40);
+            let text: String = (0..length).map(|_| *b"abc\xe9dabc".choose(&mut rng).expect("one") as char).collect();
+            let text = text.replace('d', if rng.random_bool(0.5) { "\u{1f980}" } else { "d" });
+            let want = theirs.encode(text.as_str(), true).expect("ids");
+            let got = ours.encode(&text).expect("ids");
+            assert_eq!(got, want.get_ids(), "{text:?} of {model}");
+            assert_eq!(
+                ours.decode(&got).expect("text"),
+                theirs.decode(&got, true).expect("text"),
+                "{text:?} of {model}"
+            );
+            tokens += got.len();
+        }
+    }
+    assert!(tokens > 50_000, "{tokens}");
 }

@@ -154,7 +154,7 @@ impl Checkpoint {
                 let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size)).transpose()?;
                 let Some(own) = gguf::tokenizer(gguf)? else { return Ok(beside) };
                 if let Some(beside) = &beside {
-                    gguf::check_tokenizer(gguf, beside.inner())?;
+                    gguf::check_tokenizer(gguf, beside)?;
                 }
                 Tokenizer::new(own, &self.path, vocab_size).map(Some)
             }

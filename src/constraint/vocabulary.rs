@@ -36,7 +36,7 @@ fn token_bytes(tokenizer: &Tokenizer, vocab_size: usize, end: &[u32]) -> Result<
     let added = inner.get_added_tokens_decoder();
     let is_special = |id: u32| added.get(&id).is_some_and(|token| token.special) || end.contains(&id);
     let mut words = vec![Vec::new(); vocab_size];
-    for (token, id) in inner.get_vocab(true) {
+    for (token, id) in tokenizer.spellings() {
         let Some(word) = words.get_mut(id as usize) else { continue };
         *word = match is_special(id) {
             true => [&[TokTrie::SPECIAL_TOKEN_MARKER], token.as_bytes()].concat(),

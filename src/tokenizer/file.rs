@@ -1,18 +1,21 @@
 //! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files, so
 //! everything that it relies on is checked first.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::fmt;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-use tokenizers::models::bpe::BPE;
-use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
+
+use super::bpe::{Bpe, BpeOptions, Merges, Pipeline};
+use super::vocabulary::{Text, Vocabulary};
 
 /// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as could a misspelled name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TokenizerFile {
+struct TokenizerFile<'a> {
     #[serde(default, rename = "version")]
     _version: IgnoredAny,
     #[serde(default, rename = "truncation")]
@@ -29,12 +32,13 @@ struct TokenizerFile {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    model: Model,
+    #[serde(borrow)]
+    model: Model<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Model {
+struct Model<'a> {
     #[serde(rename = "type")]
     kind: Option<String>,
     dropout: Option<f32>,
@@ -47,15 +51,48 @@ struct Model {
     byte_fallback: bool,
     #[serde(default)]
     ignore_merges: bool,
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
+    vocab: Vocabulary,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Joined(String),
-    Pair((String, String)),
+/// An entry of `merges`: `["left", "right"]`, or `"left right"`.
+enum Merge<'a> {
+    Pair(Cow<'a, str>, Cow<'a, str>),
+    /// Of the list's format.
+    Comment,
+    Malformed,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entry;
+        impl<'de> Visitor<'de> for Entry {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a merge")
+            }
+
+            fn visit_str<E>(self, joined: &str) -> Result<Merge<'de>, E> {
+                Ok(match joined.split_once(' ') {
+                    _ if joined.starts_with("#version") => Merge::Comment,
+                    Some((left, right)) => Merge::Pair(left.to_owned().into(), right.to_owned().into()),
+                    None => Merge::Malformed,
+                })
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge<'de>, A::Error> {
+                let mut next = || pair.next_element::<Text<'de>>();
+                let (left, right) = (next()?, next()?);
+                Ok(match (left, right, pair.next_element::<IgnoredAny>()?) {
+                    (Some(left), Some(right), None) => Merge::Pair(left.0, right.0),
+                    _ => Merge::Malformed,
+                })
+            }
+        }
+        deserializer.deserialize_any(Entry)
+    }
 }
 
 const NORMALIZERS: [&str; 4] = ["Sequence", "Replace", "Prepend", "NFC"];
@@ -64,16 +101,17 @@ const POST_PROCESSORS: [&str; 3] = ["Sequence", "TemplateProcessing", "ByteLevel
 const DECODERS: [&str; 7] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "ByteLevel"];
 
 /// Parses the tokenizer in `json`.
-pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {
+pub(super) fn tokenizer(json: &[u8]) -> Result<Pipeline, Box<dyn std::error::Error + Send + Sync>> {
     // Including the ignored fields.
     let text = std::str::from_utf8(json)?;
     // Another kind of model has other fields: its name is the better message.
-    let file: TokenizerFile = serde_json::from_str(text).map_err(|error| other_kind(text).unwrap_or(error.into()))?;
+    let file: TokenizerFile<'_> =
+        serde_json::from_str(text).map_err(|error| other_kind(text).unwrap_or(error.into()))?;
     kinds("normalizer", &file.normalizer, "normalizers", &NORMALIZERS)?;
     kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
     kinds("post_processor", &file.post_processor, "processors", &POST_PROCESSORS)?;
     kinds("decoder", &file.decoder, "decoders", &DECODERS)?;
-    let mut tokenizer = Tokenizer::new(file.model.build()?);
+    let mut tokenizer = Pipeline::new(file.model.build()?);
     tokenizer.with_normalizer(serde_json::from_value::<Option<NormalizerWrapper>>(file.normalizer)?)?;
     tokenizer.with_pre_tokenizer(serde_json::from_value::<Option<PreTokenizerWrapper>>(file.pre_tokenizer)?);
     tokenizer.with_post_processor(serde_json::from_value::<Option<PostProcessorWrapper>>(file.post_processor)?);
@@ -104,39 +142,37 @@ fn refuse_kind(kind: Option<String>) -> Result<(), String> {
     }
 }
 
-impl Model {
-    fn build(self) -> Result<BPE, Box<dyn std::error::Error + Send + Sync>> {
+impl Model<'_> {
+    fn build(self) -> Result<Bpe, Box<dyn std::error::Error + Send + Sync>> {
         refuse_kind(self.kind)?;
-        if self.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty()) {
-            return Err("model.continuing_subword_prefix: is not implemented; it must be empty".into());
+        let affixes = [
+            ("continuing_subword_prefix", self.continuing_subword_prefix),
+            ("end_of_word_suffix", self.end_of_word_suffix),
+        ];
+        for (name, affix) in affixes {
+            if affix.is_some_and(|affix| !affix.is_empty()) {
+                return Err(format!("model.{name}: is not implemented; it must be empty").into());
+            }
         }
         if self.dropout.is_some_and(|dropout| dropout != 0.0) {
             return Err("model.dropout: must be 0, because it makes tokens random; remove it".into());
         }
-        let mut merges = Vec::with_capacity(self.merges.len());
+        let mut merges = Merges::with_capacity(self.merges.len());
         for (i, merge) in self.merges.into_iter().enumerate() {
-            let pair = match merge {
-                Merge::Pair(pair) => Some(pair),
-                Merge::Joined(comment) if comment.starts_with("#version") => continue,
-                Merge::Joined(pair) => pair.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
+            let merged = match merge {
+                Merge::Comment => continue,
+                Merge::Pair(left, right) => merges.push(&self.vocab, &left, &right),
+                Merge::Malformed => None,
             };
-            // The builder of `tokenizers` panics on a merge that is longer than any token.
-            let merged = pair.filter(|(left, right)| self.vocab.contains_key(&format!("{left}{right}")));
-            merges.push(merged.ok_or_else(|| format!("model.merges: entry {i} is not a pair that forms a token"))?);
+            merged.ok_or_else(|| format!("model.merges: entry {i} is not a pair that forms a token"))?;
         }
-        let vocab: tokenizers::models::bpe::Vocab = self.vocab.into_iter().collect();
-        let mut bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .fuse_unk(self.fuse_unk)
-            .byte_fallback(self.byte_fallback)
-            .ignore_merges(self.ignore_merges);
-        if let Some(unknown) = self.unk_token {
-            bpe = bpe.unk_token(unknown);
-        }
-        if let Some(suffix) = self.end_of_word_suffix {
-            bpe = bpe.end_of_word_suffix(suffix);
-        }
-        bpe.build()
+        let options = BpeOptions {
+            unknown: self.unk_token,
+            fuse_unknown: self.fuse_unk,
+            byte_fallback: self.byte_fallback,
+            ignore_merges: self.ignore_merges,
+        };
+        Ok(Bpe::new(self.vocab, merges, options))
     }
 }
 

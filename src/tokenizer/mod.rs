@@ -1,7 +1,9 @@
 //! Text to tokens, and streaming decoding of tokens to text.
 
+mod bpe;
 pub(crate) mod control_names;
 mod file;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -9,11 +11,14 @@ use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
 
 use crate::checkpoint::refuse_placeholder;
 use crate::{Error, Result};
+pub use bpe::{Bpe, Pipeline};
+pub(crate) use bpe::{BpeOptions, Merges};
 use control_names::ControlNames;
+pub(crate) use vocabulary::{Repeated, Vocabulary};
 
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Pipeline,
     bos: Option<u32>,
     control: ControlNames,
     /// The added tokens, control tokens not matched.
@@ -51,8 +56,9 @@ impl Tokenizer {
         Self::new(inner, path, vocab_size)
     }
 
-    /// The underlying tokenizer.
-    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+    /// The underlying pipeline.
+    #[cfg(feature = "constraint")]
+    pub(crate) fn inner(&self) -> &Pipeline {
         &self.inner
     }
 
@@ -60,10 +66,9 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If an id is outside the model's vocabulary.
-    pub fn new(inner: tokenizers::Tokenizer, path: &Path, vocab_size: usize) -> Result<Self> {
-        let vocabulary = inner.get_vocab(true);
-        let last = vocabulary.iter().max_by_key(|(_, id)| **id);
-        if let Some((token, id)) = last.filter(|(_, id)| **id as usize >= vocab_size) {
+    pub fn new(inner: Pipeline, path: &Path, vocab_size: usize) -> Result<Self> {
+        let last = spellings(&inner).max_by_key(|(_, id)| *id);
+        if let Some((token, id)) = last.filter(|(_, id)| *id as usize >= vocab_size) {
             let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
             return Err(Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint")));
         }
@@ -78,7 +83,7 @@ impl Tokenizer {
             None if inner.token_to_id("\u{120}").is_some() => Spelling::Bytes,
             _ => Spelling::Spaces,
         };
-        let longest = vocabulary.keys().map(String::len).max().unwrap_or(0).max(1);
+        let longest = spellings(&inner).map(|(token, _)| token.len()).max().unwrap_or(0).max(1);
         Ok(Self { inner, bos, control, text_only, spelling, longest })
     }
 
@@ -187,17 +192,28 @@ impl Tokenizer {
             Spelling::Spaces => part.replace(' ', "\u{2581}"),
             Spelling::Bytes => part.bytes().map(byte_character).collect(),
         };
-        let vocabulary = self.inner.get_vocab(true);
-        let with = vocabulary.iter().filter(|(token, _)| !part.is_empty() && token.contains(&part));
-        let mut ids: Vec<u32> = with.map(|(_, id)| *id).collect();
+        let with = self.spellings().filter(|(token, _)| !part.is_empty() && token.contains(&part));
+        let mut ids: Vec<u32> = with.map(|(_, id)| id).collect();
         ids.sort_unstable();
+        ids.dedup();
         ids
+    }
+
+    /// All tokens with their ids, as the vocabulary spells them. An added token may be there twice.
+    pub(crate) fn spellings(&self) -> impl Iterator<Item = (&str, u32)> {
+        spellings(&self.inner)
     }
 
     /// The id of a token, by its exact string.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
+}
+
+/// See [`Tokenizer::spellings`].
+fn spellings(inner: &Pipeline) -> impl Iterator<Item = (&str, u32)> {
+    let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+    inner.get_model().vocabulary().iter().chain(added.iter().map(|(id, token)| (token.content.as_str(), *id)))
 }
 
 /// `NN` of the byte-fallback token `<0xNN>`.

@@ -1,16 +1,16 @@
 //! Byte-level BPE (`gpt2`): tokens are runs of bytes, each byte written as a printable character, and texts are split by a
 //! regular expression before merging.
 
+use tokenizers::SplitDelimiterBehavior;
 use tokenizers::decoders::byte_level::ByteLevel;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 
 use super::keys::Keys;
 use crate::Result;
 use crate::checkpoint::architecture::Architecture;
+use crate::tokenizer::{Bpe, BpeOptions, Merges, Pipeline, Vocabulary};
 
 /// The name of the model.
 pub(super) const MODEL: &str = "gpt2";
@@ -21,7 +21,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 ///
 /// # Errors
 /// If no family has this pre-tokenizer, or the lists do not form a tokenizer.
-pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocab, merges: Merges) -> Result<Tokenizer> {
+pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocabulary, merges: Merges) -> Result<Pipeline> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
     let Some(pattern) = Architecture::split_of_texts(pre) else {
         return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; add a tokenizer.json")));
@@ -34,7 +34,7 @@ pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocab, merges: Merges) -> R
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
         keys.error("tokenizer.ggml.merges", format!("does not form a tokenizer ({e}); convert the checkpoint again"))
     };
-    let mut tokenizer = Tokenizer::new(BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(failed)?);
+    let mut tokenizer = Pipeline::new(Bpe::new(vocabulary, merges, BpeOptions::default()));
     let pattern = SplitPattern::Regex(pattern.into());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(failed)?;
     let bytes = ByteLevel::new(false, false, false);

@@ -3,17 +3,17 @@
 //! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for characters without a token. Files
 //! say `gemma4` and list the merges; some say `llama`, with merges or with only scores, which imply the merges.
 
+use tokenizers::AddedToken;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse};
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::normalizers::{NormalizerWrapper, Replace};
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Tokenizer};
 
 use super::byte_level;
 use super::file::Gguf;
 use super::keys::Keys;
 use super::metadata::{Array, Value, ValueType, shown};
+use crate::tokenizer::{Bpe, BpeOptions, Merges, Pipeline, Repeated, Tokenizer, Vocabulary};
 use crate::{Error, Result};
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -93,7 +93,7 @@ const STRIKE_END: &str = "</s>";
 ///
 /// # Errors
 /// If it is of an unsupported kind, or its lists are inconsistent.
-pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
+pub fn tokenizer(gguf: &Gguf) -> Result<Option<Pipeline>> {
     let keys = Keys::new(gguf, "");
     let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
     if !["gemma4", "llama", byte_level::MODEL].contains(&model) {
@@ -102,13 +102,10 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     }
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, &tokens)?;
-    let vocabulary: Vocab = tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect();
-    if vocabulary.len() < tokens.len() {
-        return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
-    }
+    let vocabulary = Vocabulary::new(tokens.iter().copied().zip(0..)).map_err(|repeated| twice(&keys, &repeated))?;
     // An empty list counts as absent: every text would be its characters.
     let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| !array.is_empty())) {
-        Some(_) => listed_merges(&keys, &tokens)?,
+        Some(_) => listed_merges(&keys, &vocabulary)?,
         None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
         None => return Err(keys.missing(MERGES)),
     };
@@ -138,22 +135,20 @@ fn whole_texts(
     keys: &Keys<'_>,
     tokens: &[&str],
     kinds: &[u64],
-    vocabulary: Vocab,
+    vocabulary: Vocabulary,
     merges: Merges,
-) -> Result<Tokenizer> {
+) -> Result<Pipeline> {
     let token = |id: u32, key: &str| {
         let outside = || keys.error(key, format!("is {id}, but there are {} tokens", tokens.len()));
         tokens.get(id as usize).copied().ok_or_else(outside)
     };
-    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
     let unknown = match keys.optional_token_id("tokenizer.ggml.unknown_token_id")? {
         Some(id) => Some(token(id, "tokenizer.ggml.unknown_token_id")?),
         None => kinds.iter().position(|kind| *kind == UNKNOWN).and_then(|id| tokens.get(id).copied()),
     };
-    if let Some(unknown) = unknown {
-        bpe = bpe.unk_token(unknown.to_owned());
-    }
-    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(keys, MERGES))?);
+    let unknown = unknown.map(str::to_owned);
+    let options = BpeOptions { unknown, fuse_unknown: true, byte_fallback: true, ignore_merges: false };
+    let mut tokenizer = Pipeline::new(Bpe::new(vocabulary, merges, options));
     replace_spaces(keys, &mut tokenizer)?;
     // Regardless of `add_bos_token`: Gemma 4 always begins with it, and files say false.
     if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
@@ -170,7 +165,7 @@ fn failed<'a>(keys: &'a Keys<'_>, key: &'a str) -> impl FnOnce(Box<dyn std::erro
 }
 
 /// Spaces become `▁` in tokens, and spaces again in texts. Nothing is prepended, regardless of `add_space_prefix`.
-fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Tokenizer) -> Result<()> {
+fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Pipeline) -> Result<()> {
     let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(keys, MODEL))?.into();
     tokenizer.with_normalizer(Some(to_tokens)).map_err(failed(keys, MODEL))?;
     let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(keys, MODEL))?.into();
@@ -200,21 +195,16 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
         let remedy = "use the tokenizer that came with the checkpoint";
         Err(keys.error(TOKENS, format!("id {id} is {token} here, {other} in the tokenizer.json; {remedy}")))
     };
-    let mut found = 0;
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
-        match other.id_to_token(id as u32) {
+        match other.token(id as u32) {
             // Converters give unused ids different names.
             None if *kind == UNUSED => {}
-            Some(other) if same(token, &other) => found += 1,
+            Some(other) if same(token, &other) => {}
             other => return differs(id, other.as_deref()),
         }
     }
-    // Length first: collecting all tokens takes 100 ms.
-    if other.get_vocab_size(true) <= found {
-        return Ok(());
-    }
-    let beyond = other.get_vocab(true).into_iter().find(|(_, id)| *id as usize >= tokens.len());
-    beyond.map_or(Ok(()), |(token, id)| differs(id as usize, Some(&token)))
+    let beyond = other.spellings().find(|(_, id)| *id as usize >= tokens.len());
+    beyond.map_or(Ok(()), |(token, id)| differs(id as usize, Some(token)))
 }
 
 /// Converters write spaces in user-defined tokens as spaces, tokenizer.json as `▁`.
@@ -277,34 +267,31 @@ fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Option<Ar
     }
 }
 
-fn repeated(tokens: &[&str], vocabulary: &Vocab) -> String {
-    // The map has the last id of duplicate tokens.
-    let twice = tokens.iter().zip(0..).find_map(|(token, id)| {
-        let last = vocabulary.get(*token).copied().filter(|last| *last != id)?;
-        Some(format!("ids {id} and {last} are both {}; convert the checkpoint again", shown(token)))
-    });
-    twice.unwrap_or_else(|| "has a token twice; convert the checkpoint again".into())
+/// The error for a token that is listed twice.
+fn twice(keys: &Keys<'_>, repeated: &Repeated) -> Error {
+    let problem = match repeated {
+        Repeated::Spelling(token, first, second) => format!("ids {first} and {second} are both {}", shown(token)),
+        Repeated::Id(id) => format!("two tokens have id {id}"),
+    };
+    keys.error(TOKENS, format!("{problem}; convert the checkpoint again"))
 }
 
 /// The merges of the file, `left right` each, best first.
-fn listed_merges(keys: &Keys<'_>, tokens: &[&str]) -> Result<Merges> {
+fn listed_merges(keys: &Keys<'_>, vocabulary: &Vocabulary) -> Result<Merges> {
     let array = array(keys, MERGES, ValueType::String)?.ok_or_else(|| keys.missing(MERGES))?;
-    let longest = tokens.iter().map(|token| token.len()).max().unwrap_or(0);
-    let strings = array.strings().into_iter().flatten().enumerate();
-    let pair = |(i, merge): (usize, &str)| {
-        // The builder of `tokenizers` panics on a merge that is longer than any token.
-        let pair = merge
-            .split_once(' ')
-            .filter(|(left, right)| !left.is_empty() && !right.is_empty() && left.len() + right.len() <= longest);
-        let problem = || keys.error(MERGES, format!("entry {i} is not a pair of tokens; convert the checkpoint again"));
-        pair.map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(problem)
-    };
-    strings.map(pair).collect()
+    let mut merges = Merges::with_capacity(array.len());
+    for (i, merge) in array.strings().into_iter().flatten().enumerate() {
+        let merged = merge.split_once(' ').and_then(|(left, right)| merges.push(vocabulary, left, right));
+        merged.ok_or_else(|| {
+            keys.error(MERGES, format!("entry {i} is not a pair that forms a token; convert the checkpoint again"))
+        })?;
+    }
+    Ok(merges)
 }
 
 /// The merges implied by a list of scores: every way to split a token into two others, tokens with high scores first.
 /// (SentencePiece merges the neighbours whose token has the highest score.)
-fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &Vocab) -> Result<Merges> {
+fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &Vocabulary) -> Result<Merges> {
     let array = array(keys, SCORES, ValueType::F32)?.ok_or_else(|| keys.missing(SCORES))?;
     let scores: Vec<f32> =
         array.iter().filter_map(|score| if let Value::F32(score) = score { Some(score) } else { None }).collect();
@@ -328,12 +315,16 @@ fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &V
         }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
-            if let (Some(left), Some(right)) = (vocabulary.get(left), vocabulary.get(right)) {
-                splits.push((id, *left, *right));
+            if let (Some(left), Some(right)) = (vocabulary.id(left), vocabulary.id(right)) {
+                splits.push((id, left, right));
             }
         }
     }
     splits.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));
-    let token = |id: u32| tokens[id as usize].to_owned();
-    Ok(splits.into_iter().map(|(_, left, right)| (token(left), token(right))).collect())
+    let mut merges = Merges::with_capacity(splits.len());
+    for (_, left, right) in splits {
+        let merged = merges.push(vocabulary, tokens[left as usize], tokens[right as usize]);
+        debug_assert!(merged.is_some(), "parts of a token");
+    }
+    Ok(merges)
 }

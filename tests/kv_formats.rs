@@ -27,7 +27,7 @@ fn speculation_keeps_the_text(isa: Isa) {
     let (prompt, max_tokens, block_sizes, stride) = match isa {
         isa if isa == Isa::best() => (200, 150, &[2, 4, 8][..], 1),
         Isa::Scalar => (140, 24, &[4][..], 4),
-        _ => (200, 150, &[4][..], 3),
+        _ => (200, 60, &[4][..], 4),
     };
     let prompt: Vec<u32> = (0..prompt).map(|i| 300 + i * 7919 % 3700).collect();
     for format in KvFormat::all().step_by(stride) {

@@ -28,8 +28,12 @@ fn windows_are_scored_in_their_second_half() {
 fn second_halves_are_scored(isa: Isa) {
     let engine = engine(isa);
     let text = std::fs::read_to_string(file!()).expect("this file");
-    let tokens = engine.tokenizer().expect("one").encode(&text).expect("tokens");
+    let mut tokens = engine.tokenizer().expect("one").encode(&text).expect("tokens");
     let window = 200;
+    // All on the widest instruction set; two windows on the others, which are slower.
+    if isa != Isa::best() {
+        tokens.truncate(2 * window + 1);
+    }
     let mut windows = 0;
     let result = perplexity(&engine, &tokens, &options(window), |so_far| {
         windows += 1;

@@ -235,12 +235,8 @@ fn held_out_prompts_are_the_references() {
     on_every_isa(|isa| {
         let demo = cases::demo();
         let load = |path, quantize| load(path, quantize, isa);
-        // All on the widest instruction set; few on the others, which are slower.
-        let prompts = match isa {
-            Isa::Scalar => 1,
-            isa if isa == Isa::best() => PROMPTS,
-            _ => 3,
-        };
+        // All on the widest instruction set; one on the others, which are slower.
+        let prompts = if isa == Isa::best() { PROMPTS } else { 1 };
         let of_prompt = |name: &str, n: usize| format!("{name}.{n}");
         // The logits of the rows that chose the reference's tokens: (prompts * 64, vocabulary).
         let chosen_from = |target: &Target| -> Vec<f32> {

@@ -195,10 +195,11 @@ impl Model for Bpe {
         if u32::try_from(text.len()).is_err() {
             return Err(format!("a text of {} bytes is too long", text.len()).into());
         }
-        if self.options.ignore_merges && !text.is_empty() {
-            if let Some(id) = self.vocabulary.id(text) {
-                return Ok(vec![Token::new(id, text.into(), (0, text.len()))]);
-            }
+        if self.options.ignore_merges
+            && !text.is_empty()
+            && let Some(id) = self.vocabulary.id(text)
+        {
+            return Ok(vec![Token::new(id, text.into(), (0, text.len()))]);
         }
         let mut word = self.word(text)?;
         word.merge(&self.merges);

@@ -794,6 +794,12 @@ fn bad_tokenizers_are_refused() {
     refused(merges_of(&[" a"]), "entry 0 is not a pair");
     refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is not a pair");
     refused(merges_of(&["\u{1} \u{2}"]), "entry 0 is not a pair");
+    let mut empty = tokens.clone();
+    empty[300].clear();
+    for merge in [" a", "a "] {
+        let file = tokenizer_file("gemma4", &empty, &kinds).key("tokenizer.ggml.merges", strings([merge]));
+        refused(file, "entry 0 is not a pair");
+    }
     let mut twice = tokens.clone();
     twice[300] = twice[299].clone();
     refused(tokenizer_file("gemma4", &twice, &kinds), "ids 299 and 300 are both");

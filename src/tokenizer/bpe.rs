@@ -43,7 +43,7 @@ pub(crate) struct BpeOptions {
 pub(crate) struct Merges {
     of_pairs: hashbrown::HashMap<(u32, u32), Merge>,
     next_rank: u32,
-    /// The last whole.
+    /// Buffer for the two tokens of a pair, joined.
     joined: String,
 }
 
@@ -58,9 +58,12 @@ impl Merges {
         Self { of_pairs: hashbrown::HashMap::with_capacity(merges), ..Self::default() }
     }
 
-    /// Adds the next best merge; `None` if the parts or the whole are no tokens.
+    /// Adds the next best merge; `None` if one of the pair is empty, or it or the two joined are no token.
     #[must_use]
     pub(crate) fn push(&mut self, vocabulary: &Vocabulary, left: &str, right: &str) -> Option<()> {
+        if left.is_empty() || right.is_empty() {
+            return None;
+        }
         self.joined.clear();
         self.joined.push_str(left);
         self.joined.push_str(right);

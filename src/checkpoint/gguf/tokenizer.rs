@@ -279,7 +279,8 @@ fn twice(keys: &Keys<'_>, repeated: &Repeated) -> Error {
 /// The merges of the file, `left right` each, best first.
 fn listed_merges(keys: &Keys<'_>, vocabulary: &Vocabulary) -> Result<Merges> {
     let array = array(keys, MERGES, ValueType::String)?.ok_or_else(|| keys.missing(MERGES))?;
-    let mut merges = Merges::with_capacity(array.len());
+    // Not for as many as are listed: before one is read, entries of no bytes would take twice their file.
+    let mut merges = Merges::default();
     for (i, merge) in array.strings().into_iter().flatten().enumerate() {
         let merged = merge.split_once(' ').and_then(|(left, right)| merges.push(vocabulary, left, right));
         merged.ok_or_else(|| {

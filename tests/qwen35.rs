@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use cases::{Case, argmax, max_difference, on_every_isa, same_id, values};
-use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
 use foretoken::nn::tensor;
 use foretoken::qwen35::{LayerType, Target};
 use foretoken::sampler::Sampler;
 use foretoken::speculative::{Confidence, Context, Draft, DraftSampling, Drafter, NextN, Observed};
-use foretoken::{ElementType, Isa, Model, NextnHead, Output, OutputRows, Sampling};
+use foretoken::{ElementType, Isa, Model, NextnHead, Output, OutputRows, Request, Sampling, WeightType};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -35,6 +35,13 @@ fn options() -> KvOptions {
     // A case's prompt is read in one pass.
     let (key, value) = (ElementType::F32.into(), ElementType::F32.into());
     KvOptions { key, value, max_round_rows: 4096, ..KvOptions::default() }
+}
+
+/// With matrices quantized while loading.
+fn quantized(case: &Case, quantize: WeightType) -> Target {
+    let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
+    Target::load(&checkpoint, LoadOptions { quantize: Some(quantize), ..LoadOptions::from(Isa::best()) })
+        .expect("the target")
 }
 
 fn state(target: &Target) -> SequenceState {
@@ -367,6 +374,23 @@ fn drafts_are_those_of_the_text() {
             let mut fork = pieces.fork().expect("a fork");
             assert_eq!(text.drafts(&mut pieces, ROWS + 1, 3), want, "{what}");
             assert_eq!(text.drafts(&mut *fork, ROWS + 1, 3), want, "{what}: the fork");
+        }
+    }
+}
+
+/// An earlier chunk of a prompt: a NextN head reads its states, nobody its logits.
+#[test]
+fn states_without_logits_are_those_with() {
+    for case in cases::of(cases::QWEN35) {
+        for target in [target(&case, Isa::best()), quantized(&case, WeightType::Q8_0)] {
+            let ids = case.ids("input_ids");
+            let want = pass(&target, &mut state(&target), &ids, OutputRows::All, ids.len());
+            let mut state = state(&target);
+            let mut batch = Batch::of(&ids, state.begin_round(ids.len()).expect("a round")).expect("a batch");
+            let request = Request { hidden: Vec::from_iter(0..ids.len()), ..Request::default() };
+            let output = target.forward(&mut batch, &request).expect("a pass");
+            assert_eq!(output.logits.dims(), [0, target.vocab_size()], "{}", case.name);
+            assert_eq!(values(&output.hidden), values(&want.hidden), "{}", case.name);
         }
     }
 }

@@ -49,7 +49,7 @@ impl CentroidHead {
             best
         });
         let best: Vec<Vec<u32>> = best.collect();
-        let inputs: Vec<_> = states.chunks_exact(n.dim(1)?).map(|state| Input::new(state, 1)).collect();
+        let inputs: Vec<_> = states.chunks_exact(n.dim(1)?).map(|state| Input::new(state, (1, state.len()))).collect();
         let group = self.table.outputs();
         let ids = |centroid: &u32| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group];
         let groups = best.iter().zip(&inputs).flat_map(|(best, input)| best.iter().map(move |group| (*group, input)));

@@ -127,7 +127,8 @@ impl Experts {
 
     /// Each bucket's rows times its expert's matrix.
     fn multiply(&self, weight: &Weight, buckets: &[&[Choice]], rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
-        let inputs: Vec<_> = rows.iter().zip(buckets).map(|(x, bucket)| Input::new(x, bucket.len())).collect();
+        let shape = |bucket: &&[Choice]| (bucket.len(), weight.inputs());
+        let inputs: Vec<_> = rows.iter().zip(buckets).map(|(x, bucket)| Input::new(x, shape(bucket))).collect();
         let matrices = buckets.iter().map(|bucket| weight.matrix(bucket[0].expert));
         multiply(self.isa, &matrices.zip(&inputs).collect::<Vec<_>>())
     }

@@ -77,7 +77,7 @@ fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32
         }
     }
     let view = F32View::new(x)?;
-    let input = Input::new(&view, rows);
+    let input = Input::new(&view, (rows, inputs));
     let jobs = layers.map(|layer| (layer.weight.matrix(0), &input));
     multiply(layers[0].isa, &jobs).try_into().map_err(|_| missing_output())
 }
@@ -90,6 +90,7 @@ fn missing_output() -> crate::Error {
 pub struct Input<'a> {
     x: &'a [f32], // (rows, inputs)
     rows: usize,
+    inputs: usize,
     aligned: OnceCell<Aligned<f32>>,
     words: OnceCell<Aligned<u32>>, // packed rows, for the float types that need them
     q8_1: OnceCell<Vec<i32>>,
@@ -97,17 +98,14 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// `x` is `(rows, inputs)`.
-    pub fn new(x: &'a [f32], rows: usize) -> Self {
-        Self { x, rows, aligned: OnceCell::new(), words: OnceCell::new(), q8_1: OnceCell::new(), q8_k: OnceCell::new() }
-    }
-
-    fn inputs(&self) -> usize {
-        self.x.len() / self.rows.max(1)
+    /// `x` is `(rows, inputs)`. There may be no rows.
+    pub fn new(x: &'a [f32], (rows, inputs): (usize, usize)) -> Self {
+        let (aligned, words, q8_1, q8_k) = Default::default();
+        Self { x, rows, inputs, aligned, words, q8_1, q8_k }
     }
 
     fn floats(&self, isa: Isa, element: ElementType) -> gemm::PreparedRows<'_> {
-        let (inputs, count) = (self.inputs(), gemm::PreparedRows::scratch_len(isa, element, self.rows, self.inputs()));
+        let (inputs, count) = (self.inputs, gemm::PreparedRows::scratch_len(isa, element, self.rows, self.inputs));
         if count == 0 {
             let aligned = self.aligned.get_or_init(|| Aligned::copy(self.x));
             return gemm::PreparedRows::from_words(aligned, inputs, &[]);
@@ -126,11 +124,11 @@ impl<'a> Input<'a> {
             ActivationType::Q8_K => &self.q8_k,
         };
         let words = cell.get_or_init(|| {
-            let mut words = vec![0; activation_type.scratch_len(self.rows, self.inputs()).unwrap_or(0)];
-            Activations::quantize(isa, activation_type, self.x, self.inputs(), &mut words);
+            let mut words = vec![0; activation_type.scratch_len(self.rows, self.inputs).unwrap_or(0)];
+            Activations::quantize(isa, activation_type, self.x, self.inputs, &mut words);
             words
         });
-        Activations::from_words(activation_type, words, self.rows, self.inputs())
+        Activations::from_words(activation_type, words, self.rows, self.inputs)
     }
 }
 

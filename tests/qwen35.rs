@@ -26,22 +26,15 @@ fn for_each_case(check: impl Fn(&Case, &Target)) {
     });
 }
 
-fn target(case: &Case, isa: Isa) -> Target {
+fn target(case: &Case, options: impl Into<LoadOptions>) -> Target {
     let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
-    Target::load(&checkpoint, isa).expect("the target")
+    Target::load(&checkpoint, options).expect("the target")
 }
 
 fn options() -> KvOptions {
     // A case's prompt is read in one pass.
     let (key, value) = (ElementType::F32.into(), ElementType::F32.into());
     KvOptions { key, value, max_round_rows: 4096, ..KvOptions::default() }
-}
-
-/// With matrices quantized while loading.
-fn quantized(case: &Case, quantize: WeightType) -> Target {
-    let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
-    Target::load(&checkpoint, LoadOptions { quantize: Some(quantize), ..LoadOptions::from(Isa::best()) })
-        .expect("the target")
 }
 
 fn state(target: &Target) -> SequenceState {
@@ -382,7 +375,8 @@ fn drafts_are_those_of_the_text() {
 #[test]
 fn states_without_logits_are_those_with() {
     for case in cases::of(cases::QWEN35) {
-        for target in [target(&case, Isa::best()), quantized(&case, WeightType::Q8_0)] {
+        for quantize in [None, Some(WeightType::Q8_0)] {
+            let target = target(&case, LoadOptions { quantize, ..LoadOptions::from(Isa::best()) });
             let ids = case.ids("input_ids");
             let want = pass(&target, &mut state(&target), &ids, OutputRows::All, ids.len());
             let mut state = state(&target);

@@ -66,7 +66,7 @@ impl Session {
     }
 
     fn around(engine: Engine, kv_options: &KvOptions, backend: Backend, state: SequenceState) -> Result<Self> {
-        let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
+        let sampler = Sampler::new(engine.parts.isa, Sampling::default(), engine.parts.suppressed.clone())?;
         let place = Place::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(Self { engine, place, kv_options: kv_options.clone(), id })
@@ -249,7 +249,8 @@ impl Session {
     /// # Errors
     /// If an option is out of its range.
     pub(crate) fn configure(&mut self, options: &GenerateOptions) -> Result<Pipeline> {
-        let sampler = Sampler::new(options.sampling.clone(), self.engine.parts.suppressed.clone())?;
+        let sampler =
+            Sampler::new(self.engine.parts.isa, options.sampling.clone(), self.engine.parts.suppressed.clone())?;
         let speculation = self.speculation(&options.speculation)?;
         let simulated = SimulatedAcceptance::new(&options.simulate_acceptance)?;
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());

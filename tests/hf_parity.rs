@@ -176,7 +176,7 @@ fn best_id(scores: &Scores) -> u32 {
 
 /// The engine's drafts after `token`, whose row is not in the cache.
 fn mtp(assistant: &Arc<Assistant>, token: u32, hidden: &Tensor, kv: &KvCache, most: usize) -> Vec<u32> {
-    let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
+    let sampler = Sampler::new(Isa::best(), Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
     let context =
         Context { tokens: &[token], hidden, forced: &[], kv: kv.committed(), sampler: &sampler, drafts, confidence };

@@ -10,7 +10,7 @@ use foretoken::sampler::{Dry, Penalties, Sampler, Xtc};
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, LogitsProcessor, Pipeline, Result, Sampling,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Pipeline, Result, Sampling,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 
@@ -27,7 +27,7 @@ fn dry(allowed_length: usize, last_n: Option<usize>, breakers: &[u32]) -> Sampli
 /// The row of ten logits after `tokens`.
 fn row(sampling: &Sampling, tokens: &[u32], logits: [f32; 10]) -> [f32; 10] {
     let mut row = logits;
-    let sampler = Sampler::new(sampling.clone(), Vec::new()).expect("parameters in range");
+    let sampler = Sampler::new(Isa::best(), sampling.clone(), Vec::new()).expect("parameters in range");
     sampler.penalize(tokens, &mut row).expect("no error");
     row
 }
@@ -138,7 +138,7 @@ fn parameters_out_of_range_are_refused() {
         (Sampling { xtc: Some(Xtc { threshold: 0.6, ..Xtc::default() }), ..default() }, "xtc.threshold"),
         (Sampling { xtc: Some(Xtc { threshold: f32::NAN, ..Xtc::default() }), ..default() }, "xtc.threshold"),
     ] {
-        let error = Sampler::new(sampling, Vec::new()).expect_err(about).to_string();
+        let error = Sampler::new(Isa::best(), sampling, Vec::new()).expect_err(about).to_string();
         assert!(error.starts_with(about) && error.lines().count() == 1, "{error:?} is not about {about}");
     }
 }

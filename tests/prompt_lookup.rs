@@ -20,7 +20,7 @@ fn draft(drafter: &mut dyn Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
     let layout = KvLayout { stores: Vec::new(), store_of_layer: Vec::new(), inverse_frequencies: Vec::new() };
     let kv = KvCache::new(layout, &KvOptions::default(), 8, Isa::best()).expect("a cache");
     let hidden = Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("a tensor");
-    let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
+    let sampler = Sampler::new(Isa::best(), Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
     let context =
         Context { tokens, hidden: &hidden, forced: &[], kv: kv.committed(), sampler: &sampler, drafts, confidence };
@@ -221,7 +221,7 @@ fn draft_mod(drafter: &mut NgramMod, tokens: &[u32]) -> Vec<u32> {
             KvCache::new(KvLayout { stores: Vec::new(), store_of_layer: Vec::new(), inverse_frequencies: Vec::new() }, &KvOptions::default(), 8, Isa::best())
                 .expect("a cache"),
             Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("a tensor"),
-            Sampler::new(Sampling::default(), Vec::new()).expect("a sampler"),
+            Sampler::new(Isa::best(), Sampling::default(), Vec::new()).expect("a sampler"),
         );
     }
     PARTS.with(|(kv, hidden, sampler)| {

@@ -321,7 +321,7 @@ impl Text {
             hidden: &self.hidden.narrow(0, len - 2, 1).expect("a row"),
             forced: &[],
             kv: self.state.kv().committed(),
-            sampler: &Sampler::new(Sampling::default(), Vec::new()).expect("a sampler"),
+            sampler: &Sampler::new(Isa::best(), Sampling::default(), Vec::new()).expect("a sampler"),
             drafts: DraftSampling::Greedy,
             confidence: Confidence::Report,
         };

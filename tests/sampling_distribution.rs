@@ -10,7 +10,7 @@ use foretoken::speculative::{
     BlockSize, Draft, DraftSampling, DrafterOptions, Drafters, NgramMapOptions, NgramSimpleOptions, accept,
 };
 use foretoken::{
-    Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling, SessionOptions, Speculation,
+    Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Sampling, SessionOptions, Speculation,
     SpeculationOptions,
 };
 use rand::rngs::StdRng;
@@ -107,7 +107,7 @@ struct Models {
 
 impl Models {
     fn new(vocabulary: usize, sampling: Sampling) -> Self {
-        let sampler = Sampler::new(sampling, Vec::new()).expect("parameters in range");
+        let sampler = Sampler::new(Isa::best(), sampling, Vec::new()).expect("parameters in range");
         Self { vocabulary, sampler, target: BTreeMap::new(), drafter: BTreeMap::new() }
     }
 
@@ -340,7 +340,7 @@ fn filters_are_the_definitions() {
             xtc: xtc.then(|| Xtc { probability: rng.random_range(0.0..1.0), threshold: rng.random_range(0.0..0.5) }),
             ..Sampling::default()
         };
-        let sampler = Sampler::new(sampling.clone(), suppressed.clone()).expect("parameters in range");
+        let sampler = Sampler::new(Isa::best(), sampling.clone(), suppressed.clone()).expect("parameters in range");
         let got = sampler.distribution((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
         let want = by_definition(&sampling, &suppressed, &ids, &logits);
         let what = format!("case {case}: {sampling:?}, {suppressed:?} suppressed");
@@ -349,7 +349,7 @@ fn filters_are_the_definitions() {
             assert!((got - want).abs() < 1e-5, "{what}: token {id} has {got}, not {want}");
         }
         // Greedy is the limit of small temperatures, under the same suppression; a typical token need not be it.
-        let greedy = Sampler::new(Sampling::default(), suppressed.clone()).expect("parameters in range");
+        let greedy = Sampler::new(Isa::best(), Sampling::default(), suppressed.clone()).expect("parameters in range");
         let best = greedy.most_probable((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
         assert!((got.probability(best) > 0.0 || typical) && !suppressed.contains(&best), "{what}");
     }
@@ -362,7 +362,7 @@ fn top_choices_are_excluded() {
     let probabilities = |probability, threshold| {
         let xtc = Some(Xtc { probability, threshold });
         let sampling = Sampling { temperature: 1.0, xtc, ..Sampling::default() };
-        let sampler = Sampler::new(sampling, Vec::new()).expect("parameters in range");
+        let sampler = Sampler::new(Isa::best(), sampling, Vec::new()).expect("parameters in range");
         let distribution = sampler.distribution(None, &logits).expect("finite logits");
         [0, 1, 2, 3].map(|id| (distribution.probability(id) * 1e4).round() / 1e4)
     };
@@ -376,7 +376,7 @@ fn top_choices_are_excluded() {
 
 #[test]
 fn equal_logits_keep_the_lowest_ids() {
-    let sampler = Sampler::new(sampling(1.0, Some(2), 1.0, 0.0), Vec::new()).expect("parameters in range");
+    let sampler = Sampler::new(Isa::best(), sampling(1.0, Some(2), 1.0, 0.0), Vec::new()).expect("parameters in range");
     let distribution = sampler.distribution(None, &[0.0, 1.0, 1.0, 1.0]).expect("finite logits");
     let probabilities: Vec<f64> = (0..4).map(|id| distribution.probability(id)).collect();
     assert_eq!(probabilities, [0.0, 0.5, 0.5, 0.0]);
@@ -390,7 +390,7 @@ fn the_largest_logits_are_enough() {
     let mut rng = StdRng::seed_from_u64(9);
     for (temperature, top_k) in [(0.7, 1), (1.0, 5), (1.5, 64)] {
         let sampling = Sampling { typical_p: 0.9, ..sampling(temperature, Some(top_k), 0.95, 0.02) };
-        let sampler = Sampler::new(sampling, Vec::new()).expect("a sampler");
+        let sampler = Sampler::new(Isa::best(), sampling, Vec::new()).expect("a sampler");
         for _ in 0..20 {
             // Quarters: some are equal.
             let logits: Vec<f32> = (0..300).map(|_| rng.random_range(-40..40) as f32 / 4.0).collect();

@@ -309,17 +309,47 @@ fn a_query_has_the_same_bits_in_any_batch() {
     }
 }
 
+/// Also where blocks of scores are skipped, with equal scores, NaN, zeros of both signs, and few or many of them asked for.
 #[test]
 fn top_k_is_the_start_of_a_sort() {
-    for len in lengths() {
+    for len in lengths().chain([1000, 5000]) {
         let mut x = Noise(len as u64).vec(len);
         x[len / 3] = 2.0;
         x[len - 1] = 2.0;
-        let mut top = Vec::new();
-        vocabulary::top_k(&x, 5, &mut top);
-        let mut want: Vec<u32> = (0..len as u32).collect();
-        want.sort_by(|a, b| x[*b as usize].total_cmp(&x[*a as usize]).then(a.cmp(b)));
-        want.truncate(5);
-        assert_eq!(top, want);
+        let mut coarse: Vec<f32> = x.iter().map(|x| (x * 4.0).round() * 0.5).collect();
+        coarse[len / 2] = f32::NAN;
+        coarse[len / 5] = f32::NEG_INFINITY;
+        for (x, k) in [&x, &coarse].into_iter().flat_map(|x| [0, 1, 5, 64, 700, usize::MAX].map(|k| (x, k))) {
+            let mut top = Vec::new();
+            vocabulary::top_k(x, k, &mut top);
+            let mut want: Vec<u32> = (0..len as u32).collect();
+            want.sort_by(|a, b| x[*b as usize].total_cmp(&x[*a as usize]).then(a.cmp(b)));
+            want.truncate(k);
+            assert_eq!(top, want, "{k} of {len}");
+        }
+    }
+}
+
+/// The same bits for a logit wherever it stands in the row.
+#[test]
+fn softmax_weights_are_exponentials() {
+    for (isa, len) in Isa::available().flat_map(|isa| lengths().map(move |len| (isa, len))) {
+        let mut logits: Vec<f32> = Noise(len as u64).vec(len).iter().map(|x| 30.0 * x).collect();
+        logits[len / 2] = f32::NEG_INFINITY;
+        logits[len / 3] = -200.0;
+        let max = vocabulary::maximum(&logits);
+        assert_eq!(max, logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        for temperature in [0.5, 1.0, 7.0] {
+            let weights = vocabulary::softmax_weights(isa, &logits, max, temperature);
+            for (i, logit) in logits.iter().enumerate() {
+                let exponent = f64::from(logit - max) / f64::from(temperature);
+                let want = exponent.exp();
+                let zero = exponent < -87.0 && weights[i] == 0.0;
+                assert!(zero || (weights[i] - want).abs() <= 2e-5 * want, "{} {logit} of {len}", isa.name());
+                assert_eq!(vocabulary::softmax_weights(isa, &[*logit], max, temperature), [weights[i]]);
+            }
+            let (sum, want) = (vocabulary::sum(&weights), weights.iter().sum::<f64>());
+            assert!((sum - want).abs() <= 1e-12 * want);
+        }
     }
 }

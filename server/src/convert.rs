@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Content, Message, Role};
-use foretoken::sampler::{LogitBias, LogitsProcessor, Sampler};
+use foretoken::sampler::{LogitBias, LogitsProcessor};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
@@ -84,7 +84,7 @@ pub(crate) fn options(
         logits_processor: logits_processor(fields, engine, defaults)?,
         ..GenerateOptions::default()
     };
-    Sampler::new(options.sampling.clone(), Vec::new()).map_err(|error| ApiError::of(&error, "prompt"))?;
+    options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
     Ok(options)
 }
 

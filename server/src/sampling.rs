@@ -13,7 +13,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// command line sets.
 ///
 /// # Errors
-/// If one is not a number; [`Sampler::new`](foretoken::sampler::Sampler::new) checks ranges.
+/// If one is not a number; [`Sampling::check`] checks ranges.
 pub(crate) fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
     let mut number = |field: &str| real(fields, field);
     let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);

@@ -1,108 +1,164 @@
 //! Filters: the tokens of a row that may be drawn, and their weights.
 
-use foretoken_kernels::vocabulary;
+use std::cmp::Ordering;
+
+use foretoken_kernels::{Isa, vocabulary};
 
 use super::sampling::{Sampling, Xtc};
 
-/// Tokens of a row that may be drawn, the largest logit first.
-pub(super) struct Candidates(Vec<Candidate>);
+/// Bins of 1/16, in which `top_p` and `typical_p` add up probabilities: sorting all 262144 would take longer than a forward pass
+/// of a small model.
+const BINS: usize = 1024;
+const BINS_PER_UNIT: f32 = 16.0;
 
-struct Candidate {
-    /// Index in the row.
-    i: u32,
-    logit: f32,
-    /// `e^(logit - the row's largest)`: proportional to the probability at temperature 1.
-    weight: f64,
+/// Tokens of a row that may be drawn.
+pub(super) struct Candidates {
+    isa: Isa,
+    /// Indices in the row, in any order.
+    indices: Vec<u32>,
+    logits: Vec<f32>,
 }
 
 impl Candidates {
-    /// The `top_k` largest of `logits`, at least one of which is finite.
-    pub fn new(sampling: &Sampling, logits: &[f32]) -> Self {
-        let mut largest: Vec<u32> = Vec::new();
-        vocabulary::top_k(logits, sampling.top_k.unwrap_or(logits.len()), &mut largest);
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let candidate = |i: u32| {
-            let logit = logits[i as usize];
-            Candidate { i, logit, weight: f64::from(logit - max).exp() }
-        };
-        let mut candidates: Vec<_> = largest.into_iter().map(candidate).collect();
+    /// The `top_k` largest of `logits`, at least one of which is finite, within `top_n_sigma`.
+    pub fn new(isa: Isa, sampling: &Sampling, logits: &[f32]) -> Self {
+        let mut all = Self { isa, indices: (0..logits.len() as u32).collect(), logits: logits.to_vec() };
+        if let Some(k) = sampling.top_k {
+            all = all.largest(k);
+        }
         // The order of top-k and top-n-sigma is irrelevant: both keep the largest.
         if let Some(n) = sampling.top_n_sigma {
-            let least = f64::from(max) - f64::from(n) * standard_deviation(logits);
-            candidates.retain(|candidate| f64::from(candidate.logit) >= least);
+            let least = f64::from(all.max()) - f64::from(n) * standard_deviation(logits);
+            all = all.filter(|logit| f64::from(logit) >= least);
         }
-        Self(candidates)
+        all
     }
 
     /// Applies locally typical sampling, `top_p` and `min_p`, in this order, to the candidates.
     pub fn filtered(mut self, sampling: &Sampling) -> Self {
         if sampling.typical_p < 1.0 {
-            self.keep_typical(sampling.typical_p.into());
+            self = self.typical(sampling.typical_p);
         }
         if sampling.top_p < 1.0 {
-            let mut left = self.total() * f64::from(sampling.top_p);
-            let reached = self.0.iter().position(|candidate| {
-                left -= candidate.weight;
-                left <= 0.0
-            });
-            self.0.truncate(reached.map_or(self.0.len(), |last| last + 1));
+            let max = self.max();
+            self = self.nearest(sampling.top_p, |logit| max - logit);
         }
-        let least = self.0.first().map_or(0.0, |most| most.weight * f64::from(sampling.min_p));
-        self.0.retain(|candidate| candidate.logit > f32::NEG_INFINITY && candidate.weight >= least);
+        if sampling.min_p > 0.0 {
+            let least = self.max() + sampling.min_p.ln();
+            self = self.filter(|logit| logit >= least);
+        }
         self
     }
 
-    /// Probabilities or proportional weights, above 0, by index in the row: at the temperature, and with XTC.
-    pub fn weights(&self, sampling: &Sampling) -> Vec<(u32, f64)> {
-        let mut weights = at_temperature(&self.0, sampling.temperature);
-        if let Some(xtc) = sampling.xtc {
-            let excluded = self.top_choices(&xtc);
-            let mut rest = vec![(0, 0.0); excluded];
-            rest.extend(at_temperature(&self.0[excluded..], sampling.temperature));
-            // The mixture: with that probability, the top choices are excluded.
-            let total = |weights: &[(u32, f64)]| weights.iter().map(|(_, weight)| weight).sum::<f64>();
-            let (of_all, of_rest, probability) = (total(&weights), total(&rest), f64::from(xtc.probability));
-            for ((_, weight), (_, rest)) in weights.iter_mut().zip(rest) {
-                *weight = (1.0 - probability) * *weight / of_all + probability * rest / of_rest;
+    /// Indices in the row and proportional weights, above 0, at the temperature and with XTC.
+    pub fn weights(self, sampling: &Sampling) -> (Vec<u32>, Vec<f64>) {
+        let (indices, weights) = match sampling.xtc {
+            None => {
+                let weights = self.weights_at(sampling.temperature, 0);
+                (self.indices, weights)
+            }
+            Some(xtc) => self.with_xtc(&xtc, sampling.temperature),
+        };
+        match weights.contains(&0.0) {
+            true => indices.into_iter().zip(weights).filter(|(_, weight)| *weight > 0.0).unzip(),
+            false => (indices, weights),
+        }
+    }
+
+    /// The mixture of all candidates and, with XTC's probability, those without the top choices.
+    fn with_xtc(mut self, xtc: &Xtc, temperature: f32) -> (Vec<u32>, Vec<f64>) {
+        self = self.largest(usize::MAX);
+        let probable = self.weights_at(1.0, 0);
+        let least = vocabulary::sum(&probable) * f64::from(xtc.threshold);
+        // All but the least probable token at or above the threshold.
+        let excluded = probable.iter().take_while(|weight| **weight >= least).count().saturating_sub(1);
+        let (mut weights, rest) = (self.weights_at(temperature, 0), self.weights_at(temperature, excluded));
+        let probability = f64::from(xtc.probability);
+        let of_all = (1.0 - probability) / vocabulary::sum(&weights);
+        let of_rest = probability / vocabulary::sum(&rest);
+        weights.iter_mut().for_each(|weight| *weight *= of_all);
+        for (weight, rest) in weights[excluded..].iter_mut().zip(rest) {
+            *weight += of_rest * rest;
+        }
+        (self.indices, weights)
+    }
+
+    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach `sum`.
+    fn typical(self, sum: f32) -> Self {
+        let max = self.max();
+        let weights = self.weights_at(1.0, 0);
+        let total = vocabulary::sum(&weights);
+        // The surprise is `max + ln total - logit`, the entropy its expectation.
+        let possible = weights.iter().zip(&self.logits).filter(|(weight, _)| **weight > 0.0);
+        let mean = possible.map(|(weight, logit)| weight * f64::from(logit - max)).sum::<f64>() / total;
+        self.nearest(sum, |logit| (f64::from(logit - max) - mean).abs() as f32)
+    }
+
+    /// Keeps the tokens with the least `distance` of their logits until their probabilities reach `sum`.
+    fn nearest(self, sum: f32, distance: impl Fn(f32) -> f32) -> Self {
+        let weights = self.weights_at(1.0, 0);
+        let bin = |logit: f32| ((distance(logit) * BINS_PER_UNIT) as usize).min(BINS - 1);
+        let mut bins = [0.0; BINS];
+        for (logit, weight) in self.logits.iter().zip(&weights) {
+            bins[bin(*logit)] += weight;
+        }
+        let reached = vocabulary::sum(&weights) * f64::from(sum);
+        // Of the bin that reaches the sum, only the nearest are kept.
+        let (mut before, mut last) = (0.0, 0);
+        while last < BINS - 1 && before + bins[last] < reached {
+            before += bins[last];
+            last += 1;
+        }
+        let (mut kept, mut of_last) = (Vec::new(), Vec::new());
+        for (i, logit) in (0u32..).zip(&self.logits) {
+            match bin(*logit).cmp(&last) {
+                Ordering::Less => kept.push(i),
+                Ordering::Equal => of_last.push(i),
+                Ordering::Greater => (),
             }
         }
-        weights.retain(|(_, weight)| *weight > 0.0);
-        weights
+        let far = |i: &u32| distance(self.logits[*i as usize]);
+        of_last.sort_by(|a, b| far(a).total_cmp(&far(b)));
+        for i in of_last {
+            if before >= reached {
+                break;
+            }
+            before += weights[i as usize];
+            kept.push(i);
+        }
+        self.at(&kept)
     }
 
-    /// Number of excluded top choices: all but the least probable token at or above the threshold.
-    fn top_choices(&self, xtc: &Xtc) -> usize {
-        let least = self.total() * f64::from(xtc.threshold);
-        self.0.iter().take_while(|candidate| candidate.weight >= least).count().saturating_sub(1)
+    /// Those with the `count` largest logits, the largest first.
+    fn largest(&self, count: usize) -> Self {
+        let mut order = Vec::new();
+        vocabulary::top_k(&self.logits, count, &mut order);
+        self.at(&order)
     }
 
-    fn total(&self) -> f64 {
-        self.0.iter().map(|candidate| candidate.weight).sum()
+    /// Those at the positions `order`.
+    fn at(&self, order: &[u32]) -> Self {
+        Self {
+            isa: self.isa,
+            indices: order.iter().map(|i| self.indices[*i as usize]).collect(),
+            logits: order.iter().map(|i| self.logits[*i as usize]).collect(),
+        }
     }
 
-    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities exceed `sum`.
-    fn keep_typical(&mut self, sum: f64) {
-        self.0.retain(|candidate| candidate.weight > 0.0);
-        let total = self.total();
-        let surprise = |candidate: &Candidate| -(candidate.weight / total).ln();
-        let entropy: f64 = self.0.iter().map(|candidate| candidate.weight / total * surprise(candidate)).sum();
-        let distance = |candidate: &Candidate| (surprise(candidate) - entropy).abs();
-        self.0.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
-        let mut left = sum * total;
-        let exceeded = self.0.iter().position(|candidate| {
-            left -= candidate.weight;
-            left < 0.0
-        });
-        self.0.truncate(exceeded.map_or(self.0.len(), |last| last + 1));
-        self.0.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.i.cmp(&b.i)));
+    fn filter(self, keep: impl Fn(f32) -> bool) -> Self {
+        let kept: Vec<u32> = (0..).zip(&self.logits).filter(|(_, logit)| keep(**logit)).map(|(i, _)| i).collect();
+        self.at(&kept)
     }
-}
 
-/// Weights at a temperature, the largest 1.
-fn at_temperature(candidates: &[Candidate], temperature: f32) -> Vec<(u32, f64)> {
-    let max = candidates.first().map_or(0.0, |candidate| candidate.logit);
-    let weight = |candidate: &Candidate| (candidate.i, f64::from((candidate.logit - max) / temperature).exp());
-    candidates.iter().map(weight).collect()
+    fn max(&self) -> f32 {
+        vocabulary::maximum(&self.logits)
+    }
+
+    /// Weights of the candidates from position `first` on, the largest 1.
+    fn weights_at(&self, temperature: f32, first: usize) -> Vec<f64> {
+        let logits = &self.logits[first..];
+        vocabulary::softmax_weights(self.isa, logits, vocabulary::maximum(logits), temperature)
+    }
 }
 
 /// Of the finite logits.

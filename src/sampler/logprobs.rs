@@ -1,6 +1,6 @@
 //! Log-probabilities of emitted tokens.
 
-use foretoken_kernels::vocabulary;
+use foretoken_kernels::{Isa, vocabulary};
 
 /// Log-probabilities under the target's own distribution: its logits at temperature 1, before any
 /// [`LogitsProcessor`](crate::LogitsProcessor), penalty and filter.
@@ -16,10 +16,10 @@ pub struct TokenLogprobs {
 
 impl TokenLogprobs {
     /// Log-probabilities of `token` and of the `top` most probable tokens, from a row of logits.
-    pub(crate) fn of(logits: &[f32], token: u32, top: usize) -> Self {
-        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum();
-        let logprob = |id: u32| (f64::from(logits[id as usize]) - max - sum.ln()) as f32;
+    pub(crate) fn of(isa: Isa, logits: &[f32], token: u32, top: usize) -> Self {
+        let max = vocabulary::maximum(logits);
+        let log_sum = vocabulary::sum(&vocabulary::softmax_weights(isa, logits, max, 1.0)).ln();
+        let logprob = |id: u32| (f64::from(logits[id as usize]) - f64::from(max) - log_sum) as f32;
         let mut best = Vec::new();
         vocabulary::top_k(logits, top, &mut best);
         Self { token, logprob: logprob(token), top: best.into_iter().map(|id| (id, logprob(id))).collect() }

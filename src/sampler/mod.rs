@@ -8,6 +8,10 @@ mod penalties;
 mod processor;
 mod sampling;
 
+use std::borrow::Cow;
+
+use foretoken_kernels::Isa;
+
 pub use distribution::Distribution;
 pub use dry::Dry;
 pub use logprobs::TokenLogprobs;
@@ -27,14 +31,20 @@ const SCANNED: usize = 1024;
 pub struct Sampler {
     sampling: Sampling,
     suppressed: Vec<u32>,
+    isa: Isa,
 }
 
 impl Sampler {
     /// # Errors
     /// If a parameter is out of its range.
-    pub fn new(sampling: Sampling, suppressed: Vec<u32>) -> Result<Self> {
+    pub fn new(isa: Isa, sampling: Sampling, suppressed: Vec<u32>) -> Result<Self> {
         sampling.check()?;
-        Ok(Self { sampling, suppressed })
+        Ok(Self { sampling, suppressed, isa })
+    }
+
+    /// The instruction set that it computes with.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// Whether the token is the argmax of the unmodified logits.
@@ -104,19 +114,26 @@ impl Sampler {
         if self.sampling.temperature == 0.0 {
             return Ok(Distribution::certain(best));
         }
-        let id = |i: u32| ids.map_or(i, |ids| ids[i as usize]);
-        let allowed: Vec<f32>;
-        let logits = if self.suppressed.is_empty() {
-            logits
-        } else {
-            let mask = |(i, logit): (usize, &f32)| match self.suppressed.contains(&id(i as u32)) {
-                true => f32::NEG_INFINITY,
-                false => *logit,
-            };
-            allowed = logits.iter().enumerate().map(mask).collect();
-            &allowed
-        };
-        let weights = Candidates::new(&self.sampling, logits).filtered(&self.sampling).weights(&self.sampling);
-        Ok(Distribution::new(weights.into_iter().map(|(i, weight)| (id(i), weight)).collect()))
+        let candidates = Candidates::new(self.isa, &self.sampling, &self.allowed(ids, logits));
+        let (mut tokens, weights) = candidates.filtered(&self.sampling).weights(&self.sampling);
+        if let Some(ids) = ids {
+            tokens.iter_mut().for_each(|i| *i = ids[*i as usize]);
+        }
+        Ok(match tokens.is_sorted() {
+            true => Distribution::ascending(tokens, weights),
+            false => Distribution::new(tokens.into_iter().zip(weights).collect()),
+        })
+    }
+
+    /// The logits, `-inf` for suppressed tokens.
+    fn allowed<'a>(&self, ids: Option<&[u32]>, logits: &'a [f32]) -> Cow<'a, [f32]> {
+        let mut logits = Cow::Borrowed(logits);
+        for token in &self.suppressed {
+            let at = ids.map_or(Some(*token as usize), |ids| ids.iter().position(|id| id == token));
+            if let Some(at) = at.filter(|at| *at < logits.len()) {
+                logits.to_mut()[at] = f32::NEG_INFINITY;
+            }
+        }
+        logits
     }
 }

@@ -20,7 +20,7 @@ pub struct Sampling {
     pub top_n_sigma: Option<f32>,
     /// Keeps the `k` most probable tokens; `None` keeps all.
     pub top_k: Option<usize>,
-    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities exceed this sum (locally typical
+    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach this sum (locally typical
     /// sampling, Meister et al. 2022); 1 keeps all. Default: 1.
     pub typical_p: f32,
     /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all.
@@ -66,9 +66,11 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Checks the ranges of the parameters.
+    ///
     /// # Errors
-    /// If a parameter is out of its range.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// If one is out of its range.
+    pub fn check(&self) -> Result<()> {
         let refuse = |name, range: &str| Err(Error::argument(name, range));
         self.penalties.check()?;
         self.dry.iter().try_for_each(Dry::check)?;

@@ -202,7 +202,7 @@ impl ForwardOutput<'_> {
         let accepted = accepted(draft, simulated, |i| rule.distribution(row(i), &draft.tokens[..i]), rng)?;
         let logprobs = rule.logprobs.map(|top| {
             let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();
-            emitted.map(|(i, token)| TokenLogprobs::of(row(i), *token, top)).collect()
+            emitted.map(|(i, token)| TokenLogprobs::of(rule.sampler.isa(), row(i), *token, top)).collect()
         });
         Ok((accepted, logprobs.unwrap_or_default()))
     }

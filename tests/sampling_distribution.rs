@@ -372,6 +372,17 @@ fn top_choices_are_excluded() {
     assert_eq!(probabilities(1.0, 0.45), [0.4, 0.3, 0.2, 0.1]);
     assert_eq!(probabilities(0.5, 0.25), [0.2, 0.4, 0.2667, 0.1333]);
     assert_eq!(probabilities(0.0, 0.25), [0.4, 0.3, 0.2, 0.1]);
+    assert_eq!(probabilities(1.0, 0.0), [0.0, 0.0, 0.0, 1.0]);
+}
+
+/// A threshold of 0 leaves the least probable of the tokens that are possible at all, however improbable it is.
+#[test]
+fn excluded_tokens_are_no_top_choices() {
+    let xtc = Some(Xtc { probability: 1.0, threshold: 0.0 });
+    let sampling = Sampling { temperature: 0.5, xtc, ..Sampling::default() };
+    let sampler = Sampler::new(Isa::best(), sampling, vec![1]).expect("parameters in range");
+    let distribution = sampler.distribution(None, &[0.0, -300.0, -200.0, f32::NEG_INFINITY]).expect("finite logits");
+    assert_eq!(distribution, Distribution::certain(2));
 }
 
 #[test]

@@ -40,8 +40,8 @@ impl Candidates {
             self = self.typical(sampling.typical_p);
         }
         if sampling.top_p < 1.0 {
-            let max = self.max();
-            self = self.nearest(sampling.top_p, |logit| max - logit);
+            let (max, weights) = (self.max(), self.weights_at(1.0, 0));
+            self = self.nearest(sampling.top_p, &weights, |logit| max - logit);
         }
         if sampling.min_p > 0.0 {
             let least = self.max() + sampling.min_p.ln();
@@ -67,7 +67,8 @@ impl Candidates {
 
     /// The mixture of all candidates and, with XTC's probability, those without the top choices.
     fn with_xtc(mut self, xtc: &Xtc, temperature: f32) -> (Vec<u32>, Vec<f64>) {
-        self = self.largest(usize::MAX);
+        // A threshold of 0 is reached by every possible token, and only by those.
+        self = self.filter(|logit| logit > f32::NEG_INFINITY).largest(usize::MAX);
         let probable = self.weights_at(1.0, 0);
         let least = vocabulary::sum(&probable) * f64::from(xtc.threshold);
         // All but the least probable token at or above the threshold.
@@ -91,18 +92,17 @@ impl Candidates {
         // The surprise is `max + ln total - logit`, the entropy its expectation.
         let possible = weights.iter().zip(&self.logits).filter(|(weight, _)| **weight > 0.0);
         let mean = possible.map(|(weight, logit)| weight * f64::from(logit - max)).sum::<f64>() / total;
-        self.nearest(sum, |logit| (f64::from(logit - max) - mean).abs() as f32)
+        self.nearest(sum, &weights, |logit| (f64::from(logit - max) - mean).abs() as f32)
     }
 
-    /// Keeps the tokens with the least `distance` of their logits until their probabilities reach `sum`.
-    fn nearest(self, sum: f32, distance: impl Fn(f32) -> f32) -> Self {
-        let weights = self.weights_at(1.0, 0);
+    /// Keeps the tokens with the least `distance` of their logits until their probabilities, proportional to `weights`, reach `sum`.
+    fn nearest(self, sum: f32, weights: &[f64], distance: impl Fn(f32) -> f32) -> Self {
         let bin = |logit: f32| ((distance(logit) * BINS_PER_UNIT) as usize).min(BINS - 1);
         let mut bins = [0.0; BINS];
-        for (logit, weight) in self.logits.iter().zip(&weights) {
+        for (logit, weight) in self.logits.iter().zip(weights) {
             bins[bin(*logit)] += weight;
         }
-        let reached = vocabulary::sum(&weights) * f64::from(sum);
+        let reached = vocabulary::sum(weights) * f64::from(sum);
         // Of the bin that reaches the sum, only the nearest are kept.
         let (mut before, mut last) = (0.0, 0);
         while last < BINS - 1 && before + bins[last] < reached {

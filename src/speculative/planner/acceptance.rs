@@ -63,14 +63,18 @@ impl Acceptance {
         tokens
     }
 
-    /// The probabilities of the first `count` positions. A position's prior is the mean of the one before it.
+    /// The probabilities of the first `count` positions. A position's prior is the mean of the one before it; those that share a
+    /// count share its mean. (As priors of each other they would approach the count's own rate: after a few deep drafts without a
+    /// rejection, certainty at any depth.)
     fn chances(&self, count: usize, tuning: &Tuning) -> Vec<f64> {
         let (mut chance, weight) = (self.prior, tuning.prior_weight);
-        let of = |position: usize| {
-            let at = position.min(POSITIONS - 1);
-            chance = (self.accepted[at] + weight * chance) / (self.drafted[at] + weight);
-            chance
-        };
-        (0..count).map(of).collect()
+        let mut chances: Vec<_> = (self.accepted.iter().zip(&self.drafted).take(count))
+            .map(|(accepted, drafted)| {
+                chance = (accepted + weight * chance) / (drafted + weight);
+                chance
+            })
+            .collect();
+        chances.resize(count, chance);
+        chances
     }
 }

@@ -50,13 +50,12 @@ impl Distribution {
                 left -= of_block;
                 continue;
             }
-            for (id, probability) in ids.iter().zip(probabilities) {
-                left -= probability;
-                if left < 0.0 {
-                    return *id;
-                }
-            }
-            break;
+            let found = ids.iter().zip(probabilities).find(|(_, probability)| {
+                left -= *probability;
+                left < 0.0
+            });
+            // Rounding: the block's sum differs from its probabilities, one by one.
+            return found.map_or(ids[ids.len() - 1], |(id, _)| *id);
         }
         // Rounding: the probabilities sum to slightly less than 1.
         self.ids.last().copied().unwrap_or(0)

@@ -40,7 +40,7 @@ impl Candidates {
             self = self.typical(sampling.typical_p);
         }
         if sampling.top_p < 1.0 {
-            let (max, weights) = (self.max(), self.weights_at(1.0, 0));
+            let (max, weights) = (self.max(), self.weights_at(1.0));
             self = self.nearest(sampling.top_p, &weights, |logit| max - logit);
         }
         if sampling.min_p > 0.0 {
@@ -54,7 +54,7 @@ impl Candidates {
     pub fn weights(self, sampling: &Sampling) -> (Vec<u32>, Vec<f64>) {
         let (indices, weights) = match sampling.xtc {
             None => {
-                let weights = self.weights_at(sampling.temperature, 0);
+                let weights = self.weights_at(sampling.temperature);
                 (self.indices, weights)
             }
             Some(xtc) => self.with_xtc(&xtc, sampling.temperature),
@@ -68,18 +68,22 @@ impl Candidates {
     /// The mixture of all candidates and, with XTC's probability, those without the top choices.
     fn with_xtc(mut self, xtc: &Xtc, temperature: f32) -> (Vec<u32>, Vec<f64>) {
         // A threshold of 0 is reached by every possible token, and only by those.
-        self = self.filter(|logit| logit > f32::NEG_INFINITY).largest(usize::MAX);
-        let probable = self.weights_at(1.0, 0);
+        self = self.filter(|logit| logit > f32::NEG_INFINITY);
+        let probable = self.weights_at(1.0);
         let least = vocabulary::sum(&probable) * f64::from(xtc.threshold);
-        // All but the least probable token at or above the threshold.
-        let excluded = probable.iter().take_while(|weight| **weight >= least).count().saturating_sub(1);
-        let (mut weights, rest) = (self.weights_at(temperature, 0), self.weights_at(temperature, excluded));
+        let top = || (0..self.logits.len()).filter(|i| probable[*i] >= least);
+        // All but the least probable of them are excluded; of equals, the last stays.
+        let stays = top().rev().min_by(|a, b| self.logits[*a].total_cmp(&self.logits[*b]));
+        let is_left = |i: &u32| probable[*i as usize] < least || stays == Some(*i as usize);
+        let rest: Vec<u32> = (0..self.logits.len() as u32).filter(is_left).collect();
+        let mut weights = self.weights_at(temperature);
+        let of_rest = self.at(&rest).weights_at(temperature);
         let probability = f64::from(xtc.probability);
-        let of_all = (1.0 - probability) / vocabulary::sum(&weights);
-        let of_rest = probability / vocabulary::sum(&rest);
-        weights.iter_mut().for_each(|weight| *weight *= of_all);
-        for (weight, rest) in weights[excluded..].iter_mut().zip(rest) {
-            *weight += of_rest * rest;
+        let factor = (1.0 - probability) / vocabulary::sum(&weights);
+        weights.iter_mut().for_each(|weight| *weight *= factor);
+        let factor = probability / vocabulary::sum(&of_rest);
+        for (i, weight) in rest.iter().zip(of_rest) {
+            weights[*i as usize] += factor * weight;
         }
         (self.indices, weights)
     }
@@ -87,7 +91,7 @@ impl Candidates {
     /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach `sum`.
     fn typical(self, sum: f32) -> Self {
         let max = self.max();
-        let weights = self.weights_at(1.0, 0);
+        let weights = self.weights_at(1.0);
         let total = vocabulary::sum(&weights);
         // The surprise is `max + ln total - logit`, the entropy its expectation.
         let possible = weights.iter().zip(&self.logits).filter(|(weight, _)| **weight > 0.0);
@@ -154,10 +158,9 @@ impl Candidates {
         vocabulary::maximum(&self.logits)
     }
 
-    /// Weights of the candidates from position `first` on, the largest 1.
-    fn weights_at(&self, temperature: f32, first: usize) -> Vec<f64> {
-        let logits = &self.logits[first..];
-        vocabulary::softmax_weights(self.isa, logits, vocabulary::maximum(logits), temperature)
+    /// Weights of the candidates, the largest 1.
+    fn weights_at(&self, temperature: f32) -> Vec<f64> {
+        vocabulary::softmax_weights(self.isa, &self.logits, self.max(), temperature)
     }
 }
 

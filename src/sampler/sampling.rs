@@ -75,7 +75,9 @@ impl Sampling {
         self.penalties.check()?;
         self.dry.iter().try_for_each(Dry::check)?;
         match self {
-            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),
+            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => {
+                refuse("temperature", "must be a finite number of 0 or more")
+            }
             s if !s.top_n_sigma.is_none_or(|n| n > 0.0 && n.is_finite()) => {
                 refuse("top_n_sigma", "must be above 0 and finite; omit it to keep all tokens")
             }

@@ -5,7 +5,7 @@ mod cases;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cases::{Case, argmax, cache, pass, same_id, values};
@@ -94,6 +94,23 @@ fn there_and_back_the_bits_are_the_same() {
                 assert!(*want == got[name], "{}: {name} differs", source.display());
             }
         }
+    }
+}
+
+/// A text ends at the same tokens, of which Qwen's have several.
+#[test]
+fn the_ends_of_texts_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let ends = |path: &Path| -> BTreeSet<u32> {
+        let engine = Engine::load(&EngineOptions::new(path)).expect("an engine");
+        engine.end_of_generation().iter().copied().collect()
+    };
+    for source in [demo("target"), cases::demo_qwen().path] {
+        let (file, again) = (directory.path().join("target.gguf"), directory.path().join("again"));
+        let gguf = convert(&source, &file, &options(Outtype::Bf16));
+        to_hugging_face(&gguf, &again, &ToHuggingFace::default()).expect("a directory");
+        assert_eq!([ends(&file), ends(&again)], [ends(&source), ends(&source)], "{}", source.display());
+        std::fs::remove_dir_all(again).expect("the directory");
     }
 }
 

@@ -1095,10 +1095,13 @@ fn an_untied_assistant_drafts_with_its_head() {
             tensors.insert("lm_head.weight".into(), (dtype, shape.clone(), bytes));
             tensors.insert("model.embed_tokens.weight".into(), (dtype, shape, reversed));
         });
-        twin.json("assistant/config.json", |config| config["tie_word_embeddings"] = false.into());
         let target = target(&twin.path("target")).expect("a target");
-        let own = assistant(&twin.path("assistant"), &target).expect("an assistant");
-        drafts_the_references(&case, &target, &own);
+        // Also if the configuration ties it: it differs from the table.
+        for tied in [true, false] {
+            twin.json("assistant/config.json", |config| config["tie_word_embeddings"] = tied.into());
+            let own = assistant(&twin.path("assistant"), &target).expect("an assistant");
+            drafts_the_references(&case, &target, &own);
+        }
         let path = twin.write("assistant.gguf", twin.gguf("assistant").bytes());
         drafts_the_references(&case, &target, &assistant(&path, &target).expect("an assistant"));
     }
@@ -2421,6 +2424,21 @@ fn a_head_that_differs_from_the_embedding_is_the_head() {
     // Alone.
     twin.tensors(WEIGHTS, |tensors| drop(tensors.remove("model.embed_tokens.weight")));
     refused(target(&twin.path("target")), &["embed_tokens.weight", "is missing", "there is lm_head.weight"]);
+}
+
+/// As in transformers: of a nested configuration, the outer flag ties head and embedding, by default.
+#[test]
+fn the_flag_that_ties_the_head_is_the_outer_one() {
+    let (case, twin) = (case("nested"), Twin::of("nested"));
+    for part in ["target", "assistant"] {
+        twin.json(&format!("{part}/config.json"), |config| {
+            config.as_object_mut().expect("an object").remove("tie_word_embeddings");
+            config["text_config"]["tie_word_embeddings"] = false.into();
+        });
+    }
+    let target = target(&twin.path("target")).expect("a target");
+    computes_the_references(&case, &target);
+    drafts_the_references(&case, &target, &assistant(&twin.path("assistant"), &target).expect("an assistant"));
 }
 
 /// Prefixes, a copy of the tied head, K and V of KV-shared layers, towers in a shard of their own.

@@ -106,7 +106,9 @@ impl Checkpoint {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
                 refuse_quantized(&fields, self, Experts::Stacked)?;
-                AssistantConfig::read(&fields)
+                let mut config = AssistantConfig::read(&fields)?;
+                config.text.tie_word_embeddings = config.text.tie_word_embeddings && !self.unties_head()?;
+                Ok(config)
             }
             Files::Gguf(gguf) => {
                 let config = gguf::assistant_config(gguf)?;

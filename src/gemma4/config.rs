@@ -119,10 +119,8 @@ impl TextConfig {
             "gemma4" | "gemma4_unified" => {
                 let text = config.object("text_config")?;
                 let mut text = Self::text(&text)?;
-                // The outer one takes precedence.
-                if let Some(tied) = config.optional_flag("tie_word_embeddings")? {
-                    text.tie_word_embeddings = tied;
-                }
+                // Transformers reads the outer one only.
+                text.tie_word_embeddings = config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
                 if text.eos_token_ids.is_empty() || config.get("eos_token_id").is_some() {
                     text.eos_token_ids = config.token_ids("eos_token_id")?;
                 }
@@ -284,7 +282,7 @@ impl AssistantConfig {
         }
         let fields = config.object("text_config")?;
         let mut text = TextConfig::text(&fields)?;
-        text.tie_word_embeddings &= config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
+        text.tie_word_embeddings = config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
         if fields.optional_size("hidden_size_per_layer_input")?.is_some_and(|width| width > 0) || text.moe.is_some() {
             let problem = "an assistant has neither per-layer embeddings nor experts";
             return Err(fields.error("hidden_size_per_layer_input", problem));

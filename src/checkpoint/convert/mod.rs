@@ -18,6 +18,7 @@ use std::path::Path;
 
 use foretoken_kernels::Isa;
 
+use super::generation::GenerationTokens;
 use super::gguf::{GgufWriter, TensorWriter};
 use super::recode::{RecodeError, recode};
 use super::{Checkpoint, Progress, TensorType, token_ordering};
@@ -64,9 +65,11 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     describe(&mut file)?;
     let ids = SpecialIds { bos, eos, ..SpecialIds::default() };
     vocabulary::declare(&mut file, architecture, tokenizer, vocab_size, &ids)?;
-    let suppressed = source.generation_tokens()?.suppressed;
-    if !suppressed.is_empty() {
-        file.array("tokenizer.ggml.suppress_tokens", suppressed.iter().map(|id| *id as i32))?;
+    let GenerationTokens { end, suppressed } = source.generation_tokens()?;
+    for (name, ids) in [("eos_token_ids", end), ("suppress_tokens", suppressed)] {
+        if !ids.is_empty() {
+            file.array(&format!("tokenizer.ggml.{name}"), ids.iter().map(|id| *id as i32))?;
+        }
     }
     for (name, values) in &constants {
         file.tensor(name, 0, &[values.len()])?;

@@ -1,6 +1,8 @@
 //! The configuration from a GGUF file's metadata, checked like `config.json`: every key that affects the computation is
 //! implemented or rejected by name.
 
+use std::collections::HashSet;
+
 use super::file::Gguf;
 use super::header::TensorInfo;
 use super::keys::{Keys, number};
@@ -170,7 +172,8 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
         ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
     }
     ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_EOS)?);
-    ids.dedup();
+    let mut seen = HashSet::new();
+    ids.retain(|id| seen.insert(*id));
     Ok(ids)
 }
 

@@ -174,8 +174,12 @@ impl Session {
     /// A fork with the limits of `like`, whose K and V have the same formats.
     ///
     /// # Errors
-    /// As [`Session::fork`].
+    /// As [`Session::fork`], or if the page tables on a device do not hold the context of `like`.
     pub(crate) fn fork_like(&mut self, like: &Self) -> Result<Self> {
+        let (needed, device) = (like.kv().max_context(), &self.decoder().0.backend.device);
+        if let Some(limit) = device.as_ref().map(OnDevice::context).filter(|limit| *limit < needed) {
+            return Err(Error::Context { needed, limit });
+        }
         let mut fork = self.fork()?;
         fork.kv_options = like.kv_options.clone();
         fork.decoder().0.state.kv_mut().set_max_context(like.kv().max_context());
@@ -266,14 +270,7 @@ impl Session {
             }
         }
         let SpeculativeDecoder { backend, drafting, .. } = self.decoder().0;
-        if !drafting.has(&list) {
-            let drafters = list.iter().map(|one| match drafting.take_inherited(one) {
-                Some(drafter) => Ok(drafter),
-                None => engine.parts.sources.drafter(one, backend, &kv_options),
-            });
-            let drafters = drafters.collect::<Result<_>>()?;
-            drafting.set_drafters(list, drafters);
-        }
+        drafting.set_drafters(list, |options| engine.parts.sources.drafter(options, backend, &kv_options))?;
         let settings = Settings {
             sampler,
             constraint: constraint.map(Mutex::new),

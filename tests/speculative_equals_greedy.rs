@@ -6,6 +6,7 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cases::on_every_isa;
+use foretoken::kv::KvOptions;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters, MtpPreset};
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, MtpOptions, Piece,
@@ -456,10 +457,14 @@ fn memory_for_the_text_is_enough() {
         };
         let of_text = load(None).session(&kv).expect("a session").kv().bytes_at(512) as u64;
         let prompt: Vec<u32> = (0..300).map(|i| 10 + i * 7919 % 3000).collect();
-        let write = |speculation| {
-            let options = GenerateOptions { speculation, ..plain(200) };
+        let write = |speculation: Speculation| {
+            let options = |tokens| GenerateOptions { speculation: speculation.clone(), ..plain(tokens) };
             let mut session = load(Some(of_text)).session(&kv).expect("a session");
-            run_pieces(&mut session, &prompt, &options, usize::MAX)
+            let first = run_pieces(&mut session, &prompt, &options(200), usize::MAX);
+            // The drafter, which had given up its memory, finds none for its next generation.
+            let second = run_pieces(&mut session, &prompt[..4], &options(6), usize::MAX);
+            assert_eq!(second.ids.len(), 6, "{model}");
+            Run { ids: [first.ids, second.ids].concat(), ..first }
         };
         let speculation = SpeculationOptions {
             drafters: drafters.parse().expect("drafters"),
@@ -467,8 +472,33 @@ fn memory_for_the_text_is_enough() {
             ..SpeculationOptions::default()
         };
         let (want, got) = (write(Speculation::Off), write(Speculation::With(speculation)));
-        assert_eq!((want.ids.len(), want.finish), (200, Some(FinishReason::MaxTokens)), "{model}");
+        assert_eq!((want.ids.len(), want.finish), (206, Some(FinishReason::MaxTokens)), "{model}");
         assert_eq!((got.ids, got.finish), (want.ids, want.finish), "{model}");
+    }
+}
+
+/// Less memory is left for the head's K and V than one pass over the prompt has rows.
+#[test]
+fn a_nextn_head_reads_prompts_longer_than_its_context() {
+    let model = cases::demo_qwen().path;
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&model) }).expect("an engine")
+    };
+    let bytes_at = |positions| {
+        let options = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+        load(None).session(&options).expect("a session").kv().bytes_at(positions) as u64
+    };
+    let prompt: Vec<u32> = (0..500).map(|i| 10 + i * 7919 % 3000).collect();
+    let write = |speculation, kv_memory| {
+        let mut session = load(kv_memory).session(&SessionOptions::default()).expect("a session");
+        run_pieces(&mut session, &prompt, &GenerateOptions { speculation, ..plain(100) }, usize::MAX)
+    };
+    let want = write(Speculation::Off, None);
+    let mtp = Speculation::Mtp(MtpOptions { block_size: 3, ..MtpOptions::default() });
+    for left in [128, 256, 384] {
+        // The head's K and V take less than the text's.
+        let got = write(mtp.clone(), Some(bytes_at(640) + bytes_at(left) / 4));
+        assert_eq!((got.ids, got.finish), (want.ids.clone(), want.finish), "{left}");
     }
 }
 

@@ -174,6 +174,11 @@ impl KvPlan {
         self.options.max_round_rows
     }
 
+    /// Positions that its tables hold.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
     /// Whether it is the plan of these options.
     pub fn is_of(&self, options: &KvOptions, context: usize) -> bool {
         self.context == context && self.options == options.without_limits()

@@ -185,7 +185,8 @@ impl KvCache {
     /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
     pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
         let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
-        (self.bytes_at(PAGE) * pages).min(self.bytes_at(self.len + rows))
+        let page = self.stores.iter().map(Store::page_bytes).sum::<usize>() + self.angles.page_bytes();
+        (page * pages).min(self.bytes_at(self.len + rows))
     }
 
     /// Bytes per additional position once sliding windows and exact zones are full; rounded up.
@@ -197,5 +198,42 @@ impl KvCache {
     pub fn same_rows(&self, other: &Self) -> bool {
         let mut stores = self.stores.iter().zip(&other.stores);
         self.len == other.len && self.layout == other.layout && stores.all(|(a, b)| a.same(b, self.len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::attention::turboquant::CodeFormat;
+
+    use super::*;
+    use crate::kv::StoreLayout;
+
+    /// With every page shared by a fork, at positions around the ends of pages and of the exact tail.
+    #[test]
+    fn a_round_takes_no_more_than_its_bound() {
+        let store = StoreLayout { num_kv_heads: 1, head_dim: 16, window: None, k_eq_v: None };
+        let layout = KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        for format in [KvFormat::Exact(crate::ElementType::F16), CodeFormat::Tqc5.into()] {
+            let options = KvOptions { key: format, value: format, ..KvOptions::default() };
+            for (len, rows) in
+                [126, 128, 510, 638].iter().flat_map(|len| [1, 4, 128, 130, 256].map(|rows| (*len, rows)))
+            {
+                let pool = PagePool::new(None);
+                let mut cache = KvCache::in_pool(layout.clone(), &options, 4096, Isa::best(), &pool).expect("a cache");
+                let write = |cache: &mut KvCache, rows: usize| {
+                    let zeros = vec![0.0; rows * 16];
+                    let written = cache.stores[0].write(&pool, Isa::best(), cache.len, &zeros, &zeros);
+                    written.expect("pages");
+                    cache.len += rows;
+                };
+                write(&mut cache, len);
+                let fork = cache.fork();
+                let (bound, before) = (cache.bytes_of_round(rows) as u64, pool.held());
+                write(&mut cache, rows);
+                let taken = pool.held() - before;
+                assert!(taken <= bound, "{format}: {rows} rows after {len}: {taken} of {bound}");
+                drop(fork);
+            }
+        }
     }
 }

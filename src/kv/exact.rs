@@ -96,7 +96,11 @@ impl ExactRows {
 
     /// Bytes after positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
-        self.retention.held(end.div_ceil(PAGE)).saturating_mul(PAGE * self.bytes_per_position())
+        self.retention.held(end.div_ceil(PAGE)).saturating_mul(self.page_bytes())
+    }
+
+    pub(super) fn page_bytes(&self) -> usize {
+        PAGE * self.bytes_per_position()
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -72,7 +72,7 @@ impl AngleTable {
         end.div_ceil(PAGE).saturating_mul(self.page_bytes())
     }
 
-    fn page_bytes(&self) -> usize {
+    pub(super) fn page_bytes(&self) -> usize {
         2 * PAGE * self.inverse_frequencies.len() * size_of::<f32>()
     }
 }

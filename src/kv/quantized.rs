@@ -160,6 +160,11 @@ impl QuantizedKv {
         self.exact.bytes_at(end).saturating_add(pages)
     }
 
+    /// Bytes of an exact page and of a quantized one.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.exact.page_bytes() + self.num_kv_heads * self.layout.bytes()
+    }
+
     /// Quantized pages per head after positions below `end` were written.
     fn num_pages(&self, end: usize) -> usize {
         self.retention.held(first_exact_page(end, self.zones.tail))

@@ -197,6 +197,11 @@ impl Store {
         self.storages().map(|storage| storage.bytes_at(end)).fold(0, usize::saturating_add)
     }
 
+    /// Bytes of one page of K and of V: of an exact one and, if quantized, of a quantized one.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.storages().map(Storage::page_bytes).sum()
+    }
+
     fn storages(&self) -> impl Iterator<Item = &Storage> {
         let keys = match &self.keys {
             Keys::Stored(keys) | Keys::RotaryStored(_, keys) => Some(keys),
@@ -358,6 +363,13 @@ impl Storage {
         match self {
             Storage::Exact(rows) => rows.bytes_at(end),
             Storage::Quantized(rows) => rows.bytes_at(end),
+        }
+    }
+
+    fn page_bytes(&self) -> usize {
+        match self {
+            Storage::Exact(rows) => rows.page_bytes(),
+            Storage::Quantized(rows) => rows.page_bytes(),
         }
     }
 

@@ -145,6 +145,11 @@ impl OnDevice {
         DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, (outputs, outputs))])
     }
 
+    /// Positions that its page tables hold.
+    pub fn context(&self) -> usize {
+        self.sequence.lock().plan().context()
+    }
+
     /// A sequence that continues this one, which has `len` positions, independently. Pages are shared until either writes them.
     ///
     /// # Errors

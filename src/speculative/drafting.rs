@@ -28,7 +28,8 @@ pub(crate) struct Drafting {
     pub tokens: Vec<u32>,
     pub newest: Option<DecodeState>,
     drafters: Vec<Box<dyn Drafter>>,
-    list: Vec<DrafterOptions>,                          // options of the drafters
+    /// Options of the drafters; `None` if one of them had no memory: the next generation makes all anew.
+    list: Option<Vec<DrafterOptions>>,
     inherited: Vec<(DrafterOptions, Box<dyn Drafter>)>, // by a fork, until its drafters are made
     planner: Planner,
     settings: Settings,
@@ -69,29 +70,49 @@ impl Drafting {
     /// An empty sequence without drafters.
     pub fn new(sampler: Sampler) -> Self {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
-        let (tokens, drafters, list) = (Vec::new(), Vec::new(), Vec::new());
+        let (tokens, drafters, list) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
         Self { tokens, newest: None, drafters, list, inherited: Vec::new(), planner, settings, rng, failed: None }
     }
 
-    /// Whether the drafters are those of `list`; if so they keep their state.
-    pub fn has(&self, list: &[DrafterOptions]) -> bool {
-        self.list == list
-    }
-
-    pub fn set_drafters(&mut self, list: Vec<DrafterOptions>, drafters: Vec<Box<dyn Drafter>>) {
-        (self.list, self.drafters) = (list, drafters);
+    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model whose K and V do
+    /// not fit memory drafts nothing in this generation.
+    ///
+    /// # Errors
+    /// Those of `new`.
+    pub fn set_drafters(
+        &mut self,
+        list: Vec<DrafterOptions>,
+        new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
+    ) -> Result<()> {
+        if self.list.as_ref() == Some(&list) {
+            return Ok(());
+        }
+        let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
+        for options in &list {
+            let drafter = self.take_inherited(options).map_or_else(|| new(options), Ok);
+            drafters.push(match drafter {
+                Err(error @ Error::Memory { .. }) => {
+                    tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
+                    complete = false;
+                    Box::new(OutOfMemory { kind: options.kind(), reads: Reads::default() })
+                }
+                drafter => drafter?,
+            });
+        }
+        (self.list, self.drafters) = (complete.then_some(list), drafters);
+        Ok(())
     }
 
     /// Passes copies of the drafters to a fork, with their state; also of those inherited, if no generation has begun since.
     pub fn bequeath(&self, to: &mut Self) {
         let inherited = self.inherited.iter().map(|(options, drafter)| (options, drafter));
-        let drafters = self.list.iter().zip(&self.drafters).chain(inherited);
+        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(inherited);
         to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
     }
 
     /// The inherited drafter with these options, if there is one.
-    pub fn take_inherited(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
+    fn take_inherited(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
         let index = self.inherited.iter().position(|(of, _)| of == options)?;
         Some(self.inherited.swap_remove(index).1)
     }
@@ -177,11 +198,14 @@ impl Drafting {
     /// Frees the memory of models that draft, which then draft nothing until the next generation: drafts change the speed, never
     /// whether a text fits memory. Returns whether there were any.
     pub fn release(&mut self) -> bool {
-        let models = self.drafters.iter_mut().filter(|drafter| drafter.cost() == DraftCost::PerToken);
-        let released = models.map(|drafter| *drafter = Box::new(OutOfMemory::instead_of(&**drafter))).count() > 0;
+        let mut released = false;
+        for drafter in self.drafters.iter_mut().filter(|drafter| drafter.cost() == DraftCost::PerToken) {
+            *drafter = Box::new(OutOfMemory { kind: drafter.kind(), reads: drafter.reads() });
+            released = true;
+        }
         if released {
             tracing::warn!("memory is exhausted: models no longer draft");
-            self.list.clear();
+            self.list = None;
         }
         released
     }

@@ -75,17 +75,17 @@ impl NextN {
         }
     }
 
-    /// Rolls back the rows of a chain, and, if the context has less than `rows` rows left, those before as well.
-    fn make_room(&mut self, rows: usize) -> Result<()> {
-        self.drop_chain()?;
+    /// States per pass, at most. Less memory may have been left for the head's context than for a round.
+    fn most_rows(&self) -> usize {
+        self.cache.max_round_rows().min(self.cache.max_context())
+    }
+
+    /// The first `rows` unread states, and the token after each: `tokens[p + 1]` for state `p`. If the context has no room for
+    /// them, it restarts with them.
+    fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
         if self.rows + rows > self.cache.max_context() {
             self.forget_rows(self.first + self.rows)?;
         }
-        Ok(())
-    }
-
-    /// The first `rows` unread states, and the token after each: `tokens[p + 1]` for state `p`.
-    fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
         let unread = self.num_unread();
         let states = Tensor::cat(&self.unread, 0)?.narrow(0, self.taken, unread)?;
         (self.unread, self.taken) = (vec![states.clone()], 0);
@@ -104,7 +104,7 @@ impl NextN {
 
     /// Reads the first `rows` unread states in passes of their own.
     fn read(&mut self, tokens: &[u32], rows: usize) -> Result<()> {
-        let most = self.cache.max_round_rows();
+        let most = self.most_rows();
         for begin in (0..rows).step_by(most) {
             let rows = most.min(rows - begin);
             let (ids, states) = self.next_rows(tokens, rows)?;
@@ -125,12 +125,12 @@ impl NextN {
             self.unread.push(context.hidden.clone());
         }
         let rows = self.num_unread();
-        self.make_room(rows)?;
+        self.drop_chain()?;
         if rows == 0 {
             self.chain = self.behind.as_ref().map(|step| step.hidden.clone());
             return Ok(self.behind.as_ref().map_or(ChainStep::End, |step| ChainStep::Known(step.scores.clone())));
         }
-        let keep = rows.min(self.cache.max_round_rows());
+        let keep = rows.min(self.most_rows());
         self.read(context.tokens, rows - keep)?;
         let (ids, states) = self.next_rows(context.tokens, keep)?;
         let kv = DraftKv::Own { round: self.cache.begin_round(keep)?, keep };
@@ -189,7 +189,7 @@ impl Drafter for NextN {
         if behind_prompt || self.num_unread() > MOST_UNREAD {
             // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
             let rows = self.num_unread().saturating_sub(1);
-            self.make_room(rows)?;
+            self.drop_chain()?;
             self.read(seen.tokens, rows)?;
         }
         Ok(())

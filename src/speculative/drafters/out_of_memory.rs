@@ -7,14 +7,8 @@ use crate::Result;
 
 /// Drafts nothing.
 pub(in crate::speculative) struct OutOfMemory {
-    kind: DrafterKind,
-    reads: Reads, // as before: a pass that is being read may have been asked for them
-}
-
-impl OutOfMemory {
-    pub fn instead_of(drafter: &dyn Drafter) -> Self {
-        Self { kind: drafter.kind(), reads: drafter.reads() }
-    }
+    pub kind: DrafterKind,
+    pub reads: Reads, // as before: a pass that is being read may have been asked for them
 }
 
 impl Drafter for OutOfMemory {

@@ -158,6 +158,13 @@ impl Run {
         }
     }
 
+    /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again.
+    pub fn put_back(&mut self, work: Work) {
+        if let Work::Prompt { ids, .. } = work {
+            self.prompt.splice(0..0, ids);
+        }
+    }
+
     /// The step that executes `work`.
     pub fn step<'s>(
         &'s mut self,

@@ -549,6 +549,61 @@ fn memory_is_one_limit_for_all() {
     assert_eq!(text(&mut b).expect("memory that came back"), want);
 }
 
+/// Sequences that together do not fit memory: those that find none go on when another one ends, with the same text, whether they
+/// read a prompt or decode.
+#[test]
+fn sequences_wait_for_memory() {
+    let path = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
+    };
+    let kv = KvOptions { max_context: Some(512), ..KvOptions::default() };
+    let session = |engine: &Engine| engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+    let jobs = [(100, 200), (100, 380), (250, 40)].map(|(prompt, max_tokens)| {
+        let prompt: Vec<u32> = (0..prompt).map(|i| 10 + i * 7919 % 3000).collect();
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        (prompt, GenerateOptions { max_tokens, stop, ..GenerateOptions::default() })
+    });
+    let engine = load(None);
+    let alone = jobs.each_ref().map(|(prompt, options)| {
+        let mut session = session(&engine);
+        let generation = session.generate(prompt, options).expect("a generation");
+        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+    });
+    let [three_pages, four_pages] = [384, 512].map(|end| session(&engine).kv().bytes_at(end) as u64);
+    for (memory, all_end) in [(2 * three_pages, true), (four_pages, false)] {
+        let engine = load(Some(memory));
+        let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 70, ..SchedulerOptions::default() });
+        let sessions = jobs.each_ref().map(|_| session(&engine));
+        let add = |(session, (prompt, options)): (_, &(Vec<u32>, _))| scheduler.add(session, prompt, options);
+        let ids: Vec<_> = sessions.into_iter().zip(&jobs).map(add).map(|id| id.expect("added")).collect();
+        let (mut texts, mut cut, mut paused) = (vec![Vec::new(); 3], Vec::new(), 0);
+        while scheduler.is_active() {
+            let events = scheduler.step();
+            let decoding =
+                ids.iter().zip(&texts).filter(|(id, text)| scheduler.ids().any(|of| of == **id) && !text.is_empty());
+            paused += usize::from(events.len() < decoding.count());
+            for event in events {
+                let at = ids.iter().position(|id| *id == event.id).expect("a sequence");
+                match event.piece {
+                    Ok(piece) => texts[at].extend(piece.tokens),
+                    Err(Error::Memory { .. }) => cut.push(at),
+                    Err(error) => panic!("{error}"),
+                }
+                if event.finish_reason.is_some() || cut.contains(&at) {
+                    drop(scheduler.remove(event.id));
+                }
+            }
+        }
+        let whole: Vec<_> = (0..3).filter(|at| !cut.contains(at)).collect();
+        assert!(whole.iter().all(|at| texts[*at] == alone[*at]));
+        assert!(cut.iter().all(|at| alone[*at].starts_with(&texts[*at])));
+        assert!(paused > 0 && whole[0] == 0, "{paused} steps paused, {cut:?} are cut");
+        assert_eq!(cut.is_empty(), all_end, "{cut:?}");
+        assert_eq!(engine.pages().held(), 0);
+    }
+}
+
 /// Effect of a draft step on a sequence of [`FAULTY`] or more committed rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {

@@ -61,6 +61,7 @@ impl Worker {
             jobs,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            full: false,
             slots: slots.clone(),
             abort: abort.clone(),
             metrics,
@@ -122,6 +123,8 @@ struct EngineThread {
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     running: Vec<Started>,
+    /// Whether memory has no room for the next job until a sequence ends.
+    full: bool,
     slots: Arc<Mutex<Vec<Slot>>>,
     abort: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
@@ -204,10 +207,11 @@ impl EngineThread {
         (self.waiting.len()..before).for_each(|_| self.metrics.finished("abort"));
     }
 
-    /// The next job, if there are slots for all of its generations.
+    /// The next job, if there are slots for all of its generations, and may be memory.
     fn next_job(&mut self) -> Option<Job> {
         let places = 1 + self.waiting.front()?.others.len();
-        if self.taken() + places <= self.options.parallel { self.waiting.pop_front() } else { None }
+        let starts = !self.full && self.taken() + places <= self.options.parallel;
+        if starts { self.waiting.pop_front() } else { None }
     }
 
     /// Slots of running sequences, and those reserved for their forks.
@@ -215,12 +219,16 @@ impl EngineThread {
         self.running.iter().map(|started| 1 + started.others.len()).sum()
     }
 
-    /// Gives the job a sequence.
+    /// Gives the job a sequence. If memory has no room for it beside those that run, it goes on waiting.
     fn start(&mut self, job: Job) {
+        let begin = Instant::now();
+        let added = self.add(&job.prompt, &job.choice);
+        if matches!(&added, Err(Failure::Library(error)) if is_memory(error)) && !self.running.is_empty() {
+            self.full = true;
+            return self.waiting.push_front(job);
+        }
         let Job { prompt, request_id, admitted, choice, others } = job;
         let request = Request { id: request_id, prompt, admitted, queued: admitted.elapsed() };
-        let begin = Instant::now();
-        let added = self.add(&request.prompt, &choice);
         tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
         if let Ok(id) = &added {
             let cached = self.scheduler.statistics(*id).map_or(0, |statistics| statistics.cached_tokens);
@@ -292,6 +300,7 @@ impl EngineThread {
         if catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
             tracing::error!("a panic while sequences were dropped");
         }
+        self.full = false;
         for started in std::mem::take(&mut self.running) {
             self.fail(&started.request.id, (started.choice, started.others), failure());
         }
@@ -320,9 +329,15 @@ impl EngineThread {
                     self.end(at, finish);
                 }
             }
+            // What was written is the client's.
+            Err(error) if is_memory(&error) && started.generated > 0 => {
+                tracing::warn!(request = started.request.id, %error, "cut short");
+                self.end(at, FinishReason::Context);
+            }
             Err(error) => {
                 let started = self.running.swap_remove(at);
                 self.scheduler.remove(started.id);
+                self.full = false;
                 let failure = Failure::Library(Arc::new(error));
                 self.fail(&started.request.id, (started.choice, started.others), failure);
             }
@@ -334,6 +349,7 @@ impl EngineThread {
         let started = self.running.swap_remove(at);
         let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
         self.scheduler.remove(started.id);
+        self.full = false;
         let total = started.request.admitted.elapsed();
         self.metrics.ended(&statistics, (started.request.queued, started.first.unwrap_or(total), total));
         tracing::info!(
@@ -375,6 +391,10 @@ impl EngineThread {
 fn is_clients(error: &foretoken::Error) -> bool {
     use foretoken::Error as E;
     matches!(error, E::Argument { .. } | E::Context { .. } | E::Template(_) | E::Tokenizer(_))
+}
+
+fn is_memory(error: &foretoken::Error) -> bool {
+    matches!(error, foretoken::Error::Memory { .. })
 }
 
 /// As vLLM's label `finished_reason`.

@@ -97,6 +97,8 @@ struct Slot {
     id: SequenceId,
     session: Session,
     run: Run,
+    /// Whether it found no memory for its last step, and goes on when another sequence was removed.
+    waits: bool,
 }
 
 impl Scheduler {
@@ -166,7 +168,7 @@ impl Scheduler {
         }
         let id = SequenceId(self.next);
         self.next += 1;
-        self.slots.push(Slot { id, session, run });
+        self.slots.push(Slot { id, session, run, waits: false });
         Ok(id)
     }
 
@@ -174,6 +176,7 @@ impl Scheduler {
     pub fn remove(&mut self, id: SequenceId) -> Option<Session> {
         let at = self.slots.iter().position(|slot| slot.id == id)?;
         let Slot { mut session, mut run, .. } = self.slots.remove(at);
+        self.slots.iter_mut().for_each(|slot| slot.waits = false);
         run.end(&mut session);
         if let Some(prefixes) = &mut self.prefixes {
             prefixes.keep(&mut session);
@@ -231,7 +234,8 @@ impl Scheduler {
         Ok(slot)
     }
 
-    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt.
+    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits for memory: if
+    /// there is none for a sequence's rows, it goes on when another one was removed. If all wait, the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -249,9 +253,18 @@ impl Scheduler {
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (Others::default(), 0);
-        for (id, counts, done) in done {
+        let (goes_on, mut starved) = (done.iter().any(|(.., done)| done.is_ok()), None);
+        for (id, counts, work, done) in done {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
-            let Slot { session, run, .. } = slot;
+            let Slot { session, run, waits, .. } = slot;
+            let done = match (done, work) {
+                (Err(error @ Error::Memory { .. }), Some(work)) => {
+                    run.put_back(work);
+                    (*waits, starved) = (true, Some(error));
+                    continue;
+                }
+                (done, _) => done,
+            };
             let was_reading = counts.prompt_rows > 0;
             pass = pass + counts;
             match was_reading {
@@ -276,6 +289,9 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
+        if let Some(error) = starved.filter(|_| !goes_on) {
+            events.extend(self.end_newest(error));
+        }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
             engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
@@ -289,26 +305,36 @@ impl Scheduler {
         events
     }
 
+    /// Ends the newest generation: the others go on when it is removed.
+    fn end_newest(&mut self, error: Error) -> Option<Event> {
+        self.slots.iter_mut().for_each(|slot| slot.waits = false);
+        let newest = self.slots.iter_mut().rev().find(|slot| slot.run.finish_reason().is_none())?;
+        let failed = newest.run.fail(&mut newest.session, error);
+        Some(newest.event(failed))
+    }
+
     /// Number of sequences whose prompts are read.
     fn decoding(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.run.finish_reason().is_none() && !slot.run.is_reading()).count()
+        self.slots.iter().filter(|slot| slot.takes_part() && !slot.run.is_reading()).count()
     }
 
     /// Each running generation's part of the next pass. A generation that fails to plan ends.
     fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
+        if !self.slots.iter().any(Slot::takes_part) {
+            self.slots.iter_mut().for_each(|slot| slot.waits = false);
+        }
         let mut left = self.max_rows;
         let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
         let mut planned = Vec::new();
-        let (reading, decoding): (Vec<_>, Vec<_>) = (self.slots.iter_mut())
-            .filter(|slot| slot.run.finish_reason().is_none())
-            .partition(|slot| slot.run.is_reading());
+        let (reading, decoding): (Vec<_>, Vec<_>) =
+            (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
         let drafts = drafts && (reading.is_empty() || of_prompts == 0);
         // Sequences not planned yet emit at least one token, in one row.
         let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {
-            let Slot { id, session, run } = slot;
+            let Slot { id, session, run, .. } = slot;
             let alone = !run.is_reading();
             if !alone && of_prompts == 0 {
                 continue;
@@ -340,7 +366,7 @@ impl Scheduler {
     fn draft(&mut self, planned: &mut Vec<(SequenceId, Work)>, events: &mut Vec<Event>) {
         let mut works: BTreeMap<_, _> = planned.iter_mut().map(|(id, work)| (*id, work)).collect();
         let (mut ids, mut proposing) = (Vec::new(), Vec::new());
-        for Slot { id, session, run } in &mut self.slots {
+        for Slot { id, session, run, .. } in &mut self.slots {
             let Some(Work::Verify(proposal)) = works.remove(id) else { continue };
             ids.push(*id);
             proposing.push(Proposing { decoder: session.decoder().0, proposal, cancel: &run.cancel });
@@ -366,12 +392,12 @@ impl Scheduler {
         prefixes.make_room(needs.sum());
     }
 
-    /// Runs the pass: each sequence's rows, and its result.
-    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, Others, Result<Done>)> {
+    /// Runs the pass: each sequence's rows, its work if that was not done, and its result.
+    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, Others, Option<Work>, Result<Done>)> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
         let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
         let mut planned = planned;
-        for Slot { id, session, run } in &mut self.slots {
+        for Slot { id, session, run, .. } in &mut self.slots {
             let Some(at) = planned.iter().position(|(of, _)| of == id) else { continue };
             let (_, work) = planned.swap_remove(at);
             ids.push((*id, work.counts()));
@@ -379,11 +405,17 @@ impl Scheduler {
             steps.push(run.step(decoder, work, tokenizer));
         }
         let done = run_pass(&mut steps);
-        ids.into_iter().zip(done).map(|((id, counts), done)| (id, counts, done)).collect()
+        let works = steps.into_iter().map(|step| step.work);
+        ids.into_iter().zip(works).zip(done).map(|(((id, counts), work), done)| (id, counts, work, done)).collect()
     }
 }
 
 impl Slot {
+    /// Whether it has a part in the next pass.
+    fn takes_part(&self) -> bool {
+        self.run.finish_reason().is_none() && !self.waits
+    }
+
     fn event(&self, piece: Result<Piece>) -> Event {
         Event { id: self.id, piece, finish_reason: self.run.finish_reason().filter(|_| !self.run.has_error()) }
     }

@@ -1,6 +1,7 @@
 use std::path::Path;
 
-use foretoken::{EngineOptions, GenerateOptions, LogitsProcessor};
+use foretoken::kv::KvOptions;
+use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor};
 
 use super::*;
 use crate::job::Running;
@@ -99,6 +100,55 @@ async fn the_thread_goes_on_after_a_panic_outside_of_a_pass() {
     }
     let options = GenerateOptions { max_tokens: 4, ..GenerateOptions::default() };
     assert!(tokens(submit(&worker, options)).await.1.is_ok());
+    worker.close();
+}
+
+/// The engine with the K/V memory of one context of `context` positions and a half.
+fn start_with_memory_of(context: usize) -> (Engine, Worker) {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let kv = KvOptions { max_context: Some(context), ..KvOptions::default() };
+    let session = SessionOptions { kv };
+    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
+    let one = of(None).session(&session).expect("a session").kv().bytes_at(context) as u64;
+    let engine = of(Some(one + one / 2));
+    let scheduler = SchedulerOptions::default();
+    let options = WorkerOptions { parallel: 3, max_queue: 8, session, scheduler };
+    let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
+    (engine, worker)
+}
+
+/// A job that does not fit memory beside others waits for them.
+#[tokio::test]
+async fn jobs_wait_for_memory() {
+    let (engine, worker) = start_with_memory_of(1024);
+    let options = GenerateOptions { max_tokens: 300, ..GenerateOptions::default() };
+    let running: Vec<_> = (0..4).map(|_| submit(&worker, options.clone())).collect();
+    let mut texts = Vec::new();
+    for running in running {
+        let (text, finish) = tokens(running).await;
+        assert!(finish.is_ok(), "{finish:?}");
+        texts.push(text);
+    }
+    assert!(texts.iter().all(|text| *text == texts[0] && !text.is_empty()));
+    worker.close();
+    assert_eq!(engine.pages().held(), 0);
+}
+
+/// What was written when memory is exhausted is not lost.
+#[tokio::test]
+async fn a_text_is_cut_short_where_memory_ends() {
+    let (_engine, worker) = start_with_memory_of(768);
+    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
+    let options = GenerateOptions { max_tokens: 700, stop, ..GenerateOptions::default() };
+    let running: Vec<_> = (0..3).map(|_| submit(&worker, options.clone())).collect();
+    let mut texts = Vec::new();
+    for running in running {
+        let (text, finish) = tokens(running).await;
+        assert!(matches!(finish, Ok(FinishReason::MaxTokens | FinishReason::Context)), "{finish:?}");
+        texts.push(text);
+    }
+    let longest = texts.iter().max_by_key(|text| text.len()).expect("texts");
+    assert!(longest.len() == 700 && texts.iter().all(|text| longest.starts_with(text) && !text.is_empty()));
     worker.close();
 }
 

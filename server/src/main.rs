@@ -164,6 +164,9 @@ fn serve(args: Args) -> Result<()> {
 }
 
 fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> {
+    ensure!(args.max_rows > 0, "--max-rows must be at least 1");
+    ensure!(args.prompt_slowdown >= 1.0, "--prompt-slowdown must be at least 1");
+    ensure!(args.alias.as_ref().is_none_or(|name| !name.is_empty()), "--alias is empty; give a name, or omit it");
     let is_demo = args.load.model.is_none();
     let name = match is_demo {
         true => "demo".into(),

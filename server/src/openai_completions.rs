@@ -82,8 +82,8 @@ impl Completion {
 
     fn chunk(&self, output: &ChoiceOutput, choice: Value) -> Value {
         let mut chunk = self.object(output, json!([choice]));
-        if self.form.continuous_usage {
-            chunk["usage"] = openai::usage([output]);
+        if self.form.include_usage {
+            chunk["usage"] = if self.form.continuous_usage { openai::usage([output]) } else { Value::Null };
         }
         chunk
     }

@@ -52,6 +52,8 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
+    ensure!(args.measure.is_some() || args.sequences.len() == 1, "--sequences is a list only with --measure");
+    ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;

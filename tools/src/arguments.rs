@@ -209,7 +209,7 @@ fn found_assistant(model: &Path) -> Result<Option<PathBuf>> {
 #[derive(Args)]
 pub struct Drafting {
     /// Disable speculative decoding.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["draft_block_size", "mtp_preset", "skip_streak", "sample_drafts"])]
     pub no_speculation: bool,
     /// Drafters: auto, or a list in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
     /// ngram-cache, with parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an assistant or

@@ -31,7 +31,8 @@ fn command(args: Args) -> Result<()> {
     let text = std::fs::read_to_string(&args.trace).with_context(|| args.trace.display().to_string())?;
     // An interrupted trace ends in an incomplete line.
     let lines: Vec<Value> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
-    anyhow::ensure!(!lines.is_empty(), "{}: is not a trace; create one with generate --trace", args.trace.display());
+    let is_trace = lines.first().is_some_and(|line| line["event"].is_string());
+    anyhow::ensure!(is_trace, "{}: is not a trace; create one with generate --trace", args.trace.display());
     let out = args.out.unwrap_or_else(|| args.trace.with_extension("html"));
     std::fs::write(&out, page(&lines)).with_context(|| out.display().to_string())?;
     println!("{}", out.display());

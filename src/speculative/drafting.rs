@@ -12,9 +12,9 @@ use super::chain::Link;
 use super::drafters::OutOfMemory;
 use super::proposal::{Call, count_call};
 use super::{
-    Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
-    DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner,
-    Proposal, Reads, Settings, States, Verdict,
+    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions,
+    ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal, Reads,
+    Round, Settings, States, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -35,27 +35,6 @@ pub(crate) struct Drafting {
     settings: Settings,
     rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
     failed: Option<Error>, // of a drafter, after a round that succeeded
-}
-
-/// Result of a round.
-pub(crate) struct Round {
-    /// The emitted tokens, at least one.
-    pub tokens: Vec<u32>,
-    pub logprobs: Vec<TokenLogprobs>,
-    pub draft: Draft,
-    /// Drafted tokens that were emitted.
-    pub accepted: usize,
-    pub decision: Decision,
-    pub calls: Vec<Call>,
-    pub drafter: Option<usize>,
-    /// The last token before the round, and its position.
-    pub last: u32,
-    pub position: usize,
-    /// L2 norm of the hidden state that the drafts started from; 0 unless confidence is reported.
-    pub hidden_l2: f64,
-    pub draft_time: Duration,
-    pub verify_time: Duration,
-    pub accept_time: Duration,
 }
 
 /// Position and timing of the pass of a proposal.

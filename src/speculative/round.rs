@@ -1,0 +1,28 @@
+//! What a round emitted, and what it took.
+
+use std::time::Duration;
+
+use super::proposal::Call;
+use super::{Decision, Draft};
+use crate::sampler::TokenLogprobs;
+
+/// Result of a round.
+pub(crate) struct Round {
+    /// The emitted tokens, at least one.
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub draft: Draft,
+    /// Drafted tokens that were emitted.
+    pub accepted: usize,
+    pub decision: Decision,
+    pub calls: Vec<Call>,
+    pub drafter: Option<usize>,
+    /// The last token before the round, and its position.
+    pub last: u32,
+    pub position: usize,
+    /// L2 norm of the hidden state that the drafts started from; 0 unless confidence is reported.
+    pub hidden_l2: f64,
+    pub draft_time: Duration,
+    pub verify_time: Duration,
+    pub accept_time: Duration,
+}

@@ -1,6 +1,7 @@
 //! Measured round costs on this machine.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -64,6 +65,16 @@ pub struct Machine {
     pub step_bytes: usize,
     /// Multiply-adds per step of the target.
     pub step_multiply_adds: usize,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { isa, threads, step_bytes, step_multiply_adds } = self;
+        write!(
+            f,
+            "{isa} (threads: {threads}; bytes per step: {step_bytes}; multiply-adds per step: {step_multiply_adds})"
+        )
+    }
 }
 
 /// Measured costs: v(B) of verifying B rows, by context length, and of a step of each drafter. All are multiplied by one speed
@@ -283,7 +294,7 @@ impl Costs {
         let costs: Self =
             serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is not a cost table: {e}{again}")))?;
         if costs.machine != *machine {
-            return Err(Error::file(path, format!("was measured on {:?}, this is {machine:?}{again}", costs.machine)));
+            return Err(Error::file(path, format!("was measured on {}, this is {machine}{again}", costs.machine)));
         }
         let rows = costs.verify.iter().flat_map(|(octave, all)| {
             all.iter().map(move |(rows, measured)| (format!("verify.{octave}.{rows}.ms"), measured.ms))

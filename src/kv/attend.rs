@@ -32,15 +32,16 @@ struct Queries<'a> {
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
     group: usize, // query heads per K/V head
+    head_dim: usize,
 }
 
-/// A block of query rows of one K/V head, over one split of its keys.
+/// Queries of one K/V head, over one split of its keys.
 struct SplitTask<'a> {
-    rows: Range<usize>,
+    first: usize, // of the head's queries, (rows, group)
     kv_head: usize,
     split: usize,
-    softmax: &'a mut [OnlineSoftmax], // (rows, group)
-    output: &'a mut [f32],            // (rows, group, head_dim)
+    softmax: &'a mut [OnlineSoftmax], // (queries)
+    output: &'a mut [f32],            // (queries, head_dim)
 }
 
 /// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the query's
@@ -82,16 +83,16 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, first: usi
     let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
     let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
 
-    let per_task = block_rows.len() * queries.group;
-    let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * per_task];
+    let of_split = block_rows.len() * queries.group;
+    let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * of_split];
     let mut output = vec![0.0; softmax.len() * head_dim];
-    let tasks = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
-    let tasks = tasks.enumerate().map(|(i, (softmax, output))| SplitTask {
-        rows: block_rows.clone(),
-        kv_head: i % kv_heads,
-        split: splits.start + i / kv_heads,
-        softmax,
-        output,
+    let per_task = queries.per_task(of_split, splits.len() * kv_heads);
+    let of_splits = softmax.chunks_mut(of_split).zip(output.chunks_mut(of_split * head_dim));
+    let tasks = of_splits.enumerate().flat_map(|(i, (softmax, output))| {
+        let (kv_head, split) = (i % kv_heads, splits.start + i / kv_heads);
+        let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
+        let firsts = (block_rows.start * queries.group..).step_by(per_task);
+        firsts.zip(parts).map(move |(first, (softmax, output))| SplitTask { first, kv_head, split, softmax, output })
     });
     let run = |task: SplitTask<'_>| attend_split(cache, store, queries, task);
     if rayon::current_num_threads() == 1 {
@@ -105,7 +106,7 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, first: usi
             let mut total = OnlineSoftmax::EMPTY;
             for split in 0..splits.len() {
                 let (kv_head, member) = (head / queries.group, head % queries.group);
-                let i = (split * kv_heads + kv_head) * per_task + row * queries.group + member;
+                let i = (split * kv_heads + kv_head) * of_split + row * queries.group + member;
                 merge(isa, (&mut total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
             }
             finish(isa, total, y);
@@ -127,11 +128,10 @@ impl<'a> Queries<'a> {
         positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
         heads: usize,
     ) -> Self {
-        let group = heads / store.layout.num_kv_heads;
+        let (group, width) = (heads / store.layout.num_kv_heads, store.layout.head_dim);
         let Some((format, groups)) = store.key_quantization() else {
-            return Self { rows: Aligned::copy(rows), words: Vec::new(), positions, heads, group };
+            return Self { rows: Aligned::copy(rows), words: Vec::new(), positions, heads, group, head_dim: width };
         };
-        let width = store.layout.head_dim;
         let mut rows =
             store.rotary_first().map_or_else(|| rows.to_vec(), |rotary_first| rotary_first.reorder_queries(rows));
         let values = store.rotary_first().and(store.value_quantization());
@@ -144,7 +144,15 @@ impl<'a> Queries<'a> {
                 QuantizedQuery::quantize(format, groups, row, as_keys);
             }
         }
-        Self { rows: Aligned::copy(&rows), words, positions, heads, group }
+        Self { rows: Aligned::copy(&rows), words, positions, heads, group, head_dim: width }
+    }
+
+    /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without work. Every task
+    /// reads the keys. (A minimum of work per task gains nothing.)
+    fn per_task(&self, all: usize, tasks: usize) -> usize {
+        let threads = rayon::current_num_threads();
+        let num_rows = self.rows.len() / (self.heads * self.head_dim);
+        if threads == 1 || num_rows > QUERY_BLOCK { all } else { all.div_ceil((2 * threads).div_ceil(tasks)) }
     }
 
     /// Quantized query `index` of `(rows, heads)`, if keys are quantized.
@@ -173,11 +181,11 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTa
     let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
     let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
     let mut assembled = vec![0.0; if store.assembles_keys() { PAGE * head_dim } else { 0 }];
-    let row_of = |i: usize| task.rows.start + i / all.group;
+    let row_of = |i: usize| (task.first + i) / all.group;
     let mut queries: Vec<_> = (task.softmax.iter_mut().zip(task.output.chunks_exact_mut(head_dim)))
         .enumerate()
         .map(|(i, (softmax, output))| {
-            let index = row_of(i) * all.heads + task.kv_head * all.group + i % all.group;
+            let index = row_of(i) * all.heads + task.kv_head * all.group + (task.first + i) % all.group;
             let query = &all.rows[index * head_dim..(index + 1) * head_dim];
             Query { query, quantized: all.quantized(store, index), visible: 0..0, softmax, output }
         })

@@ -373,10 +373,11 @@ const FREE: [&str; 7] = [
 /// Keys that the tensors also imply.
 const NOT_READ: [&str; 2] = ["nextn_predict_layers", "vocab_size"];
 
-/// A file's tensor descriptions, and the architecture's keys.
+/// A file's tensor descriptions, and the architecture's keys. Types of the same padded length cannot be told apart.
 fn contents(gguf: &Gguf, architecture: &str) -> BTreeMap<String, String> {
     let tensors = gguf.tensors().map(|tensor| {
-        (format!("tensor {}", tensor.name()), format!("{:?}, {:?} bytes", tensor.shape(), tensor.len_bytes()))
+        let padded = tensor.len_bytes().map(|len| len.next_multiple_of(32));
+        (format!("tensor {}", tensor.name()), format!("{:?}, {padded:?} bytes", tensor.shape()))
     });
     let keys = gguf.keys().filter_map(|key| {
         let own = key.strip_prefix(architecture)?.strip_prefix('.').filter(|own| !NOT_READ.contains(own))?;

@@ -66,25 +66,23 @@ impl Candidates {
     }
 
     /// The mixture of all candidates and, with XTC's probability, those without the top choices.
-    fn with_xtc(mut self, xtc: &Xtc, temperature: f32) -> (Vec<u32>, Vec<f64>) {
-        // A threshold of 0 is reached by every possible token, and only by those.
-        self = self.filter(|logit| logit > f32::NEG_INFINITY);
+    fn with_xtc(self, xtc: &Xtc, temperature: f32) -> (Vec<u32>, Vec<f64>) {
         let probable = self.weights_at(1.0);
         let least = vocabulary::sum(&probable) * f64::from(xtc.threshold);
-        let top = || (0..self.logits.len()).filter(|i| probable[*i] >= least);
-        // All but the least probable of them are excluded; of equals, the last stays.
-        let stays = top().rev().min_by(|a, b| self.logits[*a].total_cmp(&self.logits[*b]));
-        let is_left = |i: &u32| probable[*i as usize] < least || stays == Some(*i as usize);
-        let rest: Vec<u32> = (0..self.logits.len() as u32).filter(is_left).collect();
+        // A threshold of 0 is reached by every possible token, and only by those.
+        let is_top = |i: &usize| probable[*i] >= least && self.logits[*i] > f32::NEG_INFINITY;
+        let top: Vec<usize> = (0..self.logits.len()).filter(is_top).collect();
         let mut weights = self.weights_at(temperature);
-        let of_rest = self.at(&rest).weights_at(temperature);
+        // All but the least probable of them are excluded; of equals, the last stays.
+        let least_probable = top.iter().rev().min_by(|a, b| self.logits[**a].total_cmp(&self.logits[**b]));
+        let Some(stays) = least_probable.filter(|_| top.len() > 1) else { return (self.indices, weights) };
+        let mut rest = self.logits;
+        top.iter().filter(|i| *i != stays).for_each(|i| rest[*i] = f32::NEG_INFINITY);
+        let rest = vocabulary::softmax_weights(self.isa, &rest, vocabulary::maximum(&rest), temperature);
         let probability = f64::from(xtc.probability);
-        let factor = (1.0 - probability) / vocabulary::sum(&weights);
-        weights.iter_mut().for_each(|weight| *weight *= factor);
-        let factor = probability / vocabulary::sum(&of_rest);
-        for (i, weight) in rest.iter().zip(of_rest) {
-            weights[*i as usize] += factor * weight;
-        }
+        let of_all = (1.0 - probability) / vocabulary::sum(&weights);
+        let of_rest = probability / vocabulary::sum(&rest);
+        weights.iter_mut().zip(rest).for_each(|(weight, rest)| *weight = of_all * *weight + of_rest * rest);
         (self.indices, weights)
     }
 

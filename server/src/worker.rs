@@ -221,14 +221,14 @@ impl EngineThread {
 
     /// Gives the job a sequence. If memory has no room for it beside those that run, it goes on waiting.
     fn start(&mut self, job: Job) {
-        let begin = Instant::now();
+        let (begin, queued) = (Instant::now(), job.admitted.elapsed());
         let added = self.add(&job.prompt, &job.choice);
         if matches!(&added, Err(Failure::Library(error)) if is_memory(error)) && !self.running.is_empty() {
             self.full = true;
             return self.waiting.push_front(job);
         }
         let Job { prompt, request_id, admitted, choice, others } = job;
-        let request = Request { id: request_id, prompt, admitted, queued: admitted.elapsed() };
+        let request = Request { id: request_id, prompt, admitted, queued };
         tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
         if let Ok(id) = &added {
             let cached = self.scheduler.statistics(*id).map_or(0, |statistics| statistics.cached_tokens);
@@ -329,7 +329,7 @@ impl EngineThread {
                     self.end(at, finish);
                 }
             }
-            // What was written is the client's.
+            // Its text so far is not lost: the client gets a reason to end instead of an error.
             Err(error) if is_memory(&error) && started.generated > 0 => {
                 tracing::warn!(request = started.request.id, %error, "cut short");
                 self.end(at, FinishReason::Context);

@@ -54,7 +54,7 @@ impl Distribution {
                 left -= *probability;
                 left < 0.0
             });
-            // Rounding: the block's sum differs from its probabilities, one by one.
+            // Rounding: the probabilities, subtracted one by one, are slightly less than their sum.
             return found.map_or(ids[ids.len() - 1], |(id, _)| *id);
         }
         // Rounding: the probabilities sum to slightly less than 1.

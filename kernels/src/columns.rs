@@ -5,14 +5,18 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column:
-/// they are constructed from the whole matrix, or by [`ColumnsMut::split_at`].
+/// they are constructed from all of the borrowed memory, or by [`ColumnsMut::split_at`].
 pub struct ColumnsMut<'a> {
     data: *mut MaybeUninit<f32>,
     rows: usize,
     width: usize,
+    first: usize, // the column at `data`
     range: Range<usize>,
     _matrix: PhantomData<&'a mut [MaybeUninit<f32>]>,
 }
+
+/// Columns that a product has written.
+pub struct WrittenColumns<'a>(ColumnsMut<'a>);
 
 // SAFETY: a value has exclusive access to its own columns of the borrowed matrix, as a `&mut [f32]` has to its elements.
 unsafe impl Send for ColumnsMut<'_> {}
@@ -33,8 +37,30 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If `matrix` is not `rows * width` long.
     pub fn uninit(matrix: &'a mut [MaybeUninit<f32>], rows: usize, width: usize) -> Self {
+        Self::of_range(matrix, rows, 0..width)
+    }
+
+    /// The columns `range` of a wider matrix, of which `matrix` `(rows, range.len())` holds only these.
+    ///
+    /// # Panics
+    /// If `matrix` is not `rows * range.len()` long.
+    pub fn of_range(matrix: &'a mut [MaybeUninit<f32>], rows: usize, range: Range<usize>) -> Self {
+        let width = range.len();
         assert_eq!(Some(matrix.len()), rows.checked_mul(width), "columns: not a (rows, width) matrix");
-        Self { data: matrix.as_mut_ptr(), rows, width, range: 0..width, _matrix: PhantomData }
+        Self { data: matrix.as_mut_ptr(), rows, width, first: range.start, range, _matrix: PhantomData }
+    }
+
+    /// The same columns, for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> ColumnsMut<'_> {
+        ColumnsMut { range: self.range.clone(), ..*self }
+    }
+
+    /// The same columns as floats.
+    ///
+    /// # Safety
+    /// All of them are written.
+    pub(crate) unsafe fn assume_written(self) -> WrittenColumns<'a> {
+        WrittenColumns(self)
     }
 
     /// Splits into the columns before `column` and the rest; `column` is an index in the whole matrix.
@@ -57,7 +83,7 @@ impl<'a> ColumnsMut<'a> {
         self.rows
     }
 
-    /// Columns of the whole matrix.
+    /// Columns of the matrix in memory.
     #[cfg(target_arch = "x86_64")] // only read by AMX
     pub(crate) fn width(&self) -> usize {
         self.width
@@ -70,9 +96,32 @@ impl<'a> ColumnsMut<'a> {
     #[inline]
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [MaybeUninit<f32>] {
         assert!(row < self.rows, "columns: no row {row}");
-        // SAFETY: `row < rows` and `range` lies within `width`, so the elements are inside the matrix; no other value
-        // has these columns, and `&mut self` excludes a second slice.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.width + self.range.start), self.range.len()) }
+        let start = row * self.width + self.range.start - self.first;
+        // SAFETY: `row < rows` and `range` lies within `first..first + width`, so the elements are inside the matrix; no
+        // other value has these columns, and `&mut self` excludes a second slice.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), self.range.len()) }
+    }
+}
+
+impl WrittenColumns<'_> {
+    /// The columns held, as [`ColumnsMut::range`].
+    pub fn range(&self) -> Range<usize> {
+        self.0.range()
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    /// The held columns of one row.
+    ///
+    /// # Panics
+    /// If `row` is out of range.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        let row = self.0.row_mut(row);
+        // SAFETY: `assume_written`'s caller has written them.
+        unsafe { &mut *(std::ptr::from_mut(row) as *mut [f32]) }
     }
 }
 
@@ -89,5 +138,22 @@ mod tests {
             right.row_mut(row).fill(MaybeUninit::new(-1.0));
         }
         assert_eq!(matrix, [1., 1., -1., -1., -1., 2., 2., -1., -1., -1.]);
+    }
+
+    #[test]
+    fn columns_of_a_wider_matrix_have_its_indices() {
+        let mut matrix = [MaybeUninit::new(0.0); 2 * 3];
+        let (mut left, mut right) = ColumnsMut::of_range(&mut matrix, 2, 7..10).split_at(8);
+        assert_eq!((left.range(), right.range()), (7..8, 8..10));
+        for row in 0..2 {
+            left.row_mut(row).fill(MaybeUninit::new(1.0));
+            right.reborrow().row_mut(row).fill(MaybeUninit::new(row as f32));
+        }
+        // SAFETY: the loop wrote both rows.
+        let mut right = unsafe { right.assume_written() };
+        assert_eq!((right.rows(), right.range()), (2, 8..10));
+        assert_eq!(right.row_mut(0), [0.0; 2]);
+        // SAFETY: all are initialised above.
+        assert_eq!(matrix.map(|x| unsafe { x.assume_init() }), [1., 0., 0., 1., 1., 1.]);
     }
 }

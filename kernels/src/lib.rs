@@ -19,7 +19,7 @@ mod ops;
 pub mod quant;
 mod simd;
 
-pub use columns::ColumnsMut;
+pub use columns::{ColumnsMut, WrittenColumns};
 pub use element::{ElementType, Elements};
 pub use isa::Isa;
 pub use ops::{activation, delta_net, norm, rope, vocabulary};

@@ -3,6 +3,8 @@
 //!
 //! Every slice that a kernel gets is a separate allocation, as in `kernels.rs`.
 
+use std::mem::MaybeUninit;
+
 use foretoken_kernels::quant::{
     ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, dot_rows,
     matmul, pack, quantize_row, quantize_row_by_importance,
@@ -229,6 +231,31 @@ fn rows_do_not_depend_on_the_batch_or_the_column_split() {
             }
             matmul(isa, &matrix, &x, rest);
             assert_same_bits(&y, &alone, &format!("{weight_type:?} {} in columns", isa.name()));
+        }
+    }
+}
+
+#[test]
+fn parts_are_quantized_as_the_whole() {
+    let mut random = Random(5);
+    let inputs = 1024;
+    for (kind, rows) in [WeightType::Q4_K, WeightType::Q8_0].into_iter().flat_map(|t| [1, 7, 8, 9, 17].map(|n| (t, n)))
+    {
+        let kind = kind.activation_type();
+        let x = random_activations(rows, inputs, &mut random);
+        let len = kind.scratch_len(rows, inputs).unwrap();
+        for isa in Isa::available() {
+            let mut whole = vec![0; len];
+            Activations::quantize(isa, kind, &x, inputs, &mut whole);
+            for values in [0, 100, 600, 2048, 5000] {
+                let mut words = vec![MaybeUninit::new(-1); len];
+                let parts: Vec<_> = Activations::parts(kind, &x, inputs, &mut words, values).collect();
+                assert_eq!(parts.len() > rows.div_ceil(8), values < rows.min(8) * inputs, "{rows} rows, {values}");
+                parts.into_iter().rev().for_each(|part| part.quantize(isa));
+                // SAFETY: initialised above.
+                let words: Vec<i32> = words.into_iter().map(|word| unsafe { word.assume_init() }).collect();
+                assert_eq!(words, whole, "{kind:?} {} {rows} rows, {values} values", isa.name());
+            }
         }
     }
 }

@@ -29,7 +29,6 @@ impl<O: Ops> Mlp<O> {
     }
 
     pub(super) fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
-        let [gate, up] = ops.project([&self.gate_proj, &self.up_proj], x)?;
-        ops.linear(&self.down_proj, &ops.gate(Gate::GeluTanh, &gate, &up)?)
+        ops.linear(&self.down_proj, &ops.gated(Gate::GeluTanh, &self.gate_proj, &self.up_proj, x)?)
     }
 }

@@ -16,7 +16,7 @@ use super::cache::KvCache;
 use super::layout::PAGE;
 use super::store::{Reading, Store};
 use crate::Result;
-use crate::nn::{Aligned, F32View, tensor};
+use crate::nn::{Aligned, F32View, blocks, tensor};
 
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
@@ -25,19 +25,19 @@ const SPLIT_PAGES: usize = 8;
 /// fit the cache.
 const QUERY_BLOCK: usize = 16;
 
-/// The queries of one call.
+/// The queries of a block of rows.
 struct Queries<'a> {
     rows: Aligned<f32>, // (rows, heads, head_dim), rotated where the keys are
     words: Vec<i32>,    // (rows, heads, words): quantized queries, for quantized keys
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
-    group: usize, // query heads per K/V head
-    head_dim: usize,
+    group: usize,       // query heads per K/V head
+    least_tasks: usize, // among which they are divided
 }
 
 /// Queries of one K/V head, over one split of its keys.
 struct SplitTask<'a> {
-    first: usize, // of the head's queries, (rows, group)
+    first: usize, // of the head's queries in the block, (rows, group)
     kv_head: usize,
     split: usize,
     softmax: &'a mut [OnlineSoftmax], // (queries)
@@ -61,29 +61,28 @@ pub(super) fn attend(
         return Err(candle_core::Error::Msg(problem).into());
     }
     let view = F32View::new(q)?;
-    let queries = Queries::new(isa, store, &view, &at, heads);
-    let mut y = vec![0.0; view.len()];
-    // Splits of a block run in parallel; so do blocks, if there is more than one.
-    let query_block = |(i, y): (usize, &mut [f32])| attend_rows(cache, store, &queries, i * QUERY_BLOCK, y);
+    // Blocks run in parallel; if there is only one, its tasks do.
+    let threads = rayon::current_num_threads();
+    let least_tasks = if rows > QUERY_BLOCK || threads == 1 { 1 } else { 2 * threads };
     let block_len = QUERY_BLOCK * heads * head_dim;
-    if rows <= QUERY_BLOCK || rayon::current_num_threads() == 1 {
-        y.chunks_mut(block_len).enumerate().for_each(query_block);
-    } else {
-        y.par_chunks_mut(block_len).enumerate().for_each(query_block);
-    }
+    let y = blocks(view.len(), block_len, |i, y| {
+        let at = |row: usize| at(i * QUERY_BLOCK + row);
+        let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, least_tasks);
+        attend_rows(cache, store, &queries, y);
+    });
     tensor(y, (rows, heads * head_dim))
 }
 
-/// The attention of the query rows from `first` on: `y` is `(rows, heads, head_dim)`.
-fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, first: usize, y: &mut [f32]) {
+/// The attention of the queries: `y` is `(rows, heads, head_dim)`.
+fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f32]) {
     let (isa, heads) = (cache.isa, queries.heads);
     let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
-    let block_rows = first..first + y.len() / (heads * head_dim);
-    let keys = block_rows.clone().map(|row| store.visible((queries.positions)(row))).filter(|keys| !keys.is_empty());
+    let rows = y.len() / (heads * head_dim);
+    let keys = (0..rows).map(|row| store.visible((queries.positions)(row))).filter(|keys| !keys.is_empty());
     let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
     let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
 
-    let of_split = block_rows.len() * queries.group;
+    let of_split = rows * queries.group;
     let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * of_split];
     let mut output = vec![0.0; softmax.len() * head_dim];
     let per_task = queries.per_task(of_split, splits.len() * kv_heads);
@@ -91,7 +90,7 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, first: usi
     let tasks = of_splits.enumerate().flat_map(|(i, (softmax, output))| {
         let (kv_head, split) = (i % kv_heads, splits.start + i / kv_heads);
         let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
-        let firsts = (block_rows.start * queries.group..).step_by(per_task);
+        let firsts = (0..).step_by(per_task);
         firsts.zip(parts).map(move |(first, (softmax, output))| SplitTask { first, kv_head, split, softmax, output })
     });
     let run = |task: SplitTask<'_>| attend_split(cache, store, queries, task);
@@ -127,32 +126,34 @@ impl<'a> Queries<'a> {
         rows: &[f32],
         positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
         heads: usize,
+        least_tasks: usize,
     ) -> Self {
-        let (group, width) = (heads / store.layout.num_kv_heads, store.layout.head_dim);
-        let Some((format, groups)) = store.key_quantization() else {
-            return Self { rows: Aligned::copy(rows), words: Vec::new(), positions, heads, group, head_dim: width };
-        };
-        let mut rows =
-            store.rotary_first().map_or_else(|| rows.to_vec(), |rotary_first| rotary_first.reorder_queries(rows));
-        let values = store.rotary_first().and(store.value_quantization());
-        rotate(isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
-        let mut words = vec![0; rows.len() / width * words_per_query(store)];
-        for (row, words) in rows.chunks_exact(width).zip(words.chunks_exact_mut(words_per_query(store))) {
-            let (keys, as_keys) = words.split_at_mut(QuantizedQuery::word_count(format, groups));
-            QuantizedQuery::quantize(format, groups, &row[..groups.head_dim()], keys);
-            if let Some((format, groups)) = values {
-                QuantizedQuery::quantize(format, groups, row, as_keys);
+        let (rows, words) = match store.key_quantization() {
+            None => (Aligned::copy(rows), Vec::new()),
+            Some((format, groups)) => {
+                let width = store.layout.head_dim;
+                let rotary_first = store.rotary_first();
+                let mut rows = rotary_first.map_or_else(|| rows.to_vec(), |order| order.reorder_queries(rows));
+                let values = rotary_first.and(store.value_quantization());
+                rotate(isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
+                let mut words = vec![0; rows.len() / width * words_per_query(store)];
+                for (row, words) in rows.chunks_exact(width).zip(words.chunks_exact_mut(words_per_query(store))) {
+                    let (keys, as_keys) = words.split_at_mut(QuantizedQuery::word_count(format, groups));
+                    QuantizedQuery::quantize(format, groups, &row[..groups.head_dim()], keys);
+                    if let Some((format, groups)) = values {
+                        QuantizedQuery::quantize(format, groups, row, as_keys);
+                    }
+                }
+                (Aligned::copy(&rows), words)
             }
-        }
-        Self { rows: Aligned::copy(&rows), words, positions, heads, group, head_dim: width }
+        };
+        Self { rows, words, positions, heads, group: heads / store.layout.num_kv_heads, least_tasks }
     }
 
     /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without work. Every task
     /// reads the keys. (A minimum of work per task gains nothing.)
     fn per_task(&self, all: usize, tasks: usize) -> usize {
-        let threads = rayon::current_num_threads();
-        let num_rows = self.rows.len() / (self.heads * self.head_dim);
-        if threads == 1 || num_rows > QUERY_BLOCK { all } else { all.div_ceil((2 * threads).div_ceil(tasks)) }
+        all.div_ceil(self.least_tasks.div_ceil(tasks))
     }
 
     /// Quantized query `index` of `(rows, heads)`, if keys are quantized.

@@ -12,7 +12,7 @@ use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, ou
 use rayon::prelude::*;
 
 use super::recurrent::Recurrent;
-use crate::nn::{DeltaNet, HeadOrder, for_row_blocks};
+use crate::nn::{DeltaNet, HeadOrder, for_row_blocks, row_blocks};
 
 /// Maximum logged rows until the next pass; a larger log would exceed the matrices.
 const MOST_LOGGED: usize = 64;
@@ -82,16 +82,14 @@ impl DeltaNet {
     fn convolved(&self, rows: &[&[f32]]) -> Vec<f32> {
         let (channels, keys, key_dim) = (self.dims.channels(), self.dims.keys(), self.dims.key_head_dim);
         let before = self.dims.conv_kernel_dim - 1;
-        let mut x = vec![0.0; (rows.len() - before) * channels];
-        for_row_blocks(&mut x, channels, |first, x| {
+        row_blocks(rows.len() - before, channels, |first, x| {
             let rows = &rows[first..first + x.len() / channels + before];
             convolve(self.isa, rows, &self.conv_weight, channels, x);
             for x in x.chunks_exact_mut(channels) {
                 l2_normalize(&mut x[..keys], key_dim, (key_dim as f32).powf(-0.5));
                 l2_normalize(&mut x[keys..2 * keys], key_dim, 1.0);
             }
-        });
-        x
+        })
     }
 
     /// The inputs of value head `head` for `rows`.
@@ -203,10 +201,12 @@ impl Layer {
             self.staged = Some(Staged::Logged(rows, inputs.qkv.to_vec()));
         }
         let count = by_head.len() / (heads * value_dim);
-        for (i, y) in y.chunks_exact_mut(value_dim).enumerate() {
-            let (row, head) = (i / heads, i % heads);
-            y.copy_from_slice(&by_head[(head * count + row) * value_dim..][..value_dim]);
-        }
+        for_row_blocks(y, heads * value_dim, |first, y| {
+            for (i, y) in y.chunks_exact_mut(value_dim).enumerate() {
+                let (row, head) = (first + i / heads, i % heads);
+                y.copy_from_slice(&by_head[(head * count + row) * value_dim..][..value_dim]);
+            }
+        });
     }
 
     /// Commits the first `keep` staged rows, at least one.

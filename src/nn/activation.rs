@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use foretoken_kernels::{Isa, activation};
 
-use super::{F32View, for_row_blocks, tensor};
+use super::{F32View, row_blocks, tensor};
 use crate::Result;
 
 /// The function of a gate.
@@ -34,15 +34,16 @@ impl Gate {
 /// # Errors
 /// If the shapes differ.
 pub fn gate(function: Gate, gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
-    let (_, width) = gate.dims2()?;
+    let (rows, width) = gate.dims2()?;
     if gate.dims() != up.dims() {
         let (lhs, rhs) = (gate.shape().clone(), up.shape().clone());
         return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "gate" }.into());
     }
-    let mut y = F32View::new(gate)?.to_vec();
-    let up = F32View::new(up)?;
-    for_row_blocks(&mut y, width, |row, y| {
-        function.apply(isa, y, &up[row * width..row * width + y.len()]);
+    let (of, up) = (F32View::new(gate)?, F32View::new(up)?);
+    let y = row_blocks(rows, width, |first, y| {
+        let range = first * width..first * width + y.len();
+        y.copy_from_slice(&of[range.clone()]);
+        function.apply(isa, y, &up[range]);
     });
     tensor(y, gate.dims())
 }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Module;
 use foretoken_kernels::{Isa, vocabulary};
 
-use super::{F32View, Input, Linear, Weight, multiply, tensor};
+use super::{F32View, Input, Job, Linear, Weight, multiply, tensor};
 use crate::Result;
 
 /// Scores of an output head.
@@ -53,7 +53,8 @@ impl CentroidHead {
         let group = self.table.outputs();
         let ids = |centroid: &u32| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group];
         let groups = best.iter().zip(&inputs).flat_map(|(best, input)| best.iter().map(move |group| (*group, input)));
-        let jobs: Vec<_> = groups.map(|(group, input)| (self.table.matrix(group as usize), input)).collect();
+        let jobs: Vec<_> =
+            groups.map(|(group, input)| Job::product(self.table.matrix(group as usize), input)).collect();
         let mut products = multiply(self.isa, &jobs).into_iter();
         let scores = best.iter().map(|best| -> Result<_> {
             let logits: Vec<f32> = products.by_ref().take(best.len()).flatten().collect();

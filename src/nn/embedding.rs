@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{Weight, for_row_blocks, tensor};
+use super::{Weight, row_blocks, tensor};
 use crate::{Error, Result};
 
 /// A table `(vocabulary, width)` in the checkpoint's type, and a scale for its rows.
@@ -37,8 +37,7 @@ impl Embedding {
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
             return Err(Error::argument("ids", format!("token id {id} is outside the vocabulary of {vocabulary}")));
         }
-        let mut rows = vec![0.0; ids.len() * width];
-        for_row_blocks(&mut rows, width, |first, rows| {
+        let rows = row_blocks(ids.len(), width, |first, rows| {
             for (id, row) in ids[first..].iter().zip(rows.chunks_exact_mut(width)) {
                 self.weight.row(*id as usize, row);
                 row.iter_mut().for_each(|x| *x *= self.scale);

@@ -3,7 +3,8 @@
 use candle_core::Tensor;
 use foretoken_kernels::{Isa, vocabulary};
 
-use super::{F32View, Gate, Input, Weight, multiply, tensor};
+use super::parallel::map;
+use super::{F32View, Gate, Input, Job, Weight, for_row_blocks, multiply, tensor};
 use crate::Result;
 
 /// Stacks of gated MLPs, and how rows choose among them.
@@ -78,29 +79,39 @@ impl Experts {
     /// Adds the outputs of some experts, each of its rows of `x` `(rows, hidden)`, to `sum` `(rows, hidden)`.
     fn add(&self, buckets: &[&[Choice]], x: &[f32], sum: &mut [f32]) {
         let (hidden, intermediate) = (self.down_proj.outputs(), self.down_proj.inputs());
-        let rows_of = |bucket: &&[Choice]| {
+        let rows: usize = buckets.iter().map(|bucket| bucket.len()).sum();
+        let matrices: Vec<_> = (buckets.iter().map(|bucket| bucket[0].expert))
+            .map(|expert| (self.gate_up_proj.matrix(expert), self.down_proj.matrix(expert)))
+            .collect();
+
+        let buckets: Vec<_> = buckets.iter().zip(&matrices).collect();
+        let inputs = map(&buckets, rows * hidden, |(bucket, (gate_up, _))| {
             let mut rows = Vec::with_capacity(bucket.len() * hidden);
             bucket.iter().for_each(|c| rows.extend_from_slice(&x[c.row * hidden..(c.row + 1) * hidden]));
-            rows
-        };
-        let gate_up = self.multiply(&self.gate_up_proj, buckets, buckets.iter().map(rows_of).collect());
-        let gated = gate_up.into_iter().map(|gate_up| {
-            let mut gated = Vec::with_capacity(gate_up.len() / 2);
-            for row in gate_up.chunks_exact(2 * intermediate) {
-                let (gate, up) = row.split_at(intermediate);
-                let start = gated.len();
-                gated.extend_from_slice(gate);
-                self.gate.apply(self.isa, &mut gated[start..], up);
-            }
-            gated
+            Input::new(rows, (bucket.len(), hidden)).prepared_for(self.isa, gate_up)
         });
-        let down = self.multiply(&self.down_proj, buckets, gated.collect());
-        for (choices, down) in buckets.iter().zip(&down) {
-            for (choice, y) in choices.iter().zip(down.chunks_exact(hidden)) {
-                let sum = &mut sum[choice.row * hidden..(choice.row + 1) * hidden];
-                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += choice.weight * y);
+        let jobs = matrices.iter().zip(&inputs);
+        let jobs = jobs.map(|((gate_up, _), input)| Job::gated(self.gate, *gate_up, *gate_up, intermediate, input));
+        let gated = multiply(self.isa, &jobs.collect::<Vec<_>>());
+
+        let gated: Vec<_> = buckets.iter().zip(gated).collect();
+        let inputs = map(&gated, rows * intermediate, |((bucket, (_, down)), rows)| {
+            Input::new(&rows[..], (bucket.len(), intermediate)).prepared_for(self.isa, down)
+        });
+        let jobs = matrices.iter().zip(&inputs).map(|((_, down), input)| Job::product(*down, input));
+        let outputs = multiply(self.isa, &jobs.collect::<Vec<_>>());
+
+        let parts = buckets.iter().zip(&outputs).flat_map(|((bucket, _), y)| bucket.iter().zip(y.chunks_exact(hidden)));
+        let mut parts: Vec<(&Choice, &[f32])> = parts.collect();
+        parts.sort_by_key(|(choice, _)| choice.row); // stable: a row's experts stay in order
+        for_row_blocks(sum, hidden, |first, sum| {
+            let end = first + sum.len() / hidden;
+            let start = parts.partition_point(|(choice, _)| choice.row < first);
+            for (choice, y) in parts[start..].iter().take_while(|(choice, _)| choice.row < end) {
+                let sum = &mut sum[(choice.row - first) * hidden..][..hidden];
+                sum.iter_mut().zip(*y).for_each(|(sum, y)| *sum += choice.weight * y);
             }
-        }
+        });
     }
 
     /// The experts of every row, rows in order and experts in order within a row.
@@ -123,13 +134,5 @@ impl Experts {
             }));
         }
         Ok(choices)
-    }
-
-    /// Each bucket's rows times its expert's matrix.
-    fn multiply(&self, weight: &Weight, buckets: &[&[Choice]], rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
-        let shape = |bucket: &&[Choice]| (bucket.len(), weight.inputs());
-        let inputs: Vec<_> = rows.iter().zip(buckets).map(|(x, bucket)| Input::new(x, shape(bucket))).collect();
-        let matrices = buckets.iter().map(|bucket| weight.matrix(bucket[0].expert));
-        multiply(self.isa, &matrices.zip(&inputs).collect::<Vec<_>>())
     }
 }

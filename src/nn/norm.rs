@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use foretoken_kernels::Isa;
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 
-use super::{F32View, for_row_blocks, tensor};
+use super::{F32View, row_blocks, tensor};
 use crate::Result;
 
 /// `norm(x) = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (of `weight.len()`, or of `width` where
@@ -43,8 +43,8 @@ impl RmsNorm {
     /// # Errors
     /// If the size of `x` is not a multiple of `width`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut y = vec![0.0; x.elem_count()];
-        self.write(&self.checked(x)?, &mut y);
+        let x_rows = self.checked(x)?;
+        let y = row_blocks(x_rows.len() / self.width, self.width, |first, y| self.write(&x_rows, first, y));
         tensor(y, x.dims())
     }
 
@@ -58,9 +58,8 @@ impl RmsNorm {
             return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "rms_norm" }.into());
         }
         let (residual, view) = (F32View::new(residual)?, self.checked(x)?);
-        let mut y = vec![0.0; x.elem_count()];
-        for_row_blocks(&mut y, self.width, |row, y| {
-            let range = row * self.width..row * self.width + y.len();
+        let y = row_blocks(view.len() / self.width, self.width, |first, y| {
+            let range = first * self.width..first * self.width + y.len();
             let after = AfterNorm::AddTo { residual: &residual[range.clone()], scale };
             rms_norm(self.isa, &view[range], self.width, self.weight.as_deref(), self.eps, after, y);
         });
@@ -72,12 +71,10 @@ impl RmsNorm {
         self.eps
     }
 
-    /// [`RmsNorm::forward`] on slices of whole runs.
-    pub(super) fn write(&self, x: &[f32], y: &mut [f32]) {
-        for_row_blocks(y, self.width, |row, y| {
-            let x = &x[row * self.width..row * self.width + y.len()];
-            rms_norm(self.isa, x, self.width, self.weight.as_deref(), self.eps, AfterNorm::Write, y);
-        });
+    /// [`RmsNorm::forward`] of the rows of `x` from `first` on, as many as `y` has.
+    pub(super) fn write(&self, x: &[f32], first: usize, y: &mut [f32]) {
+        let x = &x[first * self.width..][..y.len()];
+        rms_norm(self.isa, x, self.width, self.weight.as_deref(), self.eps, AfterNorm::Write, y);
     }
 
     pub(super) fn checked<'a>(&self, x: &'a Tensor) -> Result<F32View<'a>> {

@@ -1,18 +1,83 @@
-//! Row-parallel loops on the current thread pool.
+//! Loops divided among the threads of the current pool.
+
+use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
-/// Rows per task; below twice that one thread does all. A task must outweigh a few microseconds of scheduling.
-const ROWS_PER_TASK: usize = 16;
+/// Values per task; below twice that one thread does all. A task must outweigh a few microseconds of scheduling.
+pub(super) const VALUES_PER_TASK: usize = 1 << 14;
+
+/// Whether work on so many values is to be divided.
+pub(super) fn divides(values: usize) -> bool {
+    values >= 2 * VALUES_PER_TASK && rayon::current_num_threads() > 1
+}
 
 /// Calls `work(first_row, rows)` for blocks of whole rows that together cover `y`, which is `(rows, width)`.
 ///
 /// Tasks are small and dynamically scheduled, so that a preempted thread does not delay the others.
-pub fn for_row_blocks(y: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
-    let rows = y.len() / width.max(1);
-    if rows < 2 * ROWS_PER_TASK || rayon::current_num_threads() == 1 {
-        work(0, y);
+pub(crate) fn for_row_blocks(y: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+    if divides(y.len()) {
+        let rows = (VALUES_PER_TASK / width).max(1);
+        y.par_chunks_mut(rows * width).enumerate().for_each(|(task, y)| work(task * rows, y));
     } else {
-        y.par_chunks_mut(ROWS_PER_TASK * width).enumerate().for_each(|(task, rows)| work(task * ROWS_PER_TASK, rows));
+        work(0, y);
+    }
+}
+
+/// `(rows, width)` values: zeros, of which `work(first_row, rows)` changes blocks of whole rows.
+pub(crate) fn row_blocks(rows: usize, width: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    let in_block = if divides(rows * width) { (VALUES_PER_TASK / width).max(1) } else { rows };
+    blocks(rows * width, in_block * width, |index, y| work(index * in_block, y))
+}
+
+/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`; more than one are divided among the threads. Every
+/// thread clears what it changes: memory is written once, and its pages are mapped by all threads.
+pub(crate) fn blocks(len: usize, block_len: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    let (block_len, mut all) = (block_len.max(1), Vec::with_capacity(len));
+    let clear_and_work = |(index, block): (usize, &mut [MaybeUninit<f32>])| {
+        block.fill(MaybeUninit::new(0.0));
+        // SAFETY: all values are written.
+        work(index, unsafe { &mut *(std::ptr::from_mut(block) as *mut [f32]) });
+    };
+    let of_len = &mut all.spare_capacity_mut()[..len];
+    if len > block_len && rayon::current_num_threads() > 1 {
+        of_len.par_chunks_mut(block_len).enumerate().for_each(clear_and_work);
+    } else {
+        of_len.chunks_mut(block_len).enumerate().for_each(clear_and_work);
+    }
+    // SAFETY: the blocks cover all values, and each was cleared.
+    unsafe { all.set_len(len) };
+    all
+}
+
+/// `work` of every item, in order. `values` is the work of all.
+pub(super) fn map<'t, T: Sync, R: Send>(
+    items: &'t [T],
+    values: usize,
+    work: impl Fn(&'t T) -> R + Sync + Send,
+) -> Vec<R> {
+    if divides(values) { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_all_values_with_any_number_of_threads() {
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            for (rows, width) in [(0, 5), (3, 0), (1, 7), (301, 1000), (2, 5 * VALUES_PER_TASK)] {
+                let values = pool.install(|| {
+                    row_blocks(rows, width, |first, y| {
+                        for (row, y) in y.chunks_exact_mut(width).enumerate() {
+                            y[1..].fill((first + row) as f32);
+                        }
+                    })
+                });
+                let of_row = |row: usize| (0..width).map(move |column| if column == 0 { 0.0 } else { row as f32 });
+                assert!(values.into_iter().eq((0..rows).flat_map(of_row)), "{threads} threads, {rows} x {width}");
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use foretoken_kernels::{Isa, rope::rotate};
 
-use super::{RmsNorm, for_row_blocks, tensor};
+use super::{RmsNorm, row_blocks, tensor};
 use crate::Result;
 
 /// The frequencies of one attention type.
@@ -95,9 +95,8 @@ impl Angles {
     pub fn norm_and_rotate(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let view = norm.checked(x)?;
-        let mut y = vec![0.0; view.len()];
-        norm.write(&view, &mut y);
-        for_row_blocks(&mut y, width, |first, y| {
+        let y = row_blocks(rows, width, |first, y| {
+            norm.write(&view, first * (width / norm.width()), y);
             for (row, y) in y.chunks_exact_mut(width).enumerate() {
                 let at = (first + row) * self.pairs..(first + row + 1) * self.pairs;
                 let (cos, sin) = (&self.cos[at.clone()], &self.sin[at]);

@@ -11,8 +11,8 @@ use crate::checkpoint::WeightUse;
 use crate::kv::{DeltaNetState, Inputs, KvAccess, Round};
 use crate::model::select_rows;
 use crate::nn::{
-    Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, gate, project,
-    tensor,
+    Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, for_row_blocks,
+    gate, gated, project, row_blocks, tensor,
 };
 use crate::{Error, Result};
 
@@ -54,11 +54,26 @@ impl Ops for CpuOps {
     }
 
     fn add(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok((residual + x)?)
+        let (rows, width) = x.dims2()?;
+        if residual.dims() != x.dims() {
+            let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
+            return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "add" }.into());
+        }
+        let (residual, x) = (F32View::new(residual)?, F32View::new(x)?);
+        let y = row_blocks(rows, width, |first, y| {
+            let range = first * width..first * width + y.len();
+            let sums = residual[range.clone()].iter().zip(&x[range]);
+            y.iter_mut().zip(sums).for_each(|(y, (residual, x))| *y = residual + x);
+        });
+        tensor(y, (rows, width))
     }
 
     fn gate(&self, function: Gate, of: &Tensor, up: &Tensor) -> Result<Tensor> {
         gate(function, of, up, self.isa)
+    }
+
+    fn gated(&self, function: Gate, gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
+        gated(function, gate, up, x)
     }
 
     fn gated_norm(&self, norm: &RmsNorm, of: &Tensor, x: &Tensor) -> Result<Tensor> {
@@ -90,14 +105,16 @@ impl Ops for CpuOps {
     ) -> Result<Tensor> {
         let sum = experts.forward(scores, x)?;
         let Some(shared) = shared else { return Ok(sum) };
-        let mut sum = F32View::new(&sum)?.to_vec();
-        let (shared, gates, width) = (F32View::new(shared.x)?, F32View::new(shared.gate)?, sum.len() / x.dim(0)?);
-        let rows = sum.chunks_exact_mut(width).zip(shared.chunks_exact(width));
-        for ((sum, shared), gate) in rows.zip(gates.iter()) {
-            let weight = 1.0 / (1.0 + (-gate).exp());
-            sum.iter_mut().zip(shared).for_each(|(sum, shared)| *sum += weight * shared);
-        }
-        tensor(sum, x.dims())
+        let (sum, x, gates) = (F32View::new(&sum)?, F32View::new(shared.x)?, F32View::new(shared.gate)?);
+        let (rows, width) = shared.x.dims2()?;
+        let y = row_blocks(rows, width, |first, y| {
+            for (row, y) in (first..).zip(y.chunks_exact_mut(width)) {
+                let weight = 1.0 / (1.0 + (-gates[row]).exp());
+                let terms = sum[row * width..].iter().zip(&x[row * width..]);
+                y.iter_mut().zip(terms).for_each(|(y, (sum, shared))| *y = sum + weight * shared);
+            }
+        });
+        tensor(y, (rows, width))
     }
 
     fn angles(&self, rotary: &Rotary, kv: &(dyn KvAccess + '_)) -> Result<Angles> {
@@ -149,7 +166,7 @@ impl Ops for CpuOps {
     fn logits(&self, head: &Linear, hidden: &Tensor, cap: Option<f32>) -> Result<Tensor> {
         head.forward_then(hidden, |logits| {
             if let Some(cap) = cap {
-                soft_cap(self.isa, logits, cap);
+                for_row_blocks(logits, 1, |_, logits| soft_cap(self.isa, logits, cap));
             }
         })
     }
@@ -193,10 +210,12 @@ impl Heads<'_, CpuOps> {
 /// Of every `stride` elements of `x` `(rows, heads * stride)` the `width` ones from `start` on: `(rows, heads * width)`.
 fn columns_of_heads(x: &Tensor, stride: usize, start: usize, width: usize) -> Result<Tensor> {
     let (rows, all) = x.dims2()?;
-    let view = F32View::new(x)?;
-    let mut columns = Vec::with_capacity(view.len() / stride * width);
-    view.chunks_exact(stride).for_each(|head| columns.extend_from_slice(&head[start..start + width]));
-    tensor(columns, (rows, all / stride * width))
+    let (view, heads) = (F32View::new(x)?, all / stride);
+    let columns = row_blocks(rows, heads * width, |first, y| {
+        let from = view[first * all..].chunks_exact(stride);
+        y.chunks_exact_mut(width).zip(from).for_each(|(y, head)| y.copy_from_slice(&head[start..start + width]));
+    });
+    tensor(columns, (rows, heads * width))
 }
 
 /// Modules stay on the CPU.

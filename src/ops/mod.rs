@@ -106,6 +106,12 @@ pub(crate) trait Ops: Sized {
     /// `f(gate) * up`.
     fn gate(&self, function: Gate, gate: &Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor>;
 
+    /// `f(x G^T) * (x U^T)`, of equally shaped matrices: `(rows, outputs)`.
+    fn gated(&self, function: Gate, gate: &Self::Linear, up: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor> {
+        let [gate, up] = self.project([gate, up], x)?;
+        self.gate(function, &gate, &up)
+    }
+
     /// `silu(gate) * norm(x)`, the norm over every `width` of the norm consecutive elements.
     fn gated_norm(&self, norm: &Self::Norm, gate: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
 

@@ -66,8 +66,7 @@ impl<O: Ops> Mlp<O> {
     }
 
     fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
-        let [gate, up] = ops.project([&self.gate_proj, &self.up_proj], x)?;
-        ops.linear(&self.down_proj, &ops.gate(Gate::Silu, &gate, &up)?)
+        ops.linear(&self.down_proj, &ops.gated(Gate::Silu, &self.gate_proj, &self.up_proj, x)?)
     }
 }
 

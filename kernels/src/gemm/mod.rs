@@ -5,7 +5,7 @@
 mod amx;
 mod vector;
 
-use crate::columns::ColumnsMut;
+use crate::columns::{ColumnsMut, WrittenColumns};
 use crate::element::{ElementType, Elements};
 use crate::isa::Isa;
 
@@ -55,7 +55,7 @@ impl<'a> PreparedRows<'a> {
     }
 }
 
-/// `y[r][j] = sum_i x[r][i] * weight[j][i]` for all the columns `j` that `y` holds, which are overwritten.
+/// `y[r][j] = sum_i x[r][i] * weight[j][i]` for all the columns `j` that `y` holds, which are overwritten and returned.
 ///
 /// * `x`: prepared for `isa` and the type of `weight`; as many rows as `y`.
 /// * `weight`: `(outputs, inputs)` row-major; `y` is `(rows, outputs)`.
@@ -64,7 +64,13 @@ impl<'a> PreparedRows<'a> {
 ///
 /// # Panics
 /// If a length does not match the shapes.
-pub fn matmul(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>) {
+pub fn matmul<'y>(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, mut y: ColumnsMut<'y>) -> WrittenColumns<'y> {
+    write(isa, x, weight, y.reborrow());
+    // SAFETY: every kernel writes all columns of all rows.
+    unsafe { y.assume_written() }
+}
+
+fn write(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>) {
     let PreparedRows { x, inputs, words } = x;
     assert_eq!(x.len(), y.rows() * inputs, "matmul: x is not (rows, inputs)");
     assert!(weight.len() >= y.range().end * inputs, "matmul: the weight has too few rows");

@@ -5,6 +5,7 @@ use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::weight_type::ActivationType;
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use half::f16;
+use std::mem::MaybeUninit;
 
 /// Quantized rows, in words that the caller owns.
 #[derive(Clone, Copy, Debug)]
@@ -30,16 +31,43 @@ impl<'a> Activations<'a> {
         scratch: &'a mut [i32],
     ) -> Activations<'a> {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
+        let (words, count) = (scratch.as_mut_ptr().cast(), scratch.len());
+        // SAFETY: the same memory, borrowed for as long; parts write initialised words only.
+        let words = unsafe { std::slice::from_raw_parts_mut(words, count) };
+        Self::parts(activation_type, x, inputs, words, usize::MAX).for_each(|part| part.quantize(isa));
+        let len = activation_type.scratch_len(rows, inputs).expect("whole blocks, as `parts` checked");
+        Activations { words: &scratch[..len], activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
+    }
+
+    /// Divides what [`Activations::quantize`] does: once every part is quantized, `scratch` is as after it. A part has as many
+    /// activation blocks of a row block as have at most `values` values, but at least one.
+    ///
+    /// # Panics
+    /// As [`Activations::quantize`].
+    pub fn parts<'s>(
+        activation_type: ActivationType,
+        x: &'s [f32],
+        inputs: usize,
+        scratch: &'s mut [MaybeUninit<i32>],
+        values: usize,
+    ) -> impl Iterator<Item = ActivationsPart<'s>> {
+        let rows = x.len().checked_div(inputs).unwrap_or(0);
         assert_eq!(x.len(), rows * inputs, "activations: x is not (rows, inputs)");
         let len = activation_type.scratch_len(rows, inputs).expect("activations: rows are not whole blocks");
         assert!(len <= scratch.len(), "activations: scratch too short");
-        let words = &mut scratch[..len];
-        let op = Quantize { x, inputs, rows, activation_type, words: &mut *words };
-        match isa.vectors() {
-            Some(isa) => isa.run_panels(op),
-            None => op.run(ScalarLoops),
-        }
-        Activations { words, activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
+        let (block_len, block_words) = (activation_type.block_len(), activation_type.block_words());
+        let blocks = inputs / block_len;
+        let (row_blocks, mut words) = (RowBlocks::new(rows), &mut scratch[..len]);
+        let parts = (0..row_blocks.count).map(move |index| row_blocks.get(index)).flat_map(move |rows| {
+            let of_part = (values / (rows.rows * block_len)).max(1);
+            (0..blocks).step_by(of_part).map(move |block| (rows, block, of_part.min(blocks - block)))
+        });
+        parts.map(move |(RowBlock { first, rows }, block, count)| {
+            let (of_part, rest) = std::mem::take(&mut words).split_at_mut(rows * count * block_words);
+            words = rest;
+            let x = &x[first * inputs + block * block_len..(first + rows) * inputs];
+            ActivationsPart { x, inputs, rows, width: count * block_len, activation_type, words: of_part }
+        })
     }
 
     /// Reads what [`Activations::quantize`] wrote into `words` earlier.
@@ -109,37 +137,41 @@ impl RowBlocks {
     }
 }
 
-struct Quantize<'a> {
-    x: &'a [f32],
+/// Some activation blocks of a row block: what one thread quantizes.
+pub struct ActivationsPart<'a> {
+    x: &'a [f32], // `width` of every `inputs` values belong to the part
     inputs: usize,
     rows: usize,
+    width: usize,
     activation_type: ActivationType,
-    words: &'a mut [i32],
+    words: &'a mut [MaybeUninit<i32>],
 }
 
-impl Quantize<'_> {
+impl ActivationsPart<'_> {
+    /// Quantizes the part's values. Its words are then initialised.
+    pub fn quantize(self, isa: Isa) {
+        match isa.vectors() {
+            Some(isa) => isa.run_panels(self),
+            None => self.run(ScalarLoops),
+        }
+    }
+
     #[inline(always)]
     fn run(self, loops: impl Loops) {
-        let block_len = self.activation_type.block_len();
-        let block_words = self.activation_type.block_words();
-        let blocks = self.inputs / block_len;
-        let row_blocks = RowBlocks::new(self.rows);
-        for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
-            for r in 0..rows.rows {
-                let x = &self.x[(rows.first + r) * self.inputs..][..self.inputs];
-                let words = &mut self.words[rows.first * blocks * block_words..][..rows.rows * blocks * block_words];
-                for (x, words) in x.chunks_exact(block_len).zip(words.chunks_exact_mut(rows.rows * block_words)) {
-                    match self.activation_type {
-                        ActivationType::Q8_K => {
-                            let mut block = [0; q8k::WORDS];
-                            q8k_block(loops, x, &mut block);
-                            scatter(&block, words, rows.rows, r);
-                        }
-                        ActivationType::Q8_1 => {
-                            let mut block = [0; q8_1::WORDS];
-                            q8_1_block(loops, x, &mut block);
-                            scatter(&block, words, rows.rows, r);
-                        }
+        let (block_len, block_words) = (self.activation_type.block_len(), self.activation_type.block_words());
+        for row in 0..self.rows {
+            let x = &self.x[row * self.inputs..][..self.width];
+            for (x, words) in x.chunks_exact(block_len).zip(self.words.chunks_exact_mut(self.rows * block_words)) {
+                match self.activation_type {
+                    ActivationType::Q8_K => {
+                        let mut block = [0; q8k::WORDS];
+                        q8k_block(loops, x, &mut block);
+                        scatter(&block, words, self.rows, row);
+                    }
+                    ActivationType::Q8_1 => {
+                        let mut block = [0; q8_1::WORDS];
+                        q8_1_block(loops, x, &mut block);
+                        scatter(&block, words, self.rows, row);
                     }
                 }
             }
@@ -149,17 +181,18 @@ impl Quantize<'_> {
 
 /// Interleaves one row's words with those of the row block's other rows.
 #[inline(always)]
-fn scatter<const N: usize>(block: &[i32; N], words: &mut [i32], rows: usize, row: usize) {
+fn scatter<const N: usize>(block: &[i32; N], words: &mut [MaybeUninit<i32>], rows: usize, row: usize) {
     if rows == 1 {
-        words.copy_from_slice(block);
+        assert_eq!(words.len(), N);
+        words.iter_mut().zip(block).for_each(|(to, word)| *to = MaybeUninit::new(*word));
     } else {
         for (words, word) in words.chunks_exact_mut(rows).zip(block) {
-            words[row] = *word;
+            words[row].write(*word);
         }
     }
 }
 
-impl PanelOp for Quantize<'_> {
+impl PanelOp for ActivationsPart<'_> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         self.run(VectorLoops(l));

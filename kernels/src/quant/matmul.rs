@@ -1,14 +1,15 @@
 //! The product of activations and a packed matrix: checks, and the choice of a kernel.
 
-use crate::columns::ColumnsMut;
+use crate::columns::{ColumnsMut, WrittenColumns};
 use crate::isa::Isa;
 use crate::quant::activations::Activations;
 #[cfg(target_arch = "x86_64")]
 use crate::quant::amx;
 use crate::quant::packed_matrix::PackedMatrix;
+use crate::quant::weight_type::WeightType;
 use crate::quant::{scalar, vector};
 
-/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are overwritten.
+/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are overwritten and returned.
 ///
 /// * `x`: `(rows, inputs)`, quantized, where `rows` is `y`'s.
 /// * `y`: `(rows, outputs)`.
@@ -18,13 +19,33 @@ use crate::quant::{scalar, vector};
 ///
 /// # Panics
 /// If the shapes do not match, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).
-pub fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+pub fn matmul<'y>(
+    isa: Isa,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    mut y: ColumnsMut<'y>,
+) -> WrittenColumns<'y> {
     check(weights, x);
     assert_eq!(x.rows(), y.rows(), "matmul: x and y differ in rows");
     assert!(y.range().end <= weights.outputs(), "matmul: the weight has too few rows");
-    if y.range().is_empty() || y.rows() == 0 {
-        return;
+    if !y.range().is_empty() && y.rows() != 0 {
+        write(isa, weights, x, y.reborrow());
     }
+    // SAFETY: every kernel writes all columns of all rows; there may be none.
+    unsafe { y.assume_written() }
+}
+
+/// Whether every call of [`matmul`] first packs all rows for tile registers, so that calls should have many columns.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub fn packs_rows(isa: Isa, weight_type: WeightType, rows: usize) -> bool {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx(_) => amx::multiplies(weight_type, rows),
+        _ => false,
+    }
+}
+
+fn write(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Amx(isa) = isa
         && amx::multiplies(weights.weight_type(), x.rows())

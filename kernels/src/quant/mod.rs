@@ -48,11 +48,11 @@ mod unpack;
 mod vector;
 mod weight_type;
 
-pub use activations::Activations;
+pub use activations::{Activations, ActivationsPart};
 pub use encode::{quantize_row, quantize_row_by_importance};
 pub use ggml::dequantize_row;
 pub use layout::PANEL_ROWS;
-pub use matmul::{dot_rows, matmul};
+pub use matmul::{dot_rows, matmul, packs_rows};
 pub use pack::pack;
 pub use packed_matrix::{PackedMatrix, dequantize_packed_row};
 pub use weight_type::{ActivationType, WeightType};

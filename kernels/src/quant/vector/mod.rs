@@ -28,7 +28,7 @@ use rows::{PASS_BLOCKS, Results};
 use streams::{STREAMS, reads_one_run_faster, streams};
 use unpacked::unpacked_panel;
 
-/// As [`super::matmul`], of a matrix that has inputs.
+/// As [`super::matmul`]. Without inputs the results are zeros.
 pub(super) fn matmul(isa: VectorIsa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
     with_format!(weights.weight_type(), |F| isa.run_panels(MatMul::<F> { weights, x, y, format: PhantomData }));
 }

@@ -55,6 +55,10 @@ impl TextEnd {
     /// Decodes an emitted token; returns whether the text ends with it.
     pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
         if let Some(tokenizer) = tokenizer {
+            if tokenizer.is_control(token) {
+                // Bytes of a character before it are not completed by bytes after it.
+                self.text += &self.decoder.finish(tokenizer)?;
+            }
             self.text += &self.decoder.push(tokenizer, token)?;
             if tokenizer.is_control(token) {
                 self.control.push(ControlToken { id: token, at: self.text.len() });
@@ -98,5 +102,28 @@ impl TextEnd {
         held.iter_mut().for_each(|control: &mut ControlToken| control.at -= keep);
         self.control = held;
         Ok((std::mem::replace(&mut self.text, rest), taken))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A control token within the bytes of a character: it stands after what was begun, and later bytes do not complete it.
+    #[test]
+    fn a_control_token_ends_a_character() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+        let tokenizer = Tokenizer::read(&path, 4096).expect("the demo model's");
+        let id = |piece: &str| tokenizer.id(piece).expect("in the vocabulary");
+        let mut end = TextEnd::new(&Stop::default(), &[]);
+        for piece in ["<0xE2>", "<|channel>", "<0x82>", "<0xAC>"] {
+            assert!(!end.push(Some(&tokenizer), id(piece)).expect("a token"));
+        }
+        let (text, control) = end.take(Some(&tokenizer), Some(FinishReason::MaxTokens)).expect("text");
+        assert!(text.starts_with('\u{fffd}') && !text.contains('\u{20ac}'), "{text:?}");
+        let at: Vec<_> = control.iter().map(|control| (control.id, control.at)).collect();
+        assert_eq!(at, [(id("<|channel>"), '\u{fffd}'.len_utf8())]);
     }
 }

@@ -449,6 +449,15 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
             "#/properties/p: ",
         ),
         (json!([1]), "#: "),
+        (
+            json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": false,
+            "dependentRequired": {"a": ["b"]}}),
+            "#: Unimplemented keys",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 900_001}}}),
+            "#/properties/a: ",
+        ),
     ];
     for (schema, place) in cases {
         let problem = refused(Constraint::json_schema(schema.to_string()));
@@ -647,6 +656,16 @@ fn merged_schemas_are_bounded() {
         let problem = refused(Constraint::json_schema(bomb.to_string()));
         assert!(problem.contains("merges up to ") && problem.contains("at most 200000 are allowed"), "{problem}");
     }
+    // Patterns, of which every merge compares all pairs.
+    let patterns: serde_json::Map<_, _> = (0..64).map(|i| (format!("^[a-d]{{60}}{i:02}$"), json!({}))).collect();
+    let patterns = json!({"patternProperties": patterns});
+    let merges = |n: usize| {
+        let list = vec![json!({"$ref": "#/$defs/p"}); n];
+        Constraint::json_schema(json!({"type": "object", "$defs": {"p": patterns}, "allOf": list}).to_string())
+    };
+    let problem = refused(merges(350));
+    assert!(problem.contains("merges up to "), "{problem}");
+    ENGINE.compile(&merges(1)).expect("compiled");
     // A document that is a reference, with annotations: nothing is merged.
     let annotated = json!({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "x", "$ref": "#/$defs/o",
         "$defs": {"o": object(300, 1)}});

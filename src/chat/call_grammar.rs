@@ -217,13 +217,12 @@ impl Rules {
         if let Some(Value::Array(kinds)) = fields.get("type")
             && (1..=TYPES).contains(&kinds.len())
         {
-            let mut cases = Vec::new();
-            for (_, kind) in kinds.iter().enumerate().filter(|(i, kind)| !kinds[..*i].contains(kind)) {
-                let mut case = schema.clone();
-                case["type"] = kind.clone();
-                cases.push(self.value(&case, root));
+            let distinct = kinds.iter().enumerate().filter(|(i, kind)| !kinds[..*i].contains(kind));
+            let cases: Vec<_> = distinct.filter_map(|(_, kind)| of_type(fields, kind.as_str())).collect();
+            if !cases.is_empty() {
+                let cases: Vec<_> = cases.iter().map(|case| self.value(case, root)).collect();
+                return self.rule(&cases.join(" | "));
             }
-            return self.rule(&cases.join(" | "));
         }
         if matches!(kind, None | Some("string"))
             && has_only(&["type", "enum", "const"])
@@ -237,7 +236,12 @@ impl Rules {
         }
         let rule = match kind {
             Some("string") if has_only(&["type", "minLength", "maxLength"]) => self.string(fields),
-            Some("array") if has_only(&["type", "items", "minItems", "maxItems"]) => self.array(fields, root),
+            Some("array")
+                if has_only(&["type", "items", "minItems", "maxItems"])
+                    && !fields.get("items").is_some_and(Value::is_array) =>
+            {
+                self.array(fields, root)
+            }
             Some("object") if has_only(&["type", "properties", "required", "additionalProperties"]) => {
                 self.object(fields, root)
             }
@@ -321,7 +325,7 @@ impl Rules {
     fn array(&mut self, fields: &Map<String, Value>, root: &Value) -> Option<String> {
         let (least, most) = (count(fields, "minItems", Some(0))?, count(fields, "maxItems", None)?);
         let least = least.unwrap_or(0);
-        if most == Some(0) {
+        if most == Some(0) && least == 0 {
             return Some("\"[\" \"]\"".into());
         }
         let item = self.value(fields.get("items").unwrap_or(&Value::Bool(true)), root);
@@ -413,6 +417,27 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
     references::move_inside(&mut whole, WHOLE);
     part[WHOLE] = whole;
     part
+}
+
+/// The schema `fields` for values of one of its types, `None` if none of its constants has it.
+fn of_type(fields: &Map<String, Value>, kind: Option<&str>) -> Option<Value> {
+    let is_of_type = |value: &Value| match (kind, value) {
+        (Some("null"), Value::Null) | (Some("boolean"), Value::Bool(_)) | (Some("string"), Value::String(_)) => true,
+        (Some("array"), Value::Array(_)) | (Some("object"), Value::Object(_)) => true,
+        (Some("number"), Value::Number(_)) => true,
+        (Some("integer"), Value::Number(number)) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => false,
+    };
+    let mut fields = fields.clone();
+    fields.insert("type".into(), json!(kind));
+    if let Some(Value::Array(values)) = fields.get_mut("enum") {
+        values.retain(is_of_type);
+        if values.is_empty() {
+            return None;
+        }
+    }
+    let is_possible = fields.get("const").is_none_or(is_of_type);
+    is_possible.then_some(Value::Object(fields))
 }
 
 /// The strings of `enum` or `const`; `None` if there are none, or other values.

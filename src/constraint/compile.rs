@@ -12,7 +12,8 @@ use serde_json::{Map, Value};
 
 use super::refused::{one_line, refused};
 use super::vocabulary::vocabulary;
-use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, enforced, intersections, merges, rewrite, schema};
+use super::{Constraint, ConstraintLimits, ConstraintState, Grammar};
+use super::{divisors, enforced, intersections, merges, rewrite, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -151,6 +152,7 @@ fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String
     if let Some(found) = schema::first(schema, &problem) {
         return Err(found);
     }
+    divisors::check(schema, limits)?;
     intersections::check_schema(schema, limits)?;
     merges::check(schema, limits).map_err(|problem| ("#".into(), problem))
 }

@@ -11,6 +11,9 @@ use super::references::lookup;
 /// Types of JSON.
 const KINDS: usize = 6;
 
+/// Schemas that are merged in the time in which it is checked that no name matches both of two patterns.
+const SCHEMAS_PER_PAIR: u64 = 10;
+
 /// Keywords that llguidance merges with nothing.
 const ANNOTATIONS: [&str; 16] = [
     "$anchor",
@@ -38,21 +41,25 @@ struct Size {
     nodes: u64,
     /// Cases that may be merged with one part of another schema: the most along a path from it to a part.
     cases: u64,
+    /// Its `patternProperties`.
+    patterns: u64,
 }
 
 impl Size {
-    const ONE: Self = Self { nodes: 1, cases: 1 };
+    const ONE: Self = Self { nodes: 1, cases: 1, patterns: 0 };
 
     /// Both hold.
     fn and(self, other: Self) -> Self {
         let own = self.nodes.saturating_mul(other.cases);
         let nodes = own.saturating_add(other.nodes.saturating_mul(self.cases));
-        Self { nodes, cases: self.cases.saturating_mul(other.cases) }
+        let patterns = self.patterns.saturating_add(other.patterns);
+        Self { nodes, cases: self.cases.saturating_mul(other.cases), patterns }
     }
 
     /// One of both holds.
     fn or(self, other: Self) -> Self {
-        Self { nodes: self.nodes.saturating_add(other.nodes), cases: self.cases.saturating_add(other.cases) }
+        let (nodes, cases) = (self.nodes.saturating_add(other.nodes), self.cases.saturating_add(other.cases));
+        Self { nodes, cases, patterns: self.patterns.max(other.patterns) }
     }
 }
 
@@ -96,7 +103,7 @@ impl<'a> Sizes<'a> {
                 }
                 ("enum", Value::Array(list)) => {
                     let values = list.len().max(1) as u64;
-                    beside.push(Size { nodes: values, cases: values });
+                    beside.push(Size { nodes: values, cases: values, ..Size::ONE });
                 }
                 ("const", _) => beside.push(Size::ONE),
                 ("$ref", Value::String(place)) => beside.push(self.reference(place)),
@@ -107,6 +114,9 @@ impl<'a> Sizes<'a> {
         if beside.len() > 1 && merged.cases > 1 {
             self.merged = self.merged.saturating_add(merged.nodes);
         }
+        let pairs = merged.patterns.saturating_mul(merged.patterns.saturating_sub(1)) / 2;
+        let times = (beside.len() as u64).saturating_sub(1).saturating_mul(merged.cases);
+        self.merged = self.merged.saturating_add(pairs.saturating_mul(times).saturating_mul(SCHEMAS_PER_PAIR));
         merged
     }
 
@@ -140,7 +150,12 @@ impl<'a> Sizes<'a> {
             None if is_any => return None,
             _ => 1,
         };
-        Some(Size { nodes: nodes.saturating_add(1).saturating_mul(kinds), cases: cases.saturating_mul(kinds) })
+        let patterns = fields.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len) as u64;
+        Some(Size {
+            nodes: nodes.saturating_add(1).saturating_mul(kinds),
+            cases: cases.saturating_mul(kinds),
+            patterns,
+        })
     }
 
     /// The schema at `place`; within itself, one that says nothing.

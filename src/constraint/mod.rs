@@ -13,6 +13,8 @@ mod bounds;
 #[cfg(feature = "constraint")]
 mod compile;
 #[cfg(feature = "constraint")]
+mod divisors;
+#[cfg(feature = "constraint")]
 mod enforced;
 mod formats;
 #[cfg(feature = "constraint")]
@@ -122,6 +124,9 @@ pub struct ConstraintLimits {
     /// Combinations of alternatives in an intersection: the product over its regular expressions of how many of their character
     /// classes overlap. Compile time is linear in it; 1000 take about a millisecond. Default: 65536.
     pub alternatives: u64,
+    /// A divisor (`multipleOf`), of decimals their digits; of schemas that hold beside each other, the least common multiple. About
+    /// 500 bytes each. Default: 10000.
+    pub divisor: u64,
     /// `patternProperties` of one object, which are intersected in pairs. Default: 64.
     pub pattern_properties: usize,
     /// Schemas that result from merging those that hold beside each other (`allOf`, `$ref`, a schema's own keywords) with each
@@ -149,6 +154,7 @@ impl Default for ConstraintLimits {
             grammar_symbols: 200_000,
             intersected: 8,
             alternatives: 65_536,
+            divisor: 10_000,
             pattern_properties: 64,
             merged_schemas: 200_000,
             compile_fuel: 1_000_000,

@@ -1,5 +1,7 @@
 //! Locates errors in a JSON schema.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Map, Value, json};
 
 use super::keywords::{LISTS, MAPS, ONES};
@@ -11,6 +13,9 @@ const INSIDE: &str = "document";
 /// Limit in bytes of schemas compiled for a search.
 const SEARCHED: usize = 4 << 20;
 
+/// Limit in time of a search; each schema takes as long as the whole may.
+const SEARCH_TIME: Duration = Duration::from_secs(1);
+
 /// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects. `problem` is that of the
 /// whole.
 pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> (String, String) {
@@ -21,10 +26,10 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     }
     move_inside(&mut document, INSIDE);
     let size = document.to_string().len().max(4 << 10);
-    let mut left = SEARCHED / size;
+    let (mut left, begun) = (SEARCHED / size, Instant::now());
     'deeper: loop {
         for (key, child) in children(part) {
-            if left == 0 {
+            if left == 0 || begun.elapsed() > SEARCH_TIME {
                 break 'deeper;
             }
             left -= 1;
@@ -81,5 +86,7 @@ fn children(schema: &Value) -> Vec<(String, &Value)> {
         found.extend(children.map(|(i, child)| (format!("{key}/{i}"), child, false)));
     }
     found.extend(ONES.iter().filter_map(|key| Some((key.to_string(), schema.get(key)?, false))));
-    found.into_iter().filter(|(.., escaped)| !escaped).map(|(place, child, _)| (place, child)).collect()
+    // `false` refuses by itself, but whatever it is a part of need not.
+    found.retain(|(_, child, escaped)| !escaped && **child != Value::Bool(false));
+    found.into_iter().map(|(place, child, _)| (place, child)).collect()
 }

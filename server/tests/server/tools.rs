@@ -424,6 +424,13 @@ fn forced_calls_follow_the_schemas() {
             json!({"p": {"type": "array", "prefixItems": [small, word], "items": false, "minItems": 2}}),
             json!(["p"]),
         ),
+        object(
+            json!({"units": {"type": ["string", "null"], "enum": ["celsius", "fahrenheit"]},
+                "n": {"type": ["integer", "string"], "enum": [1.5, 2.0, "two"]}, "c": {"type": ["null", "string"], "const": "c"}}),
+            json!(["units", "n", "c"]),
+        ),
+        json!({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "required": ["pair"],
+            "properties": {"pair": {"type": "array", "items": [small, word], "minItems": 2, "maxItems": 2}}}),
         json!({"$defs": {"p": object(json!({"x": small}), json!(["x"]))}, "type": "object", "properties": {"a": {"$ref": "#/$defs/p"},
             "b": {"type": "array", "prefixItems": [{"$ref": "#/$defs/p"}], "items": false, "minItems": 1}}, "required": ["a", "b"]}),
         json!({"type": "object", "patternProperties": {"^x[0-9]$": small}, "maxProperties": 1, "additionalProperties": false}),

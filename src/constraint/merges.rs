@@ -68,15 +68,20 @@ impl Size {
 /// # Errors
 /// The problem of the document, if there are too many.
 pub(super) fn check(schema: &Value, limits: &ConstraintLimits) -> Result<(), String> {
-    let mut sizes = Sizes { root: schema, references: HashMap::new(), merged: 0 };
-    sizes.of(schema);
-    let (merged, most) = (sizes.merged, limits.merged_schemas);
+    let (merged, most) = (count(schema), limits.merged_schemas);
     if merged > most {
         return Err(format!(
             "merges up to {merged} schemas, at most {most} are allowed; combine fewer cases by allOf, or beside other keywords"
         ));
     }
     Ok(())
+}
+
+/// How many schemas a document's merged schemas have; a pair of merged patterns counts as [`SCHEMAS_PER_PAIR`].
+pub(super) fn count(schema: &Value) -> u64 {
+    let mut sizes = Sizes { root: schema, references: HashMap::new(), merged: 0 };
+    sizes.of(schema);
+    sizes.merged
 }
 
 struct Sizes<'a> {

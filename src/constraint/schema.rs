@@ -1,10 +1,9 @@
 //! Locates errors in a JSON schema.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Map, Value, json};
 
 use super::keywords::{LISTS, MAPS, ONES};
+use super::merges;
 use super::references::move_inside;
 
 /// Key of the document while a part of it is compiled.
@@ -13,8 +12,8 @@ const INSIDE: &str = "document";
 /// Limit in bytes of schemas compiled for a search.
 const SEARCHED: usize = 4 << 20;
 
-/// Limit in time of a search; each schema takes as long as the whole may.
-const SEARCH_TIME: Duration = Duration::from_secs(1);
+/// Bytes as which a merged schema counts: they are compiled in about as long.
+const MERGED: usize = 16;
 
 /// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects. `problem` is that of the
 /// whole.
@@ -26,10 +25,11 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     }
     move_inside(&mut document, INSIDE);
     let size = document.to_string().len().max(4 << 10);
-    let (mut left, begun) = (SEARCHED / size, Instant::now());
+    let merged = usize::try_from(merges::count(root)).unwrap_or(usize::MAX).saturating_mul(MERGED);
+    let mut left = SEARCHED / size.saturating_add(merged);
     'deeper: loop {
         for (key, child) in children(part) {
-            if left == 0 || begun.elapsed() > SEARCH_TIME {
+            if left == 0 {
                 break 'deeper;
             }
             left -= 1;
@@ -89,4 +89,32 @@ fn children(schema: &Value) -> Vec<(String, &Value)> {
     // `false` refuses by itself, but whatever it is a part of need not.
     found.retain(|(_, child, escaped)| !escaped && **child != Value::Bool(false));
     found.into_iter().map(|(place, child, _)| (place, child)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_search_compiles_few_schemas_that_merge_much() {
+        let patterns: Map<_, _> = (0..64).map(|i| (format!("^{i}$"), json!({}))).collect();
+        let schema = |keyword: &str| {
+            json!({"$defs": {"p": {"patternProperties": patterns}}, keyword: vec![json!({"$ref": "#/$defs/p"}); 10],
+                "properties": {"a": {}, "b": {}, "c": {}, "d": {}}})
+        };
+        let compiled = |schema: &Value| {
+            let count = Cell::new(0);
+            let refuses = |_| {
+                count.set(count.get() + 1);
+                None
+            };
+            assert_eq!(locate(schema, "it".into(), refuses), ("#".into(), "it".into()));
+            count.get()
+        };
+        // The properties and the list's members.
+        assert!(compiled(&schema("prefixItems")) >= 14);
+        assert!(compiled(&schema("allOf")) <= 2);
+    }
 }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use foretoken_kernels::{Isa, activation};
 
-use super::{F32View, row_blocks, tensor};
+use super::{F32View, row_blocks, same_shape, tensor};
 use crate::Result;
 
 /// The function of a gate.
@@ -35,10 +35,7 @@ impl Gate {
 /// If the shapes differ.
 pub fn gate(function: Gate, gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
     let (rows, width) = gate.dims2()?;
-    if gate.dims() != up.dims() {
-        let (lhs, rhs) = (gate.shape().clone(), up.shape().clone());
-        return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "gate" }.into());
-    }
+    same_shape("gate", gate, up)?;
     let (of, up) = (F32View::new(gate)?, F32View::new(up)?);
     let y = row_blocks(rows, width, |first, y| {
         let range = first * width..first * width + y.len();

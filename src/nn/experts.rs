@@ -79,13 +79,13 @@ impl Experts {
     /// Adds the outputs of some experts, each of its rows of `x` `(rows, hidden)`, to `sum` `(rows, hidden)`.
     fn add(&self, buckets: &[&[Choice]], x: &[f32], sum: &mut [f32]) {
         let (hidden, intermediate) = (self.down_proj.outputs(), self.down_proj.inputs());
-        let rows: usize = buckets.iter().map(|bucket| bucket.len()).sum();
+        let num_rows: usize = buckets.iter().map(|bucket| bucket.len()).sum();
         let matrices: Vec<_> = (buckets.iter().map(|bucket| bucket[0].expert))
             .map(|expert| (self.gate_up_proj.matrix(expert), self.down_proj.matrix(expert)))
             .collect();
 
         let buckets: Vec<_> = buckets.iter().zip(&matrices).collect();
-        let inputs = map(&buckets, rows * hidden, |(bucket, (gate_up, _))| {
+        let inputs = map(&buckets, num_rows * hidden, |(bucket, (gate_up, _))| {
             let mut rows = Vec::with_capacity(bucket.len() * hidden);
             bucket.iter().for_each(|c| rows.extend_from_slice(&x[c.row * hidden..(c.row + 1) * hidden]));
             Input::new(rows, (bucket.len(), hidden)).prepared_for(self.isa, gate_up)
@@ -95,7 +95,7 @@ impl Experts {
         let gated = multiply(self.isa, &jobs.collect::<Vec<_>>());
 
         let gated: Vec<_> = buckets.iter().zip(gated).collect();
-        let inputs = map(&gated, rows * intermediate, |((bucket, (_, down)), rows)| {
+        let inputs = map(&gated, num_rows * intermediate, |((bucket, (_, down)), rows)| {
             Input::new(&rows[..], (bucket.len(), intermediate)).prepared_for(self.isa, down)
         });
         let jobs = matrices.iter().zip(&inputs).map(|((_, down), input)| Job::product(*down, input));

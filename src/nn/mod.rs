@@ -38,6 +38,7 @@ pub(crate) use pod::{cast, cast_mut};
 pub(crate) use rotary::Pairing;
 pub use rotary::{Angles, Rotary};
 pub(crate) use unpacked::Unpacked;
+pub(crate) use view::same_shape;
 pub use view::{F32View, tensor};
 pub(crate) use weight::Stored;
 pub use weight::{Matrix, Weight};

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use foretoken_kernels::Isa;
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 
-use super::{F32View, row_blocks, tensor};
+use super::{F32View, row_blocks, same_shape, tensor};
 use crate::Result;
 
 /// `norm(x) = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (of `weight.len()`, or of `width` where
@@ -53,10 +53,7 @@ impl RmsNorm {
     /// # Errors
     /// If the size of `x` is not a multiple of `width`, or `residual` is not shaped as `x`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
-        if residual.dims() != x.dims() {
-            let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
-            return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "rms_norm" }.into());
-        }
+        same_shape("rms_norm", residual, x)?;
         let (residual, view) = (F32View::new(residual)?, self.checked(x)?);
         let y = row_blocks(view.len() / self.width, self.width, |first, y| {
             let range = first * self.width..first * self.width + y.len();

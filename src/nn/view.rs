@@ -43,6 +43,18 @@ impl Deref for F32View<'_> {
     }
 }
 
+/// Checks the inputs of a pointwise operation.
+///
+/// # Errors
+/// If the shapes differ.
+pub(crate) fn same_shape(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.dims() != b.dims() {
+        let (lhs, rhs) = (a.shape().clone(), b.shape().clone());
+        return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op }.into());
+    }
+    Ok(())
+}
+
 /// Wraps a buffer as a CPU tensor, without a copy.
 ///
 /// # Errors

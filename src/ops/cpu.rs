@@ -12,7 +12,7 @@ use crate::kv::{DeltaNetState, Inputs, KvAccess, Round};
 use crate::model::select_rows;
 use crate::nn::{
     Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, for_row_blocks,
-    gate, gated, project, row_blocks, tensor,
+    gate, gated, project, row_blocks, same_shape, tensor,
 };
 use crate::{Error, Result};
 
@@ -55,10 +55,7 @@ impl Ops for CpuOps {
 
     fn add(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
-        if residual.dims() != x.dims() {
-            let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
-            return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "add" }.into());
-        }
+        same_shape("add", residual, x)?;
         let (residual, x) = (F32View::new(residual)?, F32View::new(x)?);
         let y = row_blocks(rows, width, |first, y| {
             let range = first * width..first * width + y.len();

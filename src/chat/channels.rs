@@ -51,8 +51,16 @@ enum State {
     Channel {
         line_end: bool,
     },
-    /// A call, and the positions of its quotes.
-    Call(String, Vec<usize>),
+    Call(Call),
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Call {
+    text: String,
+    /// The positions of quotes in the text.
+    quotes: Vec<usize>,
+    /// Whether it began in a channel, which goes on behind it.
+    in_channel: bool,
 }
 
 impl Channels {
@@ -81,24 +89,18 @@ impl Channels {
                 *line_end = own.is_some();
                 add(parts, ReplyPart::Reasoning(format!("{held}{}", own.unwrap_or(text))));
             }
-            State::Call(call, _) => call.push_str(text),
+            State::Call(call) => call.text.push_str(text),
         }
     }
 
     /// A control token; `None` is one without meaning here, or the end.
     fn control(&mut self, marker: Option<Marker>, parts: &mut Vec<ReplyPart>) {
         match (&mut self.state, marker) {
-            (State::Call(call, quotes), Some(Marker::Quote)) => return quotes.push(call.len()),
-            (State::Call(call, quotes), marker) => {
-                let is_closed = marker == Some(Marker::CloseCall);
-                add(
-                    parts,
-                    match call::parse(call, quotes) {
-                        Some(call) => ReplyPart::ToolCall(call),
-                        None => ReplyPart::Text(spelled(call, quotes, is_closed)),
-                    },
-                );
-                self.state = State::Text;
+            (State::Call(call), Some(Marker::Quote)) => return call.quotes.push(call.text.len()),
+            (State::Call(call), marker) => {
+                let goes_on = call.in_channel && marker != Some(Marker::CloseChannel);
+                add(parts, call.part(marker == Some(Marker::CloseCall)));
+                self.state = if goes_on { State::Channel { line_end: false } } else { State::Text };
             }
             (State::ChannelName(name), marker) => {
                 // An empty channel, or one without a name.
@@ -111,7 +113,10 @@ impl Channels {
         }
         match marker {
             Some(Marker::OpenChannel) => self.state = State::ChannelName(String::new()),
-            Some(Marker::OpenCall) if self.tools => self.state = State::Call(String::new(), Vec::new()),
+            Some(Marker::OpenCall) if self.tools => {
+                let in_channel = matches!(self.state, State::Channel { .. });
+                self.state = State::Call(Call { in_channel, ..Call::default() });
+            }
             Some(Marker::OpenCall | Marker::CloseCall | Marker::Quote) if !self.tools => {
                 let name = MARKERS.iter().find(|(_, of)| Some(*of) == marker).map_or("", |(name, _)| name);
                 self.text(name, parts);
@@ -149,21 +154,29 @@ impl ReplySyntax for Channels {
     }
 
     fn reasoning(&self) -> ReasoningTokens {
-        let [open, close, call, ..] = self.markers;
-        ReasoningTokens { open, close: [close, call.filter(|_| self.tools)], is_open: false, count: 0 }
+        let [open, close, call, call_end, _] = self.markers;
+        let call = [call, call_end].map(|id| id.filter(|_| self.tools));
+        ReasoningTokens { tags: [open, close], call, is_open: false, in_call: false, count: 0 }
     }
 }
 
-/// A call in the model's spelling.
-fn spelled(call: &str, quotes: &[usize], is_closed: bool) -> String {
-    let mut text = String::from("<|tool_call>");
-    let mut begin = 0;
-    for at in quotes {
-        text += &call[begin..*at];
-        text += "<|\"|>";
-        begin = *at;
+impl Call {
+    /// The call, or its text as the model wrote it, with the names of its markers.
+    fn part(&self, is_closed: bool) -> ReplyPart {
+        if let Some(call) = call::parse(&self.text, &self.quotes) {
+            return ReplyPart::ToolCall(call);
+        }
+        let mut written = String::from("<|tool_call>");
+        let mut begin = 0;
+        for at in &self.quotes {
+            written += &self.text[begin..*at];
+            written += "<|\"|>";
+            begin = *at;
+        }
+        written += &self.text[begin..];
+        written += if is_closed { "<tool_call|>" } else { "" };
+        if self.in_channel { ReplyPart::Reasoning(written) } else { ReplyPart::Text(written) }
     }
-    text + &call[begin..] + if is_closed { "<tool_call|>" } else { "" }
 }
 
 #[cfg(test)]
@@ -226,6 +239,12 @@ mod tests {
                 vec![text("I look."), call("f", r#"{"a":"}"}"#), call("g", "{}")],
             ),
             ("<|channel>thought\nA\n<|tool_call>call:g{}<tool_call|>", vec![reasoning("A"), call("g", "{}")]),
+            // Only its marker ends a channel.
+            (
+                "<|channel>thought\nA\n<|tool_call>call:g{}<tool_call|>B<|tool_call>g<tool_call|>\n<channel|>C",
+                vec![reasoning("A"), call("g", "{}"), reasoning("B<|tool_call>g<tool_call|>"), text("C")],
+            ),
+            ("<|channel>thought\nA<|tool_call>call:g{}<channel|>C", vec![reasoning("A"), call("g", "{}"), text("C")]),
             // Missing end markers.
             ("<|tool_call>call:f{}<|tool_call>call:g{}", vec![call("f", "{}"), call("g", "{}")]),
             // Malformed ones are text as it was written.

@@ -30,25 +30,27 @@ pub(crate) trait ReplySyntax: Send + Sync {
     fn reasoning(&self) -> ReasoningTokens;
 }
 
-/// Counts the tokens between one that opens reasoning and one that closes it, without these two.
+/// Counts the tokens between one that opens reasoning and one that closes it, without these two and without calls.
 pub(crate) struct ReasoningTokens {
-    pub open: Option<u32>,
-    /// The end of the reasoning, and the beginning of a call.
-    pub close: [Option<u32>; 2],
-    /// Whether the next token is reasoning.
+    /// The beginning and the end of the reasoning.
+    pub tags: [Option<u32>; 2],
+    /// The beginning and the end of a call; `None` if no tool was offered.
+    pub call: [Option<u32>; 2],
+    /// Whether the reasoning has begun.
     pub is_open: bool,
+    pub in_call: bool,
     pub count: usize,
 }
 
 impl ReasoningTokens {
     pub(crate) fn push(&mut self, tokens: &[u32]) {
         for token in tokens.iter().map(|token| Some(*token)) {
-            if token == self.open {
-                self.is_open = true;
-            } else if self.close.contains(&token) {
-                self.is_open = false;
+            if self.tags.contains(&token) {
+                (self.is_open, self.in_call) = (token == self.tags[0], false);
+            } else if self.call.contains(&token) {
+                self.in_call = token == self.call[0];
             } else {
-                self.count += usize::from(self.is_open);
+                self.count += usize::from(self.is_open && !self.in_call);
             }
         }
     }

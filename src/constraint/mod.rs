@@ -22,6 +22,7 @@ mod intersections;
 mod keywords;
 #[cfg(feature = "constraint")]
 mod merges;
+mod patterns;
 pub(crate) mod references;
 #[cfg(feature = "constraint")]
 mod refused;

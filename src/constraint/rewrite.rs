@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::keywords::{LISTS, MAPS, ONES};
 use super::references::{Unescaped, lookup_mut};
-use super::{annotations, bounds, formats};
+use super::{annotations, bounds, formats, patterns};
 
 /// Rewrites a document: the schemas in it, and what they refer to.
 pub(crate) fn document(root: &mut Value) {
@@ -17,6 +17,7 @@ pub(crate) fn document(root: &mut Value) {
         let mut references = BTreeMap::new();
         each(part, &mut |fields| {
             annotations::remove(fields);
+            patterns::translate(fields);
             formats::restrict(fields);
             bounds::tighten(fields);
             references.extend(reference(fields).map(|reference| (reference.clone(), None)));
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_schemas_lose_annotations() {
+    fn only_schemas_are_rewritten() {
         let schema = json!({
             "type": "object",
             "propertyNames": {"type": "string"},
@@ -106,7 +107,8 @@ mod tests {
                 "format": {"type": "string", "format": "cuid"},
                 "day": {"type": "string", "format": "uuid"},
                 "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
-                "list": {"type": "array", "items": [{"format": "int32"}]}
+                "list": {"type": "array", "items": [{"format": "int32"}], "uniqueItems": false},
+                "set": {"uniqueItems": true, "items": {"pattern": "^[[a]$"}}
             },
             "allOf": [{"propertyNames": true}],
             "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
@@ -117,7 +119,8 @@ mod tests {
                 "format": {"type": "string"},
                 "day": {"type": "string", "format": "uuid"},
                 "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
-                "list": {"type": "array", "items": [{}]}
+                "list": {"type": "array", "items": [{}]},
+                "set": {"uniqueItems": true, "items": {"pattern": r"^[\[a]$"}}
             },
             "allOf": [{}],
             "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]

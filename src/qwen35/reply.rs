@@ -25,7 +25,7 @@ pub(crate) struct XmlReply {
 enum State {
     /// Text; at its start after a tag, where line ends are dropped.
     Text { begin: bool },
-    /// Reasoning; at its start, where a tag and line ends are dropped.
+    /// Reasoning; at its start or after a call, where a tag and line ends are dropped.
     Reasoning { begin: bool },
     /// A call, which began in reasoning or in text.
     Call { in_reasoning: bool },
@@ -75,10 +75,11 @@ impl XmlReply {
                 // What the end of the reasoning cuts short is part of it.
                 let (text, end) = if tag == CALL[1] { (&*before, tag) } else { (before.trim_end_matches('\n'), "") };
                 let part = self.call(text, end, in_reasoning);
-                let goes_on = tag == CALL[1] && matches!(part, ReplyPart::Reasoning(_));
+                // Line ends after a call are not part of the text or reasoning that follows.
+                let begin = matches!(part, ReplyPart::ToolCall(_));
                 add(parts, part);
-                if goes_on {
-                    self.state = State::Reasoning { begin: false };
+                if tag == CALL[1] {
+                    self.state = if in_reasoning { State::Reasoning { begin } } else { State::Text { begin } };
                     return true;
                 }
             }
@@ -149,9 +150,10 @@ impl ReplySyntax for XmlReply {
     }
 
     fn reasoning(&self) -> ReasoningTokens {
-        let [open, close, call, _] = self.tags.map(|(id, _)| id);
+        let [open, close, call, call_end] = self.tags.map(|(id, _)| id);
+        let call = [call, call_end].map(|id| id.filter(|_| !self.tools.is_empty()));
         let is_open = matches!(self.state, State::Reasoning { .. });
-        ReasoningTokens { open, close: [close, call.filter(|_| !self.tools.is_empty())], is_open, count: 0 }
+        ReasoningTokens { tags: [open, close], call, is_open, in_call: false, count: 0 }
     }
 }
 
@@ -347,6 +349,9 @@ mod tests {
             assert_eq!(parts("A\n</think>\n\nC", thinking(), size), [reasoning("A"), text("C")]);
             assert_eq!(parts("<think>\nA\n", thinking(), size), [reasoning("A\n")]);
             assert_eq!(parts(&format!("A\n{f}"), thinking(), size), [reasoning("A"), of_f()]);
+            // Only its tag ends the reasoning.
+            let within = format!("A\n{f}\nB\n{f}\n</think>\n\nC");
+            assert_eq!(parts(&within, thinking(), size), [reasoning("A"), of_f(), reasoning("B"), of_f(), text("C")]);
             // Tags that are only mentioned.
             let mentioned = "maybe <tool_call> is it\n</think>\n\nThe <think> tag.";
             assert_eq!(
@@ -383,7 +388,7 @@ mod tests {
         assert_eq!(count(thinking, false, &[7, 8, 9, 1, 7]), 3, "opened by the prompt");
         assert_eq!(count(text, false, &[0, 7, 8, 1, 9]), 2);
         assert_eq!(count(text, false, &[7, 8]), 0);
-        assert_eq!(count(thinking, true, &[7, 2, 8, 9, 3, 9]), 1, "a call ends it");
+        assert_eq!(count(thinking, true, &[7, 2, 8, 9, 3, 9, 1, 9]), 2, "without the call");
         assert_eq!(count(thinking, false, &[7, 2, 8, 1]), 3, "there are no calls");
     }
 }

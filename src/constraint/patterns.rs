@@ -1,0 +1,143 @@
+//! Patterns of JSON schemas: ECMA-262's syntax, translated to that of the crate `regex`, which llguidance reads.
+
+use serde_json::{Map, Value, json};
+
+/// `\s` and its complement, as items of a class.
+const SPACE: &str = r"\t-\r\x20\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
+const NO_SPACE: &str = concat!(
+    r"\x00-\x08\x0e-\x1f\x21-\x9f\xa1-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027}\x{202a}-\x{202e}",
+    r"\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{fefe}\x{ff00}-\x{10ffff}"
+);
+const NO_LINE_END: &str = r"[^\n\r\x{2028}\x{2029}]";
+const ANY: &str = r"[\x00-\x{10ffff}]";
+const NONE: &str = r"[^\x00-\x{10ffff}]";
+/// Escapes of several characters.
+const SETS: [&str; 8] = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"\p", r"\P"];
+
+/// Translates a schema's `pattern` and the names of its `patternProperties`. What was translated already does not change.
+pub(super) fn translate(fields: &mut Map<String, Value>) {
+    if let Some(Value::String(pattern)) = fields.get_mut("pattern") {
+        *pattern = translated(pattern);
+    }
+    let Some(Value::Object(properties)) = fields.get_mut("patternProperties") else { return };
+    for (name, schema) in std::mem::take(properties) {
+        let name = translated(&name);
+        let schema = match properties.remove(&name) {
+            None => schema,
+            Some(other) => json!({"allOf": [other, schema]}),
+        };
+        properties.insert(name, schema);
+    }
+}
+
+/// What precedes an item of a class.
+#[derive(Clone, Copy, PartialEq)]
+enum Before {
+    /// A character, which may begin a range.
+    Character,
+    /// The hyphen of a range.
+    Range,
+    Other,
+}
+
+/// Differs in `.`, `\s`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not (look-around,
+/// references) is left to it to refuse.
+fn translated(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len());
+    let (mut rest, mut class) = (pattern, None);
+    while !rest.is_empty() {
+        let item = take(&mut rest);
+        let Some(before) = class else {
+            match item {
+                "." => out += NO_LINE_END,
+                r"\s" => out += &format!("[{SPACE}]"),
+                r"\S" => out += &format!("[^{SPACE}]"),
+                "[" => match ["]", "^]"].map(|end| rest.strip_prefix(end)) {
+                    [Some(behind), _] => (out, rest) = (out + NONE, behind),
+                    [_, Some(behind)] => (out, rest) = (out + ANY, behind),
+                    _ => {
+                        out.push('[');
+                        if rest.starts_with('^') {
+                            out += take(&mut rest);
+                        }
+                        class = Some(Before::Other);
+                    }
+                },
+                _ => out += item,
+            }
+            continue;
+        };
+        let ends_class = rest.starts_with(']') || SETS.iter().any(|set| rest.starts_with(set));
+        class = match item {
+            "]" => None,
+            "-" if before == Before::Character && !ends_class => Some(Before::Range),
+            _ if SETS.contains(&item) || before == Before::Range => Some(Before::Other),
+            _ => Some(Before::Character),
+        };
+        match item {
+            "-" if class == Some(Before::Range) => out.push('-'),
+            "-" | "[" | "&" | "~" => out += &format!(r"\{item}"),
+            r"\b" => out += r"\x08",
+            r"\s" => out += SPACE,
+            r"\S" => out += NO_SPACE,
+            _ => out += item,
+        }
+    }
+    out
+}
+
+/// Takes a character, or a backslash and the character behind it.
+fn take<'a>(rest: &mut &'a str) -> &'a str {
+    let count = if rest.starts_with('\\') { 2 } else { 1 };
+    let (item, behind) = rest.split_at(rest.chars().take(count).map(char::len_utf8).sum());
+    *rest = behind;
+    item
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_mean_what_ecma_has() {
+        let all =
+            ["a", "b", "-", "[", "]", "&", "~", "a]", "[]", "é", "\r", "\n", "\u{feff}", "\u{85}", "\u{8}", "5", "z"];
+        for (pattern, want) in [
+            ("[[a]", &["a", "["][..]),
+            ("[[a]]", &["a]", "[]"]),
+            ("[a&&b]", &["a", "b", "&"]),
+            ("[+--b]", &["b", "-"]),
+            ("[--a]", &["a", "-", "[", "]", "5"]),
+            ("[a-]", &["a", "-"]),
+            (r"[\d-z]", &["-", "5", "z"]),
+            (r"[a-\d]", &["a", "-", "5"]),
+            ("[a-b-z]", &["a", "b", "-", "z"]),
+            ("[~~&]", &["&", "~"]),
+            ("[^]", &["a", "b", "-", "[", "]", "&", "~", "é", "\r", "\n", "\u{feff}", "\u{85}", "\u{8}", "5", "z"]),
+            ("[]", &[]),
+            (".", &["a", "b", "-", "[", "]", "&", "~", "é", "\u{feff}", "\u{85}", "\u{8}", "5", "z"]),
+            (r"\s", &["\r", "\n", "\u{feff}"]),
+            (r"[\s\b]", &["\r", "\n", "\u{feff}", "\u{8}"]),
+            (r"[^\S\n]", &["\r", "\u{feff}"]),
+            (r"[^\s\w]", &["-", "[", "]", "&", "~", "\u{85}", "\u{8}"]),
+            (r"\[\]|\.|é", &["[]", "é"]),
+        ] {
+            let expression = translated(pattern);
+            assert_eq!(translated(&expression), expression, "translated again: {pattern}");
+            let expression = regex::Regex::new(&format!("^(?:{expression})$")).expect(pattern);
+            let matched: Vec<_> = all.into_iter().filter(|text| expression.is_match(text)).collect();
+            assert_eq!(matched, want, "{pattern}");
+        }
+        for left in ["^(?<n>a|b)+?$", r"\u00e9\/\-", r"[\u00e0-\u00ff]", "(?=a)", "a{2,3}", "\\"] {
+            assert_eq!(translated(left), left);
+        }
+    }
+
+    #[test]
+    fn names_that_become_equal_are_merged() {
+        let mut schema = json!({"patternProperties": {"[~]": {"type": "string"}, r"[\~]": {"maxLength": 1}}});
+        translate(schema.as_object_mut().expect("an object"));
+        let want = json!({"patternProperties": {r"[\~]": {"allOf": [{"type": "string"}, {"maxLength": 1}]}}});
+        assert_eq!(schema, want);
+    }
+}

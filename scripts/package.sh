@@ -19,4 +19,4 @@ for crate in "$target"/package/tmp-crate/*.crate; do
     echo "${name%-*} = { path = \"$name\" }" >>"$unpacked/Cargo.toml"
     du -h "$crate"
 done
-cargo check --offline --manifest-path "$unpacked/Cargo.toml" --target-dir "$target" -p foretoken -p foretoken-server --features foretoken/hub,foretoken/cuda-prebuilt,foretoken/metal
+cargo check --offline --manifest-path "$unpacked/Cargo.toml" --target-dir "$target" -p foretoken -p foretoken-server --features foretoken/constraint,foretoken/hub,foretoken/cuda-prebuilt,foretoken/metal

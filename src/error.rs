@@ -49,13 +49,19 @@ pub enum Error {
         problem: String,
     },
     /// An assistant of another target.
-    #[error("the assistant does not fit the target: {problem}; load the assistant published for this target")]
+    #[error(
+        "the assistant does not fit the target: {}; load the assistant published for this target",
+        one_line(problem)
+    )]
     Pair {
         /// Both sides of the mismatch.
         problem: String,
     },
     /// A draft model with a different vocabulary.
-    #[error("the draft model does not fit the target: {problem}; load a smaller model with the same tokenizer")]
+    #[error(
+        "the draft model does not fit the target: {}; load a smaller model with the same tokenizer",
+        one_line(problem)
+    )]
     DraftModel {
         /// Both sides of the mismatch.
         problem: String,
@@ -123,7 +129,7 @@ pub enum Error {
     #[error("chat template: {}", one_line(.0))]
     Template(String),
     /// A device that is missing, fails, or lacks a kernel.
-    #[error("{device}: {problem}")]
+    #[error("{}", one_line(format_args!("{device}: {problem}")))]
     Device {
         /// Its name.
         device: String,
@@ -134,9 +140,16 @@ pub enum Error {
     /// pass are unaffected; this one's session must not be used again.
     #[error("a generation panicked: {}; fix the logits processor or drafter, or report a bug", one_line(.0))]
     Panic(String),
-    /// A tensor operation failed.
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
+    /// A tensor operation failed: the caller's drafter's, or this library's. Not a `source`: the message already contains it,
+    /// without its backtrace.
+    #[error("a tensor operation failed: {}; fix the drafter, or report a bug", one_line(without_backtrace(.0)))]
+    Candle(candle_core::Error),
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Error::Candle(error)
+    }
 }
 
 impl Error {
@@ -208,7 +221,14 @@ impl Error {
     }
 }
 
-/// Paths and names from files may contain line breaks.
+fn without_backtrace(error: &candle_core::Error) -> &candle_core::Error {
+    match error {
+        candle_core::Error::WithBacktrace { inner, .. } => without_backtrace(inner),
+        error => error,
+    }
+}
+
+/// Paths and names from files, and a driver's messages, may contain line breaks.
 fn one_line(text: impl Display) -> String {
     text.to_string().replace(char::is_control, " ")
 }

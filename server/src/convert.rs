@@ -216,7 +216,7 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
 }
 
-/// Rows per verification of a sampled request that has a seed, of its own or the server's.
+/// Rows per verification of a sampled request that has a seed, of its own or the server's, unless the server has a fixed number.
 const SEEDED_BLOCK: usize = 4;
 
 /// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the model's own
@@ -230,14 +230,14 @@ fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
     };
     let is_shared = |drafter: &DrafterOptions| matches!(drafter, DrafterOptions::NgramMod(_));
     let is_own = matches!(&options.drafters, Drafters::Priority(list) if !list.iter().any(is_shared));
-    match is_own && matches!(options.block, BlockSize::Fixed(_)) {
-        true => default.clone(),
-        false if engine.has_mtp() => Speculation::With(SpeculationOptions {
+    match options.block {
+        BlockSize::Fixed(_) if is_own => default.clone(),
+        block if engine.has_mtp() => Speculation::With(SpeculationOptions {
             drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
-            block: BlockSize::Fixed(SEEDED_BLOCK),
+            block: if let BlockSize::Fixed(_) = block { block } else { BlockSize::Fixed(SEEDED_BLOCK) },
             ..options
         }),
-        false => Speculation::Off,
+        _ => Speculation::Off,
     }
 }
 

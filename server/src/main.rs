@@ -51,7 +51,8 @@ struct Args {
     /// Existing directory for prefix cache entries that do not fit in memory; its files are deleted on exit. Default: they are evicted.
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
     cache_dir: Option<PathBuf>,
-    /// Maximum bytes of the K/V cache of all requests together (CPU), with an optional suffix K, M or G. Default: unlimited.
+    /// Maximum bytes of the K/V cache of all requests together, with an optional suffix K, M or G. Default: unlimited; on a
+    /// device, 15/16 of what is free after loading.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<u64>,
     /// API key that requests must have; may be repeated. Other users of the machine can see it: prefer --api-key-file.

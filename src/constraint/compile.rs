@@ -20,8 +20,9 @@ use crate::{Error, Result};
 /// Maximum number of cached compiled constraints.
 const KEPT: usize = 32;
 
-/// Bytes of stack to compile on, committed on use. 1 KiB for each byte of the source.
-const STACK: usize = 256 << 20;
+/// Bytes of stack to compile on for each byte of the source, and the least; committed on use.
+const STACK_PER_BYTE: usize = 1 << 10;
+const MIN_STACK: usize = 16 << 20;
 
 /// Parser items at the start of an object per optional property. Compile time is quadratic in these properties, so they are
 /// counted first.
@@ -56,7 +57,7 @@ impl Compiler {
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
-        let matcher = on_large_stack(|| compile(&factory, constraint))?;
+        let matcher = on_large_stack(&constraint.limits, || compile(&factory, constraint))?;
         let own = matcher.deep_clone();
         let mut compiled = self.compiled.lock();
         if compiled.len() == KEPT {
@@ -101,9 +102,10 @@ impl Compiler {
 ///
 /// # Errors
 /// Those of `work`, or if the thread cannot be started.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+fn on_large_stack<T: Send>(limits: &ConstraintLimits, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let stack = limits.source_bytes.saturating_mul(STACK_PER_BYTE).max(MIN_STACK);
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("foretoken-compile".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("foretoken-compile".into()).stack_size(stack);
         let thread = thread.spawn_scoped(scope, work).map_err(refused)?;
         thread.join().unwrap_or_else(|_| Err(refused("the grammar compiler panicked")))
     })
@@ -222,7 +224,7 @@ pub(crate) fn refuses(schema: &Value) -> bool {
         let (_, lexer) = grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
         intersections::check_expressions(lexer.regex_builder.exprset(), &limits).map_err(refused)
     };
-    on_large_stack(compile).is_err()
+    on_large_stack(&limits, compile).is_err()
 }
 
 /// The nesting depth of brackets; those in strings count.

@@ -1,4 +1,4 @@
-//! Shared code of the examples: entry points, command lines, and reports.
+//! Shared code of the commands and the server: entry points, command lines, and reports.
 
 pub mod arguments;
 pub mod measure;

@@ -15,7 +15,7 @@ pub struct Text {
     #[arg(long, default_value_t = 128)]
     pub max_tokens: usize,
     /// Temperature; 0 takes the most probable token. Default: 0; with --chat, the checkpoint's defaults, which also set top-k,
-    /// top-p, min-p, typical and the repeat penalty.
+    /// top-p, min-p, typical, XTC and the repeat penalty.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all. Default: all.
@@ -69,15 +69,15 @@ pub struct Chain {
     /// Number of last tokens that the penalties consider; -1 for all. Default: 64.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: Option<i64>,
-    /// Subtract this from the logits of recent tokens.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-    /// Subtract this for every occurrence among recent tokens.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
-    /// DRY: multiplier of the penalty on tokens that extend a repetition.
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub dry_multiplier: f32,
+    /// Subtract this from the logits of recent tokens. Default: 0.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Subtract this for every occurrence among recent tokens. Default: 0.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// DRY: multiplier of the penalty on tokens that extend a repetition. Default: 0 (off).
+    #[arg(long, value_name = "X")]
+    pub dry_multiplier: Option<f32>,
     /// DRY: growth of the penalty with every repeated token.
     #[arg(long, value_name = "X", default_value_t = 1.75)]
     pub dry_base: f32,
@@ -91,18 +91,18 @@ pub struct Chain {
     /// double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
-    /// Keep tokens whose logits are at most this many standard deviations below the largest. Default: all.
+    /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 keeps all. Default: all.
     #[arg(long, value_name = "N")]
     pub top_n_sigma: Option<f32>,
     /// Keep the locally most typical tokens up to this cumulative probability. Default: 1.
     #[arg(long, visible_alias = "typical-p", value_name = "P")]
     pub typical: Option<f32>,
-    /// XTC: probability of excluding the most probable tokens.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    pub xtc_probability: f32,
-    /// XTC: exclude all tokens above this probability except the least probable of them; at most 0.5.
-    #[arg(long, value_name = "P", default_value_t = 0.1)]
-    pub xtc_threshold: f32,
+    /// XTC: probability of excluding the most probable tokens. Default: 0 (off).
+    #[arg(long, value_name = "P")]
+    pub xtc_probability: Option<f32>,
+    /// XTC: exclude all tokens above this probability except the least probable of them; at most 0.5. Default: 0.1.
+    #[arg(long, value_name = "P")]
+    pub xtc_threshold: Option<f32>,
 }
 
 /// llama.cpp's default sequence breakers.
@@ -149,22 +149,30 @@ impl Chain {
     fn sampling(&self, engine: &Engine, sampling: &Sampling) -> Result<Sampling> {
         let penalties = Penalties {
             repeat: self.repeat_penalty.unwrap_or(sampling.penalties.repeat),
-            frequency: self.frequency_penalty,
-            presence: self.presence_penalty,
+            frequency: self.frequency_penalty.unwrap_or(sampling.penalties.frequency),
+            presence: self.presence_penalty.unwrap_or(sampling.penalties.presence),
             last_n: self.repeat_last_n.map_or(sampling.penalties.last_n, |n| usize::try_from(n).ok()),
+        };
+        let xtc = sampling.xtc.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
+        let xtc = Xtc {
+            probability: self.xtc_probability.unwrap_or(xtc.probability),
+            threshold: self.xtc_threshold.unwrap_or(xtc.threshold),
         };
         Ok(Sampling {
             penalties,
-            dry: if self.dry_multiplier == 0.0 { None } else { Some(self.dry(engine)?) },
-            top_n_sigma: self.top_n_sigma.filter(|n| *n > 0.0).or(sampling.top_n_sigma),
+            dry: match self.dry_multiplier {
+                None => sampling.dry.clone(),
+                Some(0.0) => None,
+                Some(multiplier) => Some(self.dry(multiplier, engine)?),
+            },
+            top_n_sigma: self.top_n_sigma.or(sampling.top_n_sigma).filter(|n| *n > 0.0),
             typical_p: self.typical.unwrap_or(sampling.typical_p),
-            xtc: (self.xtc_probability != 0.0)
-                .then_some(Xtc { probability: self.xtc_probability, threshold: self.xtc_threshold }),
+            xtc: Some(xtc).filter(|xtc| xtc.probability != 0.0),
             ..sampling.clone()
         })
     }
 
-    fn dry(&self, engine: &Engine) -> Result<Dry> {
+    fn dry(&self, multiplier: f32, engine: &Engine) -> Result<Dry> {
         let given = self.dry_sequence_breaker.iter().map(String::as_str);
         let strings: Vec<&str> = if self.dry_sequence_breaker.is_empty() {
             BREAKERS.to_vec()
@@ -176,7 +184,7 @@ impl Chain {
             breakers.extend(engine.tokenizer()?.ids_with(string));
         }
         Ok(Dry {
-            multiplier: self.dry_multiplier,
+            multiplier,
             base: self.dry_base,
             allowed_length: self.dry_allowed_length,
             last_n: usize::try_from(self.dry_penalty_last_n).ok(),

@@ -95,7 +95,9 @@ impl std::fmt::Display for CudaError {
                 version(*found),
                 version(*needed)
             ),
-            Self::NoDevice { index, count } => write!(f, "CUDA: there is no device {index}: the driver has {count}"),
+            Self::NoDevice { index, count } => {
+                write!(f, "CUDA: there is no device {index}: the driver has {count}; choose another, or the CPU")
+            }
             Self::Unsupported { name, capability: (major, minor) } => {
                 write!(f, "CUDA: {name} has compute capability {major}.{minor}, but 8.0 is required; use the CPU")
             }

@@ -73,7 +73,9 @@ impl std::fmt::Display for MetalError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoMetal => f.write_str("Metal: not available on this system; use the CPU"),
-            Self::NoDevice { index, count } => write!(f, "Metal: there is no device {index}: the system has {count}"),
+            Self::NoDevice { index, count } => {
+                write!(f, "Metal: there is no device {index}: the system has {count}; choose another, or the CPU")
+            }
             Self::Unsupported { name } => {
                 write!(f, "Metal: {name} does not support Metal 3 on Apple silicon (M1, macOS 13); use the CPU")
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::chat::{Channels, ChatOptions, ReplySyntax};
+use crate::chat::{CallSyntax, ChannelCalls, Channels, ChatOptions, ReplySyntax};
 use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
@@ -42,6 +42,8 @@ struct Family {
     implied: fn(&Checkpoint) -> Result<Implied>,
     /// The reply syntax, if its markers are tokens of the tokenizer.
     reply: fn(&Tokenizer, &ChatOptions) -> Option<Box<dyn ReplySyntax>>,
+    /// The syntax of calls in grammars, if the tokenizer has its tokens.
+    calls: fn(&Tokenizer) -> Option<Box<dyn CallSyntax>>,
 }
 
 static QWEN35: Family = Family {
@@ -52,6 +54,7 @@ static QWEN35: Family = Family {
     facts: qwen35::facts,
     implied: qwen35::implied,
     reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
+    calls: |tokenizer| Some(Box::new(qwen35::XmlCalls::new(tokenizer)?)),
 };
 
 static GEMMA4: Family = Family {
@@ -62,6 +65,7 @@ static GEMMA4: Family = Family {
     facts: gemma4::facts,
     implied: expected::gemma4,
     reply: |tokenizer, options| Some(channels(tokenizer, options)),
+    calls: |tokenizer| Some(Box::new(ChannelCalls::new(tokenizer)?)),
 };
 
 /// Loads the target of a checkpoint of any family.
@@ -130,6 +134,11 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
     let found = [&QWEN35, &GEMMA4].into_iter().find_map(|family| (family.reply)(tokenizer, options));
     found.unwrap_or_else(|| channels(tokenizer, options))
+}
+
+/// The syntax of calls whose tokens are the tokenizer's.
+pub(crate) fn call_syntax(tokenizer: &Tokenizer) -> Option<Box<dyn CallSyntax>> {
+    [&QWEN35, &GEMMA4].into_iter().find_map(|family| (family.calls)(tokenizer))
 }
 
 fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {

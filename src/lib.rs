@@ -77,6 +77,8 @@ mod stream;
 pub mod tokenizer;
 pub mod verify;
 
+/// Its types are in this crate's traits.
+pub use candle_core;
 pub use checkpoint::{Drafts, TargetFacts};
 pub use constraint::{Constraint, ConstraintLimits};
 pub use device::DeviceChoice;
@@ -94,6 +96,8 @@ pub use options::{
 };
 pub use piece::{ControlToken, Piece};
 pub use probe::{Probe, RoundTimes, device_bandwidth};
+/// Its generator is in [`Drafter`](speculative::Drafter).
+pub use rand;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, PrefixCacheOptions, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};

@@ -843,9 +843,9 @@ fn usage() {
     fails(&arguments(&["text", "--prompt-ids", "2"]), &["--prompt-ids"]);
     fails(&arguments(&["x", "--system", "y"]), &["--chat"]);
     fails(&arguments(&["--spec-type", "ngram-best"]), &["ngram-best", "mtp, draft-model, ngram-simple, ngram-map-k"]);
-    fails(&arguments(&["--mtp-preset", "fast"]), &["fast", "throughput, lift, balanced, quality"]);
+    fails(&arguments(&["--mtp-preset", "fast"]), &["fast", "throughput, balanced, quality"]);
     fails(&arguments(&["--pipeline-depth", "3"]), &["--pipeline-depth", "3"]);
-    fails(&arguments(&["--draft-block-size", "4", "--mtp-preset", "lift"]), &["--mtp-preset"]);
+    fails(&arguments(&["--draft-block-size", "4", "--mtp-preset", "balanced"]), &["--mtp-preset"]);
     let help = generate().arg("--help").output().expect("a run");
     assert!(help.status.success() && !help.stdout.is_empty() && help.stderr.is_empty());
 }

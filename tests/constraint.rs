@@ -3,16 +3,16 @@
 
 mod cases;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use foretoken::chat::{ChatOptions, Thinking};
+use foretoken::chat::{CallChoice, ChatOptions, Json, ReplyParser, ReplyPart, Thinking};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
     Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
-    LogitsProcessor, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
+    LogitsProcessor, Piece, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
     SpeculationOptions, Statistics, Stop,
 };
 use parking_lot::Mutex;
@@ -744,23 +744,45 @@ impl LogitsProcessor for Script {
     }
 }
 
+/// The demo Qwen3.5, in whose vocabulary tags are control tokens or text.
+fn qwen(tags_are_control: bool) -> Engine {
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
+    }
+    let text = std::fs::read_to_string(demo.join("tokenizer.json")).expect("a tokenizer");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
+        let is_tag = token["content"].as_str().is_some_and(|name| !name.starts_with("<|"));
+        token["special"] = json!(tags_are_control || !is_tag);
+    }
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    Engine::load(&EngineOptions::new(directory.path())).expect("an engine")
+}
+
+/// The pieces of `script` if a model that writes nothing else may write it, as a whole, under a constraint.
+fn scripted(engine: &Engine, script: &str, constraint: &Constraint) -> Option<Vec<Piece>> {
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    let ids = tokenizer.encode(script).expect("ids");
+    let end = tokenizer.id("<|im_end|>").expect("an end");
+    let script = Script([ids.as_slice(), &[end]].concat());
+    let options = GenerateOptions { logits_processor: Some(Arc::new(script)), ..plain(constraint.clone()) };
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let prompt = tokenizer.encode("fn").expect("ids");
+    // The first token may be excluded already.
+    let mut generation = session.generate(&prompt, &options).ok()?;
+    let written: Vec<_> = generation.by_ref().collect::<Result<_, _>>().ok()?;
+    let is_whole = written.iter().flat_map(|piece| &piece.tokens).take(ids.len()).eq(&ids);
+    let ends = matches!(generation.finish_reason(), Some(FinishReason::Constraint | FinishReason::EndOfText));
+    (is_whole && ends).then_some(written)
+}
+
 /// Qwen3.5's reasoning, which the prompt begins, before JSON; where its tags are control tokens, and where they are text.
 #[test]
 fn reasoning_may_come_before_json() {
-    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
-    let text = std::fs::read_to_string(demo.join("tokenizer.json")).expect("a tokenizer");
     for is_control in [true, false] {
-        let directory = tempfile::tempdir().expect("a directory");
-        for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
-            std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
-        }
-        let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
-        for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
-            let is_tag = token["content"].as_str().is_some_and(|name| name.ends_with("think>"));
-            token["special"] = json!(is_control || !is_tag);
-        }
-        std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
-        let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
+        let engine = qwen(is_control);
         let tokenizer = engine.tokenizer().expect("a tokenizer");
         let text = Constraint::json_schema(
             r#"{"type":"object","properties":{"n":{"type":"integer","maximum":9}},"required":["n"],"additionalProperties":false}"#,
@@ -768,24 +790,160 @@ fn reasoning_may_come_before_json() {
         let thinking = ChatOptions { thinking: Thinking::On, ..ChatOptions::default() };
         let reply = text.after_reasoning(tokenizer, &thinking).expect("a grammar");
         assert_eq!(text.after_reasoning(tokenizer, &ChatOptions::default()).expect("a grammar"), text);
-        let scripted = |script: &str, constraint: &Constraint| {
-            let ids = tokenizer.encode(script).expect("ids");
-            let options =
-                GenerateOptions { logits_processor: Some(Arc::new(Script(ids.clone()))), ..plain(constraint.clone()) };
-            let mut session = engine.session(&SessionOptions::default()).expect("a session");
-            let prompt = tokenizer.encode("fn").expect("ids");
-            // The first token may be excluded already.
-            let Ok(mut generation) = session.generate(&prompt, &options) else { return false };
-            let written: Result<Vec<_>, _> = generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect();
-            written.is_ok_and(|written| {
-                written.concat() == ids && generation.finish_reason() == Some(FinishReason::Constraint)
-            })
-        };
+        let allows = |script: &str, constraint: &Constraint| scripted(&engine, script, constraint).is_some();
         let (thought, unthought) = ("Hm, {}?</think>\n\n{\"n\": 3}", "{\"n\": 3}");
-        assert!(scripted(thought, &reply), "{is_control}");
-        assert!(!scripted("Hm</think>\n\nthree", &reply), "{is_control}");
-        assert!(!scripted(thought, &text) && scripted(unthought, &text), "{is_control}");
+        assert!(allows(thought, &reply), "{is_control}");
+        assert!(!allows("Hm</think>\n\nthree", &reply), "{is_control}");
+        assert!(!allows(thought, &text) && allows(unthought, &text), "{is_control}");
     }
+}
+
+/// A call in Qwen3.5's syntax.
+fn xml_call(name: &str, parameters: &[(&str, &str)]) -> String {
+    let parameter = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let parameters: String = parameters.iter().map(parameter).collect();
+    format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+}
+
+fn tool(name: &str, parameters: &Value) -> Json {
+    let function = json!({"name": name, "parameters": parameters});
+    Json::of(&json!({"type": "function", "function": function})).expect("JSON")
+}
+
+fn qwen_tools() -> Vec<Json> {
+    let open = json!({"type": "object", "properties": {
+        "path": {"type": "string"},
+        "mode": {"enum": ["r", "w+", 3]},
+        "count": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+        "name": {"type": ["string", "null"], "pattern": "^[a-z/]+", "maxLength": 5},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "either": {"oneOf": [{"type": "integer"}, {"type": "boolean"}]},
+    }, "required": ["path"], "additionalProperties": false,
+        "$defs": {"item": {"type": "object", "properties": {"x": {"type": "string", "maxLength": 2}}, "required": ["x"], "additionalProperties": false}}});
+    vec![tool("open", &open), tool("any", &json!({"type": "object"}))]
+}
+
+/// Calls in XML under their schemas: what they are read as, and what cannot be written.
+#[test]
+fn calls_in_xml_follow_their_schemas() {
+    for is_control in [true, false] {
+        let engine = qwen(is_control);
+        let tokenizer = engine.tokenizer().expect("a tokenizer");
+        let options = ChatOptions { tools: qwen_tools(), ..ChatOptions::default() };
+        let calls = |choice: &CallChoice| Constraint::tool_calls(tokenizer, &options, choice).expect("a grammar");
+        let arguments = |script: &str, choice: &CallChoice| -> Option<Vec<String>> {
+            let mut parser = ReplyParser::new(tokenizer, &options);
+            let pieces = scripted(&engine, script, &calls(choice))?;
+            let mut parts: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+            parts.extend(parser.finish());
+            let arguments = parts.into_iter().filter_map(|part| match part {
+                ReplyPart::ToolCall(call) => Some(call.arguments.to_string()),
+                _ => None,
+            });
+            Some(arguments.collect())
+        };
+        let open = |parameters: &[(&str, &str)]| xml_call("open", &[&[("path", "a\n<b> </b>")], parameters].concat());
+        let read = |more: &str| Some(vec![format!(r#"{{"path":"a\n<b> </b>"{more}}}"#)]);
+        for (parameters, want) in [
+            (&[][..], ""),
+            (&[("mode", "w+"), ("count", "12")], r#","mode":"w+","count":12"#),
+            (&[("count", "null"), ("name", "a/b1")], r#","count":null,"name":"a/b1""#),
+            (&[("name", "null")], r#","name":null"#),
+            (
+                &[("list", r#"[{"x": "é"}, {"x": ""}]"#), ("either", "true")],
+                r#","list":[{"x": "é"}, {"x": ""}],"either":true"#,
+            ),
+        ] {
+            let script = open(parameters);
+            assert_eq!(arguments(&script, &CallChoice::Required), read(want), "{script} {is_control}");
+        }
+        for (key, value) in [
+            ("mode", "x"),
+            ("count", "0"),
+            ("count", "many"),
+            ("name", "1"),
+            ("name", "abcdef"),
+            ("list", r#"[{"x": "abc"}]"#),
+            ("either", "1.5"),
+            ("other", "1"),
+        ] {
+            assert_eq!(arguments(&open(&[(key, value)]), &CallChoice::Required), None, "{key}: {value} {is_control}");
+        }
+        let any = || xml_call("any", &[("k", "v"), ("l", "")]);
+        let two = format!("{}\n{}", any(), any());
+        let want = || Some(vec![r#"{"k":"v","l":""}"#.to_owned(); 2]);
+        assert_eq!(arguments(&two, &CallChoice::Required), want());
+        let json = r#"{"type": "object", "additionalProperties": false}"#.to_owned();
+        assert_eq!(arguments(&two, &CallChoice::OrJson(json.clone())), want());
+        assert_eq!(arguments("{}", &CallChoice::OrJson(json)), Some(vec![]));
+        let strict = CallChoice::Strict(vec!["open".into()]);
+        assert_eq!(arguments(&format!("Well.\n{two}\n"), &strict), want());
+        assert_eq!(arguments(&open(&[("mode", "x")]), &strict), None);
+        for choice in [CallChoice::One, CallChoice::Named("any".into())] {
+            assert_eq!(arguments(&two, &choice), None, "{choice:?}");
+            assert_eq!(arguments(&any(), &choice).map(|calls| calls.len()), Some(1), "{choice:?}");
+        }
+        assert_eq!(arguments(&any(), &CallChoice::Named("open".into())), None);
+        assert_eq!(arguments("Well.", &CallChoice::Required), None);
+    }
+}
+
+/// What the syntax cannot hold a string to is refused, or widened.
+#[test]
+fn strings_in_xml_are_refused_or_widened() {
+    let engine = qwen(false);
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    let mut chain = json!({"type": "integer"});
+    for _ in 0..30 {
+        chain = json!({"anyOf": [chain, {"$ref": "#/properties/v/anyOf/0"}]});
+    }
+    for schema in [
+        json!({"type": "string", "format": "email"}),
+        json!({"type": "string", "pattern": "^a|b$"}),
+        json!({"type": "string", "pattern": "a(?=b)"}),
+        json!({"minLength": 2}),
+        chain,
+    ] {
+        let parameters = json!({"type": "object", "properties": {"v": schema}, "required": ["v"]});
+        let options = ChatOptions { tools: vec![tool("f", &parameters)], ..ChatOptions::default() };
+        let strict = Constraint::tool_calls(tokenizer, &options, &CallChoice::Required);
+        assert!(strict.and_then(|calls| engine.compile(&calls)).is_err(), "{schema}");
+        let wide = Constraint::tool_calls_widened(tokenizer, &options, &CallChoice::Required, &[]).expect("a grammar");
+        assert!(scripted(&engine, &xml_call("f", &[("v", "any text")]), &wide).is_some(), "{schema}");
+    }
+}
+
+/// Calls that a model samples are read back, and valid.
+#[test]
+fn sampled_calls_in_xml_are_valid() {
+    let engine = qwen(true);
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    let schema = json!({"type": "object", "properties": {
+        "s": {"type": "string", "minLength": 1, "maxLength": 12},
+        "n": {"type": "integer", "minimum": -9, "maximum": 99},
+        "b": {"type": "boolean"},
+        "e": {"type": ["string", "null"], "enum": ["fn", "let mut", null]},
+        "l": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 2},
+    }, "required": ["s", "e"], "additionalProperties": false});
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let options = ChatOptions { tools: vec![tool("f", &schema)], ..ChatOptions::default() };
+    let calls = Constraint::tool_calls(tokenizer, &options, &CallChoice::One).expect("a grammar");
+    let prompt = tokenizer.encode("fn main() {\n    ").expect("ids");
+    let mut seen = HashSet::new();
+    for seed in 0..20 {
+        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+        let generate = GenerateOptions { sampling, seed, max_tokens: 300, ..plain(calls.clone()) };
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let mut parser = ReplyParser::new(tokenizer, &options);
+        let pieces: Vec<_> =
+            session.generate(&prompt, &generate).expect("begun").collect::<Result<_, _>>().expect("pieces");
+        let parts: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+        let [ReplyPart::ToolCall(call)] = &*parts else { panic!("{parts:?}") };
+        let arguments: Value = serde_json::from_str(&call.arguments.to_string()).expect("JSON");
+        assert!(validator.is_valid(&arguments), "{arguments}");
+        seen.insert(arguments.to_string());
+    }
+    assert!(seen.len() > 10, "{seen:?}");
 }
 
 /// Whether the model may write a text under a constraint, as the whole text.

@@ -15,9 +15,11 @@ mod parts;
 mod python;
 mod reply;
 mod reply_grammar;
+mod rules;
 mod slices;
 mod template;
 
+pub(crate) use call_grammar::ChannelCalls;
 pub(crate) use channels::Channels;
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
@@ -25,5 +27,9 @@ pub use parts::ReplyPart;
 pub(crate) use parts::{ReasoningTokens, ReplySyntax, add};
 pub use reply::ReplyParser;
 pub use reply_grammar::CallChoice;
+pub(crate) use rules::{
+    CallSyntax, JsonRule, MAX_DEPTH, Refused, Rules, TYPES, Tool, argument, constants, count, has_only, literal,
+    of_type,
+};
 pub(crate) use template::template_source;
 pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};

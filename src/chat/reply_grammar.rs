@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use super::call_grammar::{MAX_BYTES, Refused, Rules, Tool, argument, literal};
 use super::channels::{Marker, marker};
+use super::rules::{MAX_BYTES, Refused, Rules, Tool, argument};
 use super::template::{ChatOptions, GenerationPrompt, Thinking};
 use crate::constraint::{Constraint, ConstraintLimits, rewrite};
+use crate::family;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -25,14 +26,15 @@ pub enum CallChoice {
 }
 
 impl Constraint {
-    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in Gemma 4's syntax, with arguments
-    /// under the JSON schemas of the tools. Properties that a schema does not name are left out. A prompt with
+    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in the syntax of the model's family,
+    /// with arguments under the JSON schemas of the tools. Properties that a schema does not name are left out. A prompt with
     /// [`Thinking::On`] may be answered by reasoning first.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name that a call can have, or none has the name in `choice`.
+    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name
+    /// that a call can have or a schema that a call cannot follow, or none has the name in `choice`.
     pub fn tool_calls(tokenizer: &Tokenizer, options: &ChatOptions, choice: &CallChoice) -> Result<Self> {
-        calls(tokenizer, options, choice, |_| Refused::Kept)
+        calls(tokenizer, options, choice, |_| Refused::Error)
     }
 
     /// As [`Constraint::tool_calls`], with wider schemas where they cannot be compiled: parts of the schemas of tools that `strict`
@@ -47,7 +49,7 @@ impl Constraint {
         choice: &CallChoice,
         strict: &[String],
     ) -> Result<Self> {
-        let refused = |name: &String| if strict.contains(name) { Refused::Kept } else { Refused::Widened };
+        let refused = |name: &String| if strict.contains(name) { Refused::Error } else { Refused::Widened };
         calls(tokenizer, options, choice, refused)
     }
 
@@ -74,14 +76,11 @@ fn calls(
     choice: &CallChoice,
     refused: impl Fn(&String) -> Refused,
 ) -> Result<Constraint> {
-    let id = |of| {
-        marker(tokenizer, of).ok_or_else(|| Error::Unsupported {
-            path: None,
-            what: "tool calls".into(),
-            problem: "the checkpoint's tokenizer has no tokens of Gemma 4's calls".into(),
-        })
-    };
-    let [open, close, quote] = [id(Marker::OpenCall)?, id(Marker::CloseCall)?, id(Marker::Quote)?];
+    let syntax = family::call_syntax(tokenizer).ok_or_else(|| Error::Unsupported {
+        path: None,
+        what: "tool calls".into(),
+        problem: "the checkpoint's tokenizer has no tokens of calls".into(),
+    })?;
     let tools = options.tools.iter().map(Tool::of).collect::<Result<Vec<_>>>()?;
     if tools.is_empty() {
         return Err(argument("needs a tool"));
@@ -94,14 +93,14 @@ fn calls(
     if let Some(name) = named.iter().find(|name| tools.iter().all(|tool| tool.name != ***name)) {
         return Err(argument(&format!("there is no tool {name:?}")));
     }
-    let mut rules = Rules::new(quote);
+    let mut rules = Rules::new(syntax.json_options());
     let mut calls = Vec::new();
     for tool in &tools {
-        let begin = literal(&format!("call:{}", tool.name));
         if named.contains(&&tool.name) {
-            calls.push(format!("{begin} {}", rules.of_tool(tool, refused(&tool.name))));
+            rules.refused = refused(&tool.name);
+            calls.push(syntax.call(tool, &mut rules)?);
         } else if matches!(choice, CallChoice::Strict(_)) {
-            calls.push(format!("{begin} \"{{\" (TEXT | <[{quote}]>)*"));
+            calls.push(syntax.free_call(tool));
         }
     }
     if let CallChoice::OrJson(schema) = choice {
@@ -112,11 +111,13 @@ fn calls(
     }
     let reasoning = reasoning(tokenizer, options);
     let first = reasoning.start;
+    let [open, close] = syntax.tokens();
+    let some = format!("call ({} call)*", syntax.separator());
     let start = match choice {
-        CallChoice::Required => format!("{first}call+"),
+        CallChoice::Required => format!("{first}{some}"),
         CallChoice::One | CallChoice::Named(_) => format!("{first}call"),
         CallChoice::Strict(_) => format!("(<[^{open}]> | call)*"),
-        CallChoice::OrJson(_) => format!("{first}(call+ | json)"),
+        CallChoice::OrJson(_) => format!("{first}({some} | json)"),
     };
     let calls = calls.join(" | ");
     let rules = rules.text + reasoning.rules;

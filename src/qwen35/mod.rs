@@ -2,6 +2,7 @@
 //! drafting. The modules are structured as in transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's names.
 
 mod attention;
+mod call_grammar;
 mod config;
 mod convert;
 mod delta_net;
@@ -18,6 +19,7 @@ mod reply;
 mod target;
 mod text_model;
 
+pub(crate) use call_grammar::XmlCalls;
 pub use config::{LayerType, MoeConfig, TensorLayout, TextConfig};
 pub(crate) use convert::{description, directory};
 pub(crate) use facts::facts;

@@ -69,7 +69,8 @@ impl XmlReply {
             }
             return false;
         };
-        let before: String = self.rest.drain(..at + tag.len()).take(at).collect();
+        let mut before: String = self.rest.drain(..at + tag.len()).collect();
+        before.truncate(at);
         match self.state {
             State::Call { in_reasoning } => {
                 // What the end of the reasoning cuts short is part of it.
@@ -346,7 +347,7 @@ mod tests {
         }
         let thinking = || reply(State::Reasoning { begin: true }, true);
         for size in [1, 3, 1000] {
-            assert_eq!(parts("A\n</think>\n\nC", thinking(), size), [reasoning("A"), text("C")]);
+            assert_eq!(parts("\u{c4}\n</think>\n\nC", thinking(), size), [reasoning("\u{c4}"), text("C")]);
             assert_eq!(parts("<think>\nA\n", thinking(), size), [reasoning("A\n")]);
             assert_eq!(parts(&format!("A\n{f}"), thinking(), size), [reasoning("A"), of_f()]);
             // Only its tag ends the reasoning.

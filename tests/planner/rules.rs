@@ -212,7 +212,6 @@ fn given_blocks_are_kept() {
         (BlockSize::Fixed(1), 1),
         (BlockSize::Fixed(5), 5),
         (BlockSize::Preset(MtpPreset::Throughput), 2),
-        (BlockSize::Preset(MtpPreset::Lift), 3),
         (BlockSize::Preset(MtpPreset::Balanced), 3),
         (BlockSize::Preset(MtpPreset::Quality), 4),
     ] {

@@ -219,7 +219,7 @@ pub struct Drafting {
     /// Rows per verification: the number of drafts plus one. Default: chosen for every round from measured costs.
     #[arg(long, value_name = "B")]
     pub draft_block_size: Option<usize>,
-    /// Block size preset: throughput, lift, balanced, quality.
+    /// Block size preset: throughput, balanced, quality.
     #[arg(long, value_name = "NAME", conflicts_with = "draft_block_size")]
     pub mtp_preset: Option<MtpPreset>,
     /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32).

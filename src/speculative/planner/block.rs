@@ -24,8 +24,6 @@ pub enum MtpPreset {
     /// 2 rows for a model's draft, up to 6 for prompt lookup.
     Throughput,
     /// 3 and 8.
-    Lift,
-    /// 3 and 8.
     Balanced,
     /// 4 and 16.
     Quality,
@@ -33,13 +31,12 @@ pub enum MtpPreset {
 
 impl MtpPreset {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Throughput, Self::Lift, Self::Balanced, Self::Quality];
+    pub const ALL: [Self; 3] = [Self::Throughput, Self::Balanced, Self::Quality];
 
     /// Its command line name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
-            Self::Lift => "lift",
             Self::Balanced => "balanced",
             Self::Quality => "quality",
         }
@@ -65,7 +62,7 @@ impl BlockSize {
             Self::Measured => None,
             Self::Fixed(rows) => Some((rows, rows)),
             Self::Preset(MtpPreset::Throughput) => Some((2, 6)),
-            Self::Preset(MtpPreset::Lift | MtpPreset::Balanced) => Some((3, 8)),
+            Self::Preset(MtpPreset::Balanced) => Some((3, 8)),
             Self::Preset(MtpPreset::Quality) => Some((4, 16)),
         }
     }

@@ -15,7 +15,7 @@ use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, Spe
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Backend, Confidence, DrafterOptions, Drafters, NgramCache, OnDevice, Order, Others, Pending, Planner, Proposal,
-    Round, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -386,7 +386,7 @@ impl Statistics {
         self.speculation.add(&other.speculation);
     }
 
-    pub(crate) fn count(&mut self, round: &Round, wait: Duration) {
+    pub(crate) fn count(&mut self, round: &RoundResult, wait: Duration) {
         let drafted = round.draft.tokens.len();
         self.rounds += 1;
         self.drafted += drafted;

@@ -10,9 +10,9 @@ use super::chain::{Link, lengthen};
 use super::decode_state::DecodeState;
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
-use super::{Backend, Cancel, Drafting, ForwardOutput, OnDevice, Others, Proposal, Round};
+use super::{Backend, Cancel, Drafting, ForwardOutput, OnDevice, Others, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
-use crate::kv::{self, Batch, SequenceState};
+use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
@@ -56,7 +56,7 @@ pub(crate) enum Done {
     /// Tokens of a prompt were read; after the last ones, the next token is known.
     Prompt(Option<(DecodeState, Vec<TokenLogprobs>)>),
     /// A round is complete.
-    Round(Box<Round>),
+    Round(Box<RoundResult>),
 }
 
 impl SpeculativeDecoder {
@@ -122,7 +122,7 @@ impl SpeculativeDecoder {
     pub fn forward(
         &mut self,
         ids: &[u32],
-        begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<kv::Round<'s>>,
+        begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<Round<'s>>,
         wanted: OutputRows,
         keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
     ) -> Result<()> {
@@ -286,7 +286,7 @@ impl Work {
     }
 
     /// Begins its round. Prompts are committed whole or not at all.
-    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<kv::Round<'s>> {
+    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<Round<'s>> {
         match self {
             Work::Prompt { .. } => state.begin_whole_round(rows),
             Work::Verify(_) => state.begin_round(rows),

@@ -14,7 +14,7 @@ use super::proposal::{Call, count_call};
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions,
     ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal, Reads,
-    Round, Settings, States, Verdict,
+    RoundResult, Settings, States, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -355,7 +355,7 @@ impl Drafting {
         ends: &mut dyn FnMut(u32) -> Result<bool>,
         rng: &mut impl Rng,
         timing: &PassTiming,
-    ) -> Result<Round> {
+    ) -> Result<RoundResult> {
         let start = Instant::now();
         let Proposal { mut draft, decision, calls, whose, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
@@ -390,7 +390,7 @@ impl Drafting {
         let verified = whose.map(|drafter| Judged { drafter, drafted: judged, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
-        Ok(Round {
+        Ok(RoundResult {
             tokens,
             logprobs,
             draft,

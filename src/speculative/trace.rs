@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::{DrafterKind, Round};
+use super::{DrafterKind, RoundResult};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::{Error, Result};
 
@@ -100,7 +100,7 @@ impl Tracer {
         self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));
     }
 
-    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &Round, path: Path, wait: Duration) {
+    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, path: Path, wait: Duration) {
         let us = |time: Duration| time.as_micros() as u64;
         let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {
             Some(p) => json!({"id": id, "p": p}),

@@ -7,7 +7,7 @@ use crate::checkpoint::convert::gemma4::{description, directory as gemma4_direct
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
-use crate::device::{Device, DeviceModels, OnDevice, check_head_dims};
+use crate::device::{Device, DeviceDestination, DeviceModels, check_head_dims};
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
 use crate::verify::expected::{self, Implied};
@@ -151,7 +151,7 @@ fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
 fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
     let config = checkpoint.target_config()?;
     check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
-    let (target, weights) = gemma4::Target::load_to(&OnDevice(device), checkpoint, options)?;
+    let (target, weights) = gemma4::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
     Ok((loaded_gemma4(target), DeviceModels { target: Box::new(weights), nextn: None }))
 }
 
@@ -174,7 +174,7 @@ fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
-    let to = OnDevice(device);
+    let to = DeviceDestination(device);
     let (target, weights) = qwen35::Target::load_to(&to, checkpoint, options)?;
     let models = weights.models(&target, &to)?;
     Ok((loaded_qwen35(target), models))

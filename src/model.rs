@@ -218,7 +218,7 @@ impl<H: NextnHead> ChainModel for H {
 }
 
 /// The error for using weights on the CPU that are on a device.
-pub(crate) fn on_device(model: &str) -> Error {
+pub(crate) fn weights_on_device(model: &str) -> Error {
     let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
     Error::argument("device", problem)
 }

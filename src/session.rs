@@ -14,8 +14,9 @@ use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DrafterOptions, Drafters, NgramCache, OnDevice, Order, Others, Pending, Planner, Proposal,
-    RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    Backend, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner,
+    Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all,
+    count_at,
 };
 use crate::{Error, Result};
 
@@ -48,7 +49,7 @@ impl Session {
         let (state, device) = match &engine.parts.models {
             Some(models) => {
                 let (sequence, context) = models.sequence(&options.kv, model.max_position_embeddings())?;
-                let device = OnDevice { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
+                let device = DeviceSequence { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
                 // The rows are on the device; this state only counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 (model.new_state(&counted, &PagePool::new(None))?, Some(device))
@@ -177,7 +178,7 @@ impl Session {
     /// As [`Session::fork`], or if the page tables on a device do not hold the context of `like`.
     pub(crate) fn fork_like(&mut self, like: &Self) -> Result<Self> {
         let (needed, device) = (like.kv().max_context(), &self.decoder().0.backend.device);
-        if let Some(limit) = device.as_ref().map(OnDevice::context).filter(|limit| *limit < needed) {
+        if let Some(limit) = device.as_ref().map(DeviceSequence::context).filter(|limit| *limit < needed) {
             return Err(Error::Context { needed, limit });
         }
         let mut fork = self.fork()?;

@@ -40,8 +40,9 @@ struct Plans {
 }
 
 impl Models {
-    /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`](super::OnDevice). `suppressed` ids
-    /// are never chosen. Pages take at most `kv_memory` bytes, by default what is free, but for activations.
+    /// Takes a target and its assistant's weights and donors, loaded to `device` by
+    /// [`DeviceDestination`](super::DeviceDestination). `suppressed` ids are never chosen. Pages take at most `kv_memory` bytes, by
+    /// default what is free, but for activations.
     ///
     /// # Errors
     /// If the device is out of memory.

@@ -9,9 +9,9 @@ use super::target::Target;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
-use crate::model::{ChainModel, DraftRows, DraftStep, on_device};
+use crate::model::{ChainModel, DraftRows, DraftStep, weights_on_device};
 use crate::nn::{CentroidHead, Embedding};
-use crate::ops::{CpuOps, Destination, OnCpu, Ops};
+use crate::ops::{CpuDestination, CpuOps, Destination, Ops};
 
 /// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
@@ -47,7 +47,8 @@ impl Assistant {
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let embed_tokens = target.model()?.embed_tokens().clone();
-        let (assistant, model) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, target.config(), &options)?;
+        let (assistant, model) =
+            Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, target.config(), &options)?;
         Ok(Self { model: Some((model, embed_tokens)), ..assistant })
     }
 
@@ -114,7 +115,7 @@ impl ChainModel for Assistant {
         let ids: Vec<_> = sequences.iter().flat_map(|rows| &rows.ids).copied().collect();
         let states = DraftRows::states(sequences)?;
         let mut kv = Borrowed { committed: DraftRows::committed(sequences)?, donors: &self.donors };
-        let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| on_device("assistant"))?;
+        let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| weights_on_device("assistant"))?;
         let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &states, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()

@@ -50,7 +50,7 @@ pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 
 pub(crate) use accept::{Verification, accept_rows};
-pub(crate) use backend::{Backend, ForwardOutput, OnDevice, States};
+pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::{MOST_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;

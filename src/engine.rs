@@ -241,7 +241,7 @@ impl Engine {
     /// Whether a constraint is compiled and cached, so that [`Engine::compile`] returns at once. It is then the last to be evicted
     /// from the cache.
     pub fn has_compiled(&self, constraint: &Constraint) -> bool {
-        self.parts.constraints.keep(constraint)
+        self.parts.constraints.touch(constraint)
     }
 
     /// The state of a constraint before the first token.

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
     /// They are in the grammar, which then cannot be compiled.
-    Kept,
+    Error,
     /// They lose the keywords that are not implemented, else all but their type, else that too.
     Widened,
 }
@@ -141,7 +141,7 @@ pub(super) struct Rules {
 impl Rules {
     pub fn new(quote: u32) -> Self {
         let (text, references) = (String::new(), HashMap::new());
-        Self { text, count: 0, quote, references, json_bytes: 0, depth: 0, refused: Refused::Kept }
+        Self { text, count: 0, quote, references, json_bytes: 0, depth: 0, refused: Refused::Error }
     }
 
     /// The arguments of a tool.
@@ -259,7 +259,7 @@ impl Rules {
             return String::new();
         }
         let whole = with_definitions(schema, root);
-        if self.refused == Refused::Kept || !refuses(&whole) {
+        if self.refused == Refused::Error || !refuses(&whole) {
             return self.json_part(whole);
         }
         // Compiling it took time, which is bounded by the bytes.

@@ -32,7 +32,7 @@ impl Constraint {
     /// # Errors
     /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name that a call can have, or none has the name in `choice`.
     pub fn tool_calls(tokenizer: &Tokenizer, options: &ChatOptions, choice: &CallChoice) -> Result<Self> {
-        calls(tokenizer, options, choice, |_| Refused::Kept)
+        calls(tokenizer, options, choice, |_| Refused::Error)
     }
 
     /// As [`Constraint::tool_calls`], with wider schemas where they cannot be compiled: parts of the schemas of tools that `strict`
@@ -47,7 +47,7 @@ impl Constraint {
         choice: &CallChoice,
         strict: &[String],
     ) -> Result<Self> {
-        let refused = |name: &String| if strict.contains(name) { Refused::Kept } else { Refused::Widened };
+        let refused = |name: &String| if strict.contains(name) { Refused::Error } else { Refused::Widened };
         calls(tokenizer, options, choice, refused)
     }
 

@@ -87,7 +87,7 @@ impl Models {
     /// If the device is out of memory, or the driver fails.
     pub fn fork(&self, sequence: &mut Sequence, len: usize) -> Result<Sequence> {
         let mut passes = self.passes();
-        passes.settle(sequence, len)?;
+        passes.apply_committed(sequence, len)?;
         sequence.fork(passes.workspace.launcher())
     }
 
@@ -97,7 +97,7 @@ impl Models {
     /// # Errors
     /// If the driver fails.
     pub fn read_recurrent(&self, sequence: &mut Sequence, len: usize) -> Result<Vec<f32>> {
-        self.passes().settle(sequence, len)?;
+        self.passes().apply_committed(sequence, len)?;
         sequence.recurrent_mut().map_or(Ok(Vec::new()), |state| state.read())
     }
 

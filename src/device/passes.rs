@@ -356,9 +356,9 @@ impl Passes {
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn settle(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
+    pub fn apply_committed(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
         let both = self.recurrent.as_mut().zip(sequence.recurrent_mut());
-        both.map_or(Ok(()), |(recurrent, state)| recurrent.settle(self.workspace.launcher(), state, len))
+        both.map_or(Ok(()), |(recurrent, state)| recurrent.apply_committed(self.workspace.launcher(), state, len))
     }
 
     /// Whether [`Passes::accept`] was called for the last pass.

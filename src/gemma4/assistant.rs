@@ -1,6 +1,6 @@
 //! The MTP drafter: a small model that reads the target's K and V and its last hidden state.
 
-use super::centroids::{Centroids, CentroidsWanted};
+use super::centroids::{CentroidUsage, Centroids};
 use super::config::{CentroidConfig, TextConfig};
 use super::layer::DecoderLayer;
 use super::pair::check_pair;
@@ -82,7 +82,7 @@ impl Assistant {
         let own = config.centroids.as_ref().filter(|_| match &options.centroids {
             Centroids::Own => true,
             Centroids::None => false,
-            Centroids::Build(build) => build.wanted == CentroidsWanted::IfFaster,
+            Centroids::Build(build) => build.usage == CentroidUsage::IfFaster,
         });
         let head = Head::load(to, &mut projections, text, own, options)?;
         loader.absorb(projections);

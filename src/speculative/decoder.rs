@@ -123,21 +123,21 @@ impl SpeculativeDecoder {
         &mut self,
         ids: &[u32],
         begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<Round<'s>>,
-        wanted: OutputRows,
+        outputs: OutputRows,
         keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
     ) -> Result<()> {
         let round = begin(&mut self.state, ids.len())?;
         if let Some(device) = &self.backend.device {
-            let mut pass = device.pass(ids, &round, wanted)?;
-            let mut output = (wanted != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
+            let mut pass = device.pass(ids, &round, outputs)?;
+            let mut output = (outputs != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
             let keep = keep(output.as_mut())?;
             round.commit(keep);
             return Ok(());
         }
         let mut batch = Batch::of(ids, round)?;
-        let request = Request::of(&batch, wanted);
+        let request = Request::of(&batch, outputs);
         let output = self.backend.model.forward(&mut batch, &request)?;
-        let mut output = (wanted != OutputRows::None).then_some(ForwardOutput::Cpu(output));
+        let mut output = (outputs != OutputRows::None).then_some(ForwardOutput::Cpu(output));
         let keep = keep(output.as_mut())?;
         batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
         Ok(())
@@ -160,12 +160,12 @@ impl Proposing<'_> {
         self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
     }
 
-    /// Leaves the draft as it is if memory is exhausted.
-    fn settle<T>(&mut self, result: Result<T>) -> Result<()> {
+    /// If memory is exhausted, frees that of the draft models and ends the draft where it is.
+    fn handle_out_of_memory<T>(&mut self, result: Result<T>) -> Result<()> {
         match result {
             Err(Error::Memory { .. }) => {
                 self.decoder.drafting.release();
-                self.proposal.wanted = self.proposal.draft.tokens.len();
+                self.proposal.planned_len = self.proposal.draft.tokens.len();
                 Ok(())
             }
             other => other.map(drop),
@@ -180,7 +180,7 @@ impl Proposing<'_> {
         let draft = &mut self.proposal.draft;
         if let Some(readable) = draft.tokens.iter().position(|token| unreadable(*token)) {
             draft.refuse(readable);
-            self.proposal.wanted = readable;
+            self.proposal.planned_len = readable;
         }
     }
 }
@@ -190,7 +190,7 @@ impl Proposing<'_> {
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let draft_alone = |one: &mut Proposing<'_>| {
         let drafted = Error::catch(|| one.draft_alone());
-        one.settle(drafted)
+        one.handle_out_of_memory(drafted)
     };
     let mut done: Vec<_> = proposing.iter_mut().map(draft_alone).collect();
     loop {
@@ -208,12 +208,12 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         }
         for (i, result, time) in step_links(open) {
             let proposal = &mut *proposing[i].proposal;
-            if let Some(drafter) = proposal.whose {
+            if let Some(drafter) = proposal.drafter {
                 let tokens = *result.as_ref().unwrap_or(&0);
                 count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }
             proposal.lengthened(before[i], time);
-            done[i] = proposing[i].settle(result);
+            done[i] = proposing[i].handle_out_of_memory(result);
         }
     }
 }
@@ -320,7 +320,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let round = planned.begin_round(state, ids.len())?;
         batch.push(&ids, round)?;
         let (logits, hidden) =
-            (request.want_logits(first, ids.len(), logits), request.want_hidden(first, ids.len(), hidden));
+            (request.add_logits(first, ids.len(), logits), request.add_hidden(first, ids.len(), hidden));
         request.taps.extend(drafting.reads().taps);
         unfinished.push((drafting, work, rng, ends, logits, hidden));
     }

@@ -12,9 +12,9 @@ use super::chain::Link;
 use super::drafters::OutOfMemory;
 use super::proposal::{Call, count_call};
 use super::{
-    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions,
-    ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal, Reads,
-    RoundResult, Settings, States, Verdict,
+    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
+    DrafterOptions, ForwardOutput, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal,
+    Reads, RoundResult, Settings, States, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -265,14 +265,14 @@ impl Drafting {
         }
         let offer = Offer { context: state.len(), most_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
-        let (mut draft, mut whose, mut wanted) = (Draft::default(), None, 0);
+        let (mut draft, mut chosen, mut planned_len) = (Draft::default(), None, 0);
         if let Plan::Draft { drafter, tokens } = decision.plan {
             draft = found[drafter].clone();
             draft.truncate(tokens);
             let is_model = self.drafters[drafter].cost() == DraftCost::PerToken;
-            (whose, wanted) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
+            (chosen, planned_len) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
         }
-        Ok(Proposal { draft, wanted, decision, calls, whose, found, forced, time: start.elapsed() })
+        Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time: start.elapsed() })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
@@ -357,7 +357,7 @@ impl Drafting {
         timing: &PassTiming,
     ) -> Result<RoundResult> {
         let start = Instant::now();
-        let Proposal { mut draft, decision, calls, whose, found, time: draft_time, .. } = proposal;
+        let Proposal { mut draft, decision, calls, drafter, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
         let (Accepted { count, next }, mut logprobs) =
             output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
@@ -381,13 +381,13 @@ impl Drafting {
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        let verdict = whose.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
+        let verdict = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
         self.observe(timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
         // A draft cut by the end of the text says nothing about the drafts after the cut.
-        let judged = if accepted < count { accepted } else { drafted };
-        let verified = whose.map(|drafter| Judged { drafter, drafted: judged, accepted });
+        let compared = if accepted < count { accepted } else { drafted };
+        let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: compared, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
         Ok(RoundResult {
@@ -397,7 +397,7 @@ impl Drafting {
             accepted,
             decision,
             calls,
-            drafter: whose,
+            drafter,
             last,
             position,
             hidden_l2,
@@ -440,7 +440,7 @@ impl Drafting {
         &mut self,
         calls: &[Call],
         found: &[Draft],
-        verified: Option<Judged>,
+        verified: Option<DraftOutcome>,
         (rows, tokens): (usize, &[u32]),
         timing: &PassTiming,
         accept_time: Duration,
@@ -448,7 +448,7 @@ impl Drafting {
         let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
         let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
         let found: Vec<_> = found
-            .map(|(drafter, found)| Judged {
+            .map(|(drafter, found)| DraftOutcome {
                 drafter,
                 drafted: found.tokens.len().min(tokens.len()),
                 accepted: found.tokens.iter().zip(tokens).take_while(|(found, token)| found == token).count(),

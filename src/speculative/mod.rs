@@ -43,7 +43,7 @@ pub use drafters::{
 };
 pub use pipeline::{Cancel, Pending};
 pub use planner::{
-    BlockSize, Costs, Decision, Estimate, Judged, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
+    BlockSize, Costs, Decision, DraftOutcome, Estimate, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
     Planner, Reason, Tuning,
 };
 pub use statistics::{DrafterStats, SpeculationStats};

@@ -1,8 +1,8 @@
 //! The planner's rules, case by case.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Judged, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
-    Planner, Reason,
+    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Machine, MtpPreset, Observation, Offer, Offered, Others,
+    Plan, Planner, Reason,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -52,22 +52,22 @@ fn lookups_are_used_as_far_as_they_are_good() {
 
 /// An unused prompt lookup drafter is scored by the text that the model writes.
 #[test]
-fn lookups_are_judged_without_being_used() {
-    let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
+fn lookups_are_observed_without_being_used() {
+    let machine = Simulation::new("compared", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 200, &mut rng);
     let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
     let lookup = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
     let mut plan_after = |accepted: usize| {
         for _ in 0..20 {
-            let found = [Judged { drafter: LOOKUP, drafted: 4, accepted }];
+            let found = [DraftOutcome { drafter: LOOKUP, drafted: 4, accepted }];
             planner.observe(&Observation {
                 context: 200,
                 rows: 4,
                 others: Others::default(),
                 verify_ms: machine.verify[3],
                 steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
-                verified: Some(Judged { drafter: MODEL, drafted: 3, accepted: 3 }),
+                verified: Some(DraftOutcome { drafter: MODEL, drafted: 3, accepted: 3 }),
                 found: &found,
                 emitted: 4,
             });

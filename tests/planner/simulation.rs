@@ -1,7 +1,7 @@
 //! Simulated machines: tables of round costs and acceptance rates, with noise, and the planner's rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Judged, Observation, Offer, Offered, Others, Plan, Planner, Reason,
+    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Observation, Offer, Offered, Others, Plan, Planner, Reason,
     Tuning,
 };
 use rand::Rng;
@@ -203,16 +203,19 @@ impl Simulation {
         let count = drafter.map_or(0, |drafter| accepted(drafter, drafted));
         let emitted = count + 1;
         let ms = self.verify[drafted] + steps as f64 * self.step;
-        let judged =
-            Judged { drafter: LOOKUP, drafted: found.min(emitted), accepted: accepted(LOOKUP, found.min(emitted)) };
+        let outcome = DraftOutcome {
+            drafter: LOOKUP,
+            drafted: found.min(emitted),
+            accepted: accepted(LOOKUP, found.min(emitted)),
+        };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             others: Others::default(),
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
-            verified: drafter.map(|drafter| Judged { drafter, drafted, accepted: count }),
-            found: if found > 0 { std::slice::from_ref(&judged) } else { &[] },
+            verified: drafter.map(|drafter| DraftOutcome { drafter, drafted, accepted: count }),
+            found: if found > 0 { std::slice::from_ref(&outcome) } else { &[] },
             emitted,
         });
         Round { plan, reason: decision.reason, expected, emitted, ms }

@@ -14,7 +14,7 @@ use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observ
 pub struct NgramModOptions {
     /// Tokens per key. Default: 16.
     pub n: usize,
-    /// Minimum length of a draft. Default: 2; the planner judges whether a short draft pays off.
+    /// Minimum length of a draft. Default: 2; the planner decides whether a short draft pays off.
     pub min: usize,
     /// Maximum tokens drafted. Default: 64.
     pub max: usize,

@@ -157,16 +157,16 @@ pub struct Observation<'a> {
     /// The model that drafted, the number of tokens requested and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
-    pub verified: Option<Judged>,
+    pub verified: Option<DraftOutcome>,
     /// Prompt lookup drafts, verified or not, up to the number of emitted tokens.
-    pub found: &'a [Judged],
+    pub found: &'a [DraftOutcome],
     /// Tokens emitted.
     pub emitted: usize,
 }
 
 /// A draft, and how much of it the target's tokens confirm.
 #[derive(Clone, Copy, Debug)]
-pub struct Judged {
+pub struct DraftOutcome {
     /// The drafter.
     pub drafter: usize,
     /// Tokens that were verified, or compared with emitted tokens.

@@ -339,10 +339,10 @@ impl Drafter for DeviceNextN {
         if self.held.end != seen.first {
             self.restart(seen.first);
         }
-        let kept = if self.unread() < seen.first { self.held.start } else { seen.first };
+        let begin = if self.unread() < seen.first { self.held.start } else { seen.first };
         // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
         let behind_prompt = seen.tokens.len() == end;
-        if !behind_prompt && end - kept <= MOST_UNREAD {
+        if !behind_prompt && end - begin <= MOST_UNREAD {
             return self.hold(seen.first..end, states);
         }
         self.free_rows(end - 1 - self.unread());

@@ -125,12 +125,12 @@ impl DraftChain for DraftModel {
 
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
         // A model with a shorter context than the target's stops drafting at its end.
-        let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
+        let left = self.state.kv().max_context().saturating_sub(context.tokens.len());
         if self.state.len() != self.read.len() {
             // It has another text's rows: there was no memory for a new state.
             return Ok(ChainStep::End);
         }
-        if draft.tokens.len() >= room.min(self.state.kv().max_round_rows()) {
+        if draft.tokens.len() >= left.min(self.state.kv().max_round_rows()) {
             return Ok(ChainStep::End);
         }
         self.reading.clear();

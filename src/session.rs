@@ -155,7 +155,7 @@ impl Session {
         let backend = Backend { device, ..from.backend.clone() };
         let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
         let to = fork.decoder().0;
-        from.drafting.bequeath(&mut to.drafting);
+        from.drafting.fork_drafters(&mut to.drafting);
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = from.drafting.newest.clone();
         Ok(fork)

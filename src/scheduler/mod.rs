@@ -253,14 +253,14 @@ impl Scheduler {
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (Others::default(), 0);
-        let (goes_on, mut starved) = (done.iter().any(|(.., done)| done.is_ok()), None);
+        let (any_done, mut out_of_memory) = (done.iter().any(|(.., done)| done.is_ok()), None);
         for (id, counts, work, done) in done {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
             let Slot { session, run, waits, .. } = slot;
             let done = match (done, work) {
                 (Err(error @ Error::Memory { .. }), Some(work)) => {
                     run.put_back(work);
-                    (*waits, starved) = (true, Some(error));
+                    (*waits, out_of_memory) = (true, Some(error));
                     continue;
                 }
                 (done, _) => done,
@@ -289,7 +289,7 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
-        if let Some(error) = starved.filter(|_| !goes_on) {
+        if let Some(error) = out_of_memory.filter(|_| !any_done) {
             events.extend(self.end_newest(error));
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());

@@ -30,7 +30,7 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     /// Options of the drafters; `None` if one of them had no memory: the next generation makes all anew.
     list: Option<Vec<DrafterOptions>>,
-    inherited: Vec<(DrafterOptions, Box<dyn Drafter>)>, // by a fork, until its drafters are made
+    forked: Vec<(DrafterOptions, Box<dyn Drafter>)>, // from the session that this is a fork of, until drafters are made
     planner: Planner,
     settings: Settings,
     rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
@@ -51,7 +51,7 @@ impl Drafting {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
         let (tokens, drafters, list) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
-        Self { tokens, newest: None, drafters, list, inherited: Vec::new(), planner, settings, rng, failed: None }
+        Self { tokens, newest: None, drafters, list, forked: Vec::new(), planner, settings, rng, failed: None }
     }
 
     /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model whose K and V do
@@ -69,7 +69,7 @@ impl Drafting {
         }
         let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
         for options in &list {
-            let drafter = self.take_inherited(options).map_or_else(|| new(options), Ok);
+            let drafter = self.take_forked(options).map_or_else(|| new(options), Ok);
             drafters.push(match drafter {
                 Err(error @ Error::Memory { .. }) => {
                     tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
@@ -83,23 +83,23 @@ impl Drafting {
         Ok(())
     }
 
-    /// Passes copies of the drafters to a fork, with their state; also of those inherited, if no generation has begun since.
-    pub fn bequeath(&self, to: &mut Self) {
-        let inherited = self.inherited.iter().map(|(options, drafter)| (options, drafter));
-        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(inherited);
-        to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
+    /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no generation has begun since.
+    pub fn fork_drafters(&self, to: &mut Self) {
+        let forked = self.forked.iter().map(|(options, drafter)| (options, drafter));
+        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(forked);
+        to.forked = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
     }
 
-    /// The inherited drafter with these options, if there is one.
-    fn take_inherited(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
-        let index = self.inherited.iter().position(|(of, _)| of == options)?;
-        Some(self.inherited.swap_remove(index).1)
+    /// The forked drafter with these options, if there is one.
+    fn take_forked(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
+        let index = self.forked.iter().position(|(of, _)| of == options)?;
+        Some(self.forked.swap_remove(index).1)
     }
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
         // They do not observe this generation.
-        self.inherited.clear();
+        self.forked.clear();
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
         self.planner = planner(&costs);
         self.settings = settings;
@@ -170,8 +170,8 @@ impl Drafting {
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.newest = None;
-        let inherited = self.inherited.iter_mut().map(|(_, drafter)| drafter);
-        self.drafters.iter_mut().chain(inherited).for_each(|drafter| drafter.truncate(len));
+        let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
+        self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
     }
 
     /// Frees the memory of models that draft, which then draft nothing until the next generation: drafts change the speed, never

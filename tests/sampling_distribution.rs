@@ -467,8 +467,8 @@ impl Pair {
         }
         // Mixtures, by a planner with real times, and drafted ahead.
         let lookups = [
-            DrafterOptions::NgramMapK(NgramMapOptions { n: 1, m: 3, min_hits: 1 }),
-            DrafterOptions::NgramSimple(NgramSimpleOptions { n: 1, m: 2 }),
+            DrafterOptions::NgramMapK(NgramMapOptions { ngram_len: 1, max_draft_tokens: 3, min_hits: 1 }),
+            DrafterOptions::NgramSimple(NgramSimpleOptions { ngram_len: 1, max_draft_tokens: 2 }),
         ];
         let mixture = Vec::from_iter(lookups.into_iter().chain([DrafterOptions::Mtp]));
         for (n, (drafters, block, pipeline)) in (3..).zip([

@@ -84,7 +84,7 @@ impl Session {
     /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one starts: a drafter has the cache
     /// then.
     pub fn kv(&self) -> &KvCache {
-        self.at_rest().state.kv()
+        self.idle().state.kv()
     }
 
     /// Bytes allocated for K and V, on the host or on a device.
@@ -92,7 +92,7 @@ impl Session {
     /// # Panics
     /// As [`Session::kv`].
     pub fn kv_bytes(&self) -> usize {
-        let decoder = self.at_rest();
+        let decoder = self.idle();
         decoder.backend.bytes(&decoder.state)
     }
 
@@ -101,10 +101,10 @@ impl Session {
     /// # Panics
     /// As [`Session::kv`].
     pub fn tokens(&self) -> &[u32] {
-        &self.at_rest().drafting.tokens
+        &self.idle().drafting.tokens
     }
 
-    fn at_rest(&self) -> &SpeculativeDecoder {
+    fn idle(&self) -> &SpeculativeDecoder {
         match &self.place {
             Place::Idle(decoder) | Place::Drafted(decoder, _) => decoder,
             Place::Drafting(_) | Place::Transient => {
@@ -322,13 +322,14 @@ impl Engine {
     /// Opens a session: an empty cache for one sequence.
     ///
     /// # Errors
-    /// If an option is out of its range.
+    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Device`] if the device has
+    /// no kernels for a K/V format, or fails.
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
         Session::new(self.clone(), options)
     }
 }
 
-/// Counts and times of one generation.
+/// Counts and times of a generation, or the sums of several: see [`Statistics::add`].
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// Generations counted. The first token of each comes from the prompt's pass, not from a round.

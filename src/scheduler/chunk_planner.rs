@@ -32,7 +32,7 @@ pub(crate) struct ChunkPlanner {
 struct Recent(VecDeque<f64>);
 
 impl ChunkPlanner {
-    /// Passes with chunks take `slowdown` times as long as those without.
+    /// Passes with chunks take at most `slowdown` times as long as those without, unless [`STEP`] rows take longer.
     pub fn new(slowdown: f64) -> Self {
         Self { slowdown, usual: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
     }

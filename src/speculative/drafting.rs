@@ -242,7 +242,7 @@ impl Drafting {
         let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
         let order = self.settings.order;
-        let Some(mut drafting) = self.at_work(state, &forced) else { return Ok(Proposal::nothing()) };
+        let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing()) };
         let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
             let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
@@ -276,7 +276,7 @@ impl Drafting {
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
-    fn at_work<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
+    fn drafting_context<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
         let context = Context {
             tokens: &self.tokens,
             hidden: &self.newest.as_ref()?.hidden,
@@ -298,7 +298,7 @@ impl Drafting {
         cancel: &Cancel,
     ) -> Option<Link<'a>> {
         let drafter = proposal.incomplete(cancel)?;
-        let DraftingContext { context, drafters, constraint, rng } = self.at_work(state, &proposal.forced)?;
+        let DraftingContext { context, drafters, constraint, rng } = self.drafting_context(state, &proposal.forced)?;
         let chain = drafters[drafter].chain()?;
         Some(Link { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
     }
@@ -318,7 +318,7 @@ impl Drafting {
         {
             let start = Instant::now();
             let Proposal { draft, calls, forced, .. } = &mut *proposal;
-            let Some(mut drafting) = self.at_work(state, forced) else { break };
+            let Some(mut drafting) = self.drafting_context(state, forced) else { break };
             let before = draft.tokens.len();
             drafting.draft(drafter, before + 1, draft, calls)?;
             proposal.lengthened(before, start.elapsed());

@@ -241,7 +241,7 @@ fn streaks_fall_to_lookup() {
 
 #[test]
 fn costs_are_saved_and_loaded() {
-    let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let own = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
     let mut costs = Costs::new(own.clone());
     for (rows, ms) in [(1, 4.0), (2, 4.2), (4, 5.0), (8, 7.0)] {
         (0..9).for_each(|_| costs.verified(600, rows, ms));
@@ -269,7 +269,7 @@ fn costs_are_saved_and_loaded() {
 /// Out-of-range values in a file are rejected by name; all other values can be planned with.
 #[test]
 fn costs_out_of_range_are_refused() {
-    let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let own = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("costs.json");
     let load = |verify: &str, draft: &str| {

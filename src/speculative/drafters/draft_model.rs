@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// Runs the model over emitted tokens, whose rows it keeps, and over its own draft, whose rows it drops.
 ///
 /// The draft is recomputed for every token added to it, staged and dropped: rows of a batch cost little compared to reading the
-/// weights, which happens once either way. Keeping the draft's rows and rolling them back would need a cache that can be
-/// truncated after a commit.
+/// weights, which happens once either way. Committing the draft's rows would need [`SequenceState::rewind`] after every rejected
+/// draft: a recurrent state cannot be rewound, and a sliding window only by the rows of one round.
 pub struct DraftModel {
     model: Arc<ChainedModel>,
     state: SequenceState,

@@ -152,7 +152,7 @@ pub struct Observation<'a> {
     pub rows: usize,
     /// Other sequences in the pass.
     pub others: Others,
-    /// Milliseconds of the verification, for the whole batch.
+    /// Milliseconds of the whole batch's pass and of this sequence's acceptance.
     pub verify_ms: f64,
     /// The model that drafted, the number of tokens requested and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,

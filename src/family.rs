@@ -27,12 +27,12 @@ pub(crate) struct Loaded {
 }
 
 /// A target, and its weights on a device.
-pub(crate) type OnDeviceTarget = (Loaded, DeviceModels);
+pub(crate) type LoadedOnDevice = (Loaded, DeviceModels);
 
 /// A model family.
 struct Family {
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
-    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
+    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<LoadedOnDevice>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
     /// Contents of the Hugging Face directory for a GGUF checkpoint.
@@ -80,7 +80,7 @@ pub(crate) fn load_to_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     device: &dyn Device,
-) -> Result<OnDeviceTarget> {
+) -> Result<LoadedOnDevice> {
     (of(checkpoint)?.load_to_device)(checkpoint, options, device)
 }
 
@@ -148,7 +148,7 @@ fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
     gemma4::Target::load(checkpoint, options).map(loaded_gemma4)
 }
 
-fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
     let config = checkpoint.target_config()?;
     check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
     let (target, weights) = gemma4::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
@@ -170,7 +170,7 @@ fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
     qwen35::Target::load(checkpoint, options).map(loaded_qwen35)
 }
 
-fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;

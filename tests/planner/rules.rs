@@ -7,7 +7,7 @@ use foretoken::speculative::{
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::simulation::{LOOKUP, Lookup, MODEL, Round, Simulation, linear, mean, rate};
+use crate::simulation::{LOOKUP, Lookup, MODEL, SimulatedRound, Simulation, linear, mean, rate};
 
 /// Drift of the machine's speed neither changes the block nor counts as a loss.
 #[test]
@@ -194,9 +194,9 @@ fn a_context_length_is_measured_for_itself() {
     let far = Simulation::new("long", |rows| rows as f64, 0.05, &[0.6]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(5), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 300, &mut rng);
-    let drafted = |rounds: &[Round]| rounds.iter().filter(|round| round.plan != Plan::Plain).count();
+    let drafted = |rounds: &[SimulatedRound]| rounds.iter().filter(|round| round.plan != Plan::Plain).count();
     let near = drafted(&machine.run(&mut planner, 100, &mut rng));
-    let mut at = |simulation: &Simulation, context, rounds| -> Vec<Round> {
+    let mut at = |simulation: &Simulation, context, rounds| -> Vec<SimulatedRound> {
         (0..rounds).map(|_| simulation.round(&mut planner, context, &mut rng, &mut |_, _| None)).collect()
     };
     at(&far, 5000, 100);

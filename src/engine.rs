@@ -86,7 +86,7 @@ impl Engine {
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
         let machine = Machine {
-            isa: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
+            processor: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
             threads,
             step_bytes: model.step_cost().bytes,
             step_multiply_adds: model.step_cost().multiply_adds,
@@ -128,8 +128,12 @@ impl Engine {
     pub fn from_model(model: Arc<dyn Model>, threads: usize) -> Result<Self> {
         let isa = Isa::best();
         let cost = model.step_cost();
-        let machine =
-            Machine { isa: isa.name().into(), threads, step_bytes: cost.bytes, step_multiply_adds: cost.multiply_adds };
+        let machine = Machine {
+            processor: isa.name().into(),
+            threads,
+            step_bytes: cost.bytes,
+            step_multiply_adds: cost.multiply_adds,
+        };
         let sources = Sources {
             model,
             gemma4: None,
@@ -241,7 +245,7 @@ impl Engine {
     /// Whether a constraint is compiled and cached, so that [`Engine::compile`] returns at once. It is then the last to be evicted
     /// from the cache.
     pub fn has_compiled(&self, constraint: &Constraint) -> bool {
-        self.parts.constraints.keep(constraint)
+        self.parts.constraints.touch(constraint)
     }
 
     /// The state of a constraint before the first token.

@@ -7,7 +7,7 @@ use crate::checkpoint::convert::gemma4::{description, directory as gemma4_direct
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
-use crate::device::{Device, DeviceModels, OnDevice, check_head_dims};
+use crate::device::{Device, DeviceDestination, DeviceModels, check_head_dims};
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
 use crate::verify::expected::{self, Implied};
@@ -27,12 +27,12 @@ pub(crate) struct Loaded {
 }
 
 /// A target, and its weights on a device.
-pub(crate) type OnDeviceTarget = (Loaded, DeviceModels);
+pub(crate) type LoadedOnDevice = (Loaded, DeviceModels);
 
 /// A model family.
 struct Family {
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
-    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
+    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<LoadedOnDevice>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
     /// Contents of the Hugging Face directory for a GGUF checkpoint.
@@ -84,7 +84,7 @@ pub(crate) fn load_to_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     device: &dyn Device,
-) -> Result<OnDeviceTarget> {
+) -> Result<LoadedOnDevice> {
     (of(checkpoint)?.load_to_device)(checkpoint, options, device)
 }
 
@@ -157,10 +157,10 @@ fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
     gemma4::Target::load(checkpoint, options).map(loaded_gemma4)
 }
 
-fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
     let config = checkpoint.target_config()?;
     check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
-    let (target, weights) = gemma4::Target::load_to(&OnDevice(device), checkpoint, options)?;
+    let (target, weights) = gemma4::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
     Ok((loaded_gemma4(target), DeviceModels { target: Box::new(weights), nextn: None }))
 }
 
@@ -179,11 +179,11 @@ fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
     qwen35::Target::load(checkpoint, options).map(loaded_qwen35)
 }
 
-fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
-    let to = OnDevice(device);
+    let to = DeviceDestination(device);
     let (target, weights) = qwen35::Target::load_to(&to, checkpoint, options)?;
     let models = weights.models(&target, &to)?;
     Ok((loaded_qwen35(target), models))

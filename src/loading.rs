@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions};
-use crate::device::{Device, DeviceChoice, DeviceModels, DeviceNextnHead, Models, OnDevice};
+use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, Models};
 use crate::family::{self, Loaded};
 use crate::gemma4::{Assistant, Target};
 use crate::options::EngineOptions;
@@ -81,7 +81,8 @@ fn read(
         let read = match device {
             None => Assistant::load(&checkpoint, target, load.clone())?,
             Some(device) => {
-                let (read, model) = Assistant::load_to(&OnDevice(&**device), &checkpoint, target.config(), load)?;
+                let (read, model) =
+                    Assistant::load_to(&DeviceDestination(&**device), &checkpoint, target.config(), load)?;
                 assistant_model = Some((model, read.donors().to_vec()));
                 read
             }

@@ -218,7 +218,7 @@ impl<H: NextnHead> ChainModel for H {
 }
 
 /// The error for using weights on the CPU that are on a device.
-pub(crate) fn on_device(model: &str) -> Error {
+pub(crate) fn weights_on_device(model: &str) -> Error {
     let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
     Error::argument("device", problem)
 }
@@ -262,8 +262,8 @@ impl Request {
         let mut request = Self::default();
         let mut first = 0;
         for round in batch.rounds() {
-            request.want_logits(first, round.rows(), outputs);
-            request.want_hidden(first, round.rows(), outputs);
+            request.add_logits(first, round.rows(), outputs);
+            request.add_hidden(first, round.rows(), outputs);
             first += round.rows();
         }
         request
@@ -271,12 +271,12 @@ impl Request {
 
     /// Adds the logits of the `outputs` rows of a segment of `rows` rows from `first` on; returns their rows in
     /// [`Output::logits`].
-    pub(crate) fn want_logits(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
+    pub(crate) fn add_logits(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
         add(&mut self.logits, first, rows, outputs)
     }
 
     /// The same for hidden states.
-    pub(crate) fn want_hidden(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
+    pub(crate) fn add_hidden(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
         add(&mut self.hidden, first, rows, outputs)
     }
 

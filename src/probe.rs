@@ -14,7 +14,7 @@ use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::speculative::{ForwardOutput, OnDevice};
+use crate::speculative::{DeviceSequence, ForwardOutput};
 use crate::{Error, Result};
 
 /// Peak read bandwidth of the engine's device in GB/s; `None` on the CPU.
@@ -171,7 +171,7 @@ impl Probe {
         engine.run(|| {
             let start = Instant::now();
             match &decoder.backend.device {
-                Some(OnDevice { models, sequence }) => {
+                Some(DeviceSequence { models, sequence }) => {
                     draft_greedily(models, sequence, (last, committed.position()), tokens)?;
                 }
                 None => {

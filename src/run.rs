@@ -12,8 +12,8 @@ use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, Others, Path, Proposal, Round, Snapshot, SpeculationStats, SpeculativeDecoder, Step,
-    Tracer, Work, run_pass,
+    Cancel, DecodeState, Done, Others, Path, Proposal, RoundResult, Snapshot, SpeculationStats, SpeculativeDecoder,
+    Step, Tracer, Work, run_pass,
 };
 use crate::stop::{FinishReason, TextEnd};
 use crate::tokenizer::Tokenizer;
@@ -216,7 +216,13 @@ impl Run {
         self.piece(session, (tokens, 0), logprobs).map(Some)
     }
 
-    fn take_round(&mut self, session: &mut Session, round: Round, path: Path, wait: Option<Duration>) -> Result<Piece> {
+    fn take_round(
+        &mut self,
+        session: &mut Session,
+        round: RoundResult,
+        path: Path,
+        wait: Option<Duration>,
+    ) -> Result<Piece> {
         let engine = session.engine.clone();
         let wait = wait.unwrap_or(round.draft_time);
         self.statistics.count(&round, wait);

@@ -14,8 +14,9 @@ use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DrafterOptions, Drafters, NgramCache, OnDevice, Order, Others, Pending, Planner, Proposal,
-    Round, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    Backend, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner,
+    Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all,
+    count_at,
 };
 use crate::{Error, Result};
 
@@ -48,7 +49,7 @@ impl Session {
         let (state, device) = match &engine.parts.models {
             Some(models) => {
                 let (sequence, context) = models.sequence(&options.kv, model.max_position_embeddings())?;
-                let device = OnDevice { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
+                let device = DeviceSequence { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
                 // The rows are on the device; this state only counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 (model.new_state(&counted, &PagePool::new(None))?, Some(device))
@@ -83,7 +84,7 @@ impl Session {
     /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one starts: a drafter has the cache
     /// then.
     pub fn kv(&self) -> &KvCache {
-        self.at_rest().state.kv()
+        self.idle().state.kv()
     }
 
     /// Bytes allocated for K and V, on the host or on a device.
@@ -91,7 +92,7 @@ impl Session {
     /// # Panics
     /// As [`Session::kv`].
     pub fn kv_bytes(&self) -> usize {
-        let decoder = self.at_rest();
+        let decoder = self.idle();
         decoder.backend.bytes(&decoder.state)
     }
 
@@ -100,10 +101,10 @@ impl Session {
     /// # Panics
     /// As [`Session::kv`].
     pub fn tokens(&self) -> &[u32] {
-        &self.at_rest().drafting.tokens
+        &self.idle().drafting.tokens
     }
 
-    fn at_rest(&self) -> &SpeculativeDecoder {
+    fn idle(&self) -> &SpeculativeDecoder {
         match &self.place {
             Place::Idle(decoder) | Place::Drafted(decoder, _) => decoder,
             Place::Drafting(_) | Place::Transient => {
@@ -154,7 +155,7 @@ impl Session {
         let backend = Backend { device, ..from.backend.clone() };
         let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
         let to = fork.decoder().0;
-        from.drafting.bequeath(&mut to.drafting);
+        from.drafting.fork_drafters(&mut to.drafting);
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = from.drafting.newest.clone();
         Ok(fork)
@@ -177,7 +178,7 @@ impl Session {
     /// As [`Session::fork`], or if the page tables on a device do not hold the context of `like`.
     pub(crate) fn fork_like(&mut self, like: &Self) -> Result<Self> {
         let (needed, device) = (like.kv().max_context(), &self.decoder().0.backend.device);
-        if let Some(limit) = device.as_ref().map(OnDevice::context).filter(|limit| *limit < needed) {
+        if let Some(limit) = device.as_ref().map(DeviceSequence::context).filter(|limit| *limit < needed) {
             return Err(Error::Context { needed, limit });
         }
         let mut fork = self.fork()?;
@@ -321,13 +322,14 @@ impl Engine {
     /// Opens a session: an empty cache for one sequence.
     ///
     /// # Errors
-    /// If an option is out of its range.
+    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Device`] if the device has
+    /// no kernels for a K/V format, or fails.
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
         Session::new(self.clone(), options)
     }
 }
 
-/// Counts and times of one generation.
+/// Counts and times of a generation, or the sums of several: see [`Statistics::add`].
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// Generations counted. The first token of each comes from the prompt's pass, not from a round.
@@ -386,7 +388,7 @@ impl Statistics {
         self.speculation.add(&other.speculation);
     }
 
-    pub(crate) fn count(&mut self, round: &Round, wait: Duration) {
+    pub(crate) fn count(&mut self, round: &RoundResult, wait: Duration) {
         let drafted = round.draft.tokens.len();
         self.rounds += 1;
         self.drafted += drafted;

@@ -41,7 +41,8 @@ struct Header {
     value: String,
     exact: (usize, usize, String),
     layers: Vec<(usize, String, String)>,
-    keys_of_values_derived: bool,
+    #[serde(rename = "keys_of_values_derived")]
+    recomputes_keys: bool,
     max_context: usize,
     max_round_rows: usize,
     /// Committed positions.
@@ -75,7 +76,7 @@ impl Session {
             value: options.value.to_string(),
             exact: (options.exact.head, options.exact.tail, KvFormat::from(options.exact.element).to_string()),
             layers: options.layers.iter().map(|f| (f.layer, f.key.to_string(), f.value.to_string())).collect(),
-            keys_of_values_derived: options.k_eq_v == KEqV::Derived,
+            recomputes_keys: options.k_eq_v == KEqV::Recomputed,
             max_context: kv.max_context(),
             max_round_rows: kv.max_round_rows(),
             len: kv.len(),
@@ -264,8 +265,8 @@ impl Header {
             value: self.value.parse()?,
             exact: ExactZones { head: self.exact.0, tail: self.exact.1, element },
             layers: layers?,
-            k_eq_v: match self.keys_of_values_derived {
-                true => KEqV::Derived,
+            k_eq_v: match self.recomputes_keys {
+                true => KEqV::Recomputed,
                 false => KEqV::Stored,
             },
             max_context: Some(self.max_context),

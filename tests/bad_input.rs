@@ -537,7 +537,7 @@ fn speculation_options() {
     let mut foreign = NgramCache::default();
     foreign.learn(&[1, 2, 512], 0, 2);
     let foreign = NgramCacheOptions { corpus: Some(Arc::new(foreign)), ..NgramCacheOptions::default() };
-    let zero = DrafterOptions::NgramSimple(NgramSimpleOptions { n: 0, m: 4 });
+    let zero = DrafterOptions::NgramSimple(NgramSimpleOptions { ngram_len: 0, max_draft_tokens: 4 });
     let drafters = |drafters| with(SpeculationOptions { drafters, ..SpeculationOptions::default() });
     let simulated = |chance| GenerateOptions { simulate_acceptance: chance, ..GenerateOptions::default() };
     for (options, about) in [

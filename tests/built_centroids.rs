@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use foretoken::gemma4::{BuildCentroids, CentroidConfig, Centroids, CentroidsWanted};
+use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation};
 use safetensors::SafeTensors;
 
@@ -32,7 +32,7 @@ fn written(centroids: Centroids) -> (Vec<u32>, f64) {
 
 fn built(num_centroids: usize, top_k: usize, cache: Option<&Path>) -> Centroids {
     let sizes = CentroidConfig { num_centroids, top_k };
-    Centroids::Build(BuildCentroids { sizes, cache: cache.map(Path::to_owned), wanted: CentroidsWanted::Always })
+    Centroids::Build(BuildCentroids { sizes, cache: cache.map(Path::to_owned), usage: CentroidUsage::Always })
 }
 
 #[test]

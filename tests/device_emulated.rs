@@ -873,13 +873,13 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     let claims = "\"max_round_rows\":9999999999999999";
     refused(&[&whole[..at], claims.as_bytes(), &whole[at + header.len()..]].concat(), "session");
     // Memory for a session's workspaces, not for its pages.
-    let rooms = {
+    let session_bytes = {
         let before = pair.machine.used();
         let _session = pair.device.session(&exact(ElementType::F32)).expect("a session");
         pair.machine.used() - before
     };
     std::fs::write(&path, &whole).expect("a file");
-    let taken = pair.machine.fill(rooms + 100_000);
+    let taken = pair.machine.fill(session_bytes + 100_000);
     let error = pair.device.load_session(&path).err().expect("no memory").to_string();
     assert!(error.contains("out of memory") || error.contains(" available"), "{error}");
     pair.machine.empty(taken);

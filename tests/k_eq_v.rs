@@ -19,10 +19,10 @@ fn options(format: KvFormat, k_eq_v: KEqV) -> KvOptions {
 
 #[test]
 fn logits_are_those_of_stored_keys() {
-    on_every_isa(derived_keys_are_stored_keys);
+    on_every_isa(recomputed_keys_are_stored_keys);
 }
 
-fn derived_keys_are_stored_keys(isa: Isa) {
+fn recomputed_keys_are_stored_keys(isa: Isa) {
     let mut tried = 0;
     for case in cases::all() {
         let target = case.target(isa);
@@ -37,17 +37,17 @@ fn derived_keys_are_stored_keys(isa: Isa) {
             let output = pass(&target, &mut kv, &ids, OutputRows::All);
             (values(&output.logits), kv.bytes_per_token())
         };
-        let (derived, small) = logits(ElementType::F32, KEqV::Derived);
+        let (recomputed, small) = logits(ElementType::F32, KEqV::Recomputed);
         let (stored, large) = logits(ElementType::F32, KEqV::Stored);
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert!(bits(&derived) == bits(&stored), "{}: the bits differ in f32", case.name);
+        assert!(bits(&recomputed) == bits(&stored), "{}: the bits differ in f32", case.name);
         assert!(small < large, "{}: {small} of {large} bytes per token", case.name);
         // K computed from rounded V has the error of rounded K.
         for (element, rounding) in [(ElementType::F16, 1.0), (ElementType::Bf16, 8.0)] {
-            let derived = max_difference(&logits(element, KEqV::Derived).0, &stored);
+            let recomputed = max_difference(&logits(element, KEqV::Recomputed).0, &stored);
             let twice = max_difference(&logits(element, KEqV::Stored).0, &stored);
             let bound = (4.0 * twice).max(2e-3 * rounding);
-            assert!(derived <= bound, "{}: {element:?}: {derived} against {twice}", case.name);
+            assert!(recomputed <= bound, "{}: {element:?}: {recomputed} against {twice}", case.name);
         }
     }
     assert!(tried >= 2, "two fixtures have such layers");
@@ -121,7 +121,7 @@ fn quantized_values_serve_as_both(isa: Isa) {
     let (exact, _) = model.attend(&f32, rounds);
     for format in CodeFormat::ALL.map(KvFormat::from).into_iter().step_by(stride) {
         let run = |k_eq_v| model.attend(&options(format, k_eq_v), rounds);
-        let ((once, small), (twice, large)) = (run(KEqV::Derived), run(KEqV::Stored));
+        let ((once, small), (twice, large)) = (run(KEqV::Recomputed), run(KEqV::Stored));
         let (once, twice) = (relative_error(&once, &exact), relative_error(&twice, &exact));
         println!("{format}: {small} of {large} bytes per token, errors {once:.1e} and {twice:.1e}");
         assert!(once < 1.3 * twice + 1e-3, "{format}: error {once} with shared codes, {twice} with two sets");
@@ -138,7 +138,7 @@ fn chunks_do_not_change_bits() {
 fn bits_are_of_own_keys(isa: Isa) {
     let model = Model::new(isa);
     for format in [KvFormat::Quantized(CodeFormat::Tqc5), KvFormat::Exact(ElementType::F16)] {
-        let options = options(format, KEqV::Derived);
+        let options = options(format, KEqV::Recomputed);
         let (whole, _) = model.attend(&options, &[300, 100]);
         let (chunks, _) = model.attend(&options, &[100, 100, 99, 1, 1, 16, 7, 76]);
         let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();

@@ -41,17 +41,20 @@ fn verdict(drafted: usize, accepted: usize) -> Option<Verdict> {
 }
 
 fn map(n: usize, m: usize, min_hits: usize) -> NgramMapOptions {
-    NgramMapOptions { n, m, min_hits }
+    NgramMapOptions { ngram_len: n, max_draft_tokens: m, min_hits }
 }
 
 /// Every drafter with short keys.
 fn all() -> Vec<Box<dyn Drafter>> {
     vec![
-        Box::new(NgramSimple::new(NgramSimpleOptions { n: 3, m: 6 })),
+        Box::new(NgramSimple::new(NgramSimpleOptions { ngram_len: 3, max_draft_tokens: 6 })),
         Box::new(NgramMapK::new(map(3, 6, 1))),
         Box::new(NgramMapK4v::new(map(3, 6, 1))),
-        Box::new(NgramMod::new(NgramModOptions { n: 3, min: 1, max: 6 }, Arc::new(NgramPool::default()))),
-        Box::new(NgramCacheDrafter::new(NgramCacheOptions { max: 6, ..NgramCacheOptions::default() })),
+        Box::new(NgramMod::new(
+            NgramModOptions { ngram_len: 3, min_draft_tokens: 1, max_draft_tokens: 6 },
+            Arc::new(NgramPool::default()),
+        )),
+        Box::new(NgramCacheDrafter::new(NgramCacheOptions { max_draft_tokens: 6, ..NgramCacheOptions::default() })),
     ]
 }
 
@@ -114,7 +117,8 @@ fn a_shorter_sequence_is_learnt() {
 #[test]
 fn a_short_period_goes_on() {
     let text: Vec<u32> = [7, 8].repeat(4);
-    let (mut simple, mut map) = (NgramSimple::new(NgramSimpleOptions { n: 3, m: 6 }), NgramMapK::new(map(3, 6, 1)));
+    let (mut simple, mut map) =
+        (NgramSimple::new(NgramSimpleOptions { ngram_len: 3, max_draft_tokens: 6 }), NgramMapK::new(map(3, 6, 1)));
     map.begin(&text);
     for drafter in [&mut simple as &mut dyn Drafter, &mut map] {
         assert_eq!(draft(drafter, &text, 64), [7, 8, 7, 8, 7, 8], "{}", drafter.kind());
@@ -192,7 +196,7 @@ fn the_rarest_continuation_is_forgotten() {
 #[test]
 fn a_collision_proposes_nothing() {
     let pool = Arc::new(NgramPool::default());
-    let options = NgramModOptions { n: 4, min: 1, max: 8 };
+    let options = NgramModOptions { ngram_len: 4, min_draft_tokens: 1, max_draft_tokens: 8 };
     let mut rng = StdRng::seed_from_u64(9);
     let text: Vec<u32> = (0..900_000).map(|_| rng.random_range(0..200_000)).collect();
     let mut writer = NgramMod::new(options, pool.clone());
@@ -237,7 +241,8 @@ fn draft_mod(drafter: &mut NgramMod, tokens: &[u32]) -> Vec<u32> {
 fn the_pool_needs_as_many_in_a_row_as_it_is_told() {
     let text: Vec<u32> = (10..20).collect();
     for (min, drafted) in [(1, 3), (3, 3), (4, 0)] {
-        let mut drafter = NgramMod::new(NgramModOptions { n: 3, min, max: 8 }, Arc::default());
+        let mut drafter =
+            NgramMod::new(NgramModOptions { ngram_len: 3, min_draft_tokens: min, max_draft_tokens: 8 }, Arc::default());
         drafter.begin(&text);
         assert_eq!(draft(&mut drafter, &[14, 15, 16], 64).len(), drafted, "at least {min}");
     }
@@ -253,7 +258,7 @@ fn three_caches_answer_in_turn() {
     };
     let corpus = learnt(&[1, 2, 30, 1, 2, 30, 1, 2, 31], 2);
     let earlier = learnt(&[5, 6, 7, 40, 5, 6, 7, 40, 5, 6, 7, 40, 8, 9, 41], 4);
-    let options = NgramCacheOptions { max: 1, corpus: Some(corpus), earlier: Some(earlier) };
+    let options = NgramCacheOptions { max_draft_tokens: 1, corpus: Some(corpus), earlier: Some(earlier) };
     let mut drafter = NgramCacheDrafter::new(options);
     let mut next = |text: &[u32]| {
         drafter.begin(&[]);
@@ -295,7 +300,7 @@ fn caches_are_saved_and_loaded() {
     most[16..].chunks_exact_mut(24).for_each(|entry| entry[20..].fill(0xff));
     std::fs::write(&path, most).expect("a file");
     let most = Arc::new(NgramCache::load(&path).expect("counts"));
-    let options = NgramCacheOptions { max: 1, corpus: Some(most.clone()), earlier: Some(most) };
+    let options = NgramCacheOptions { max_draft_tokens: 1, corpus: Some(most.clone()), earlier: Some(most) };
     let mut drafter = NgramCacheDrafter::new(options);
     drafter.begin(&[9, 1, 2]);
     assert_eq!(draft(&mut drafter, &[9, 1, 2], 8), [3], "of equals the lowest id");

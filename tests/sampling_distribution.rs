@@ -466,11 +466,11 @@ impl Pair {
             assert!(rate >= self.least_accepted, "{drafts:?}: {rate} accepted");
         }
         // Mixtures, by a planner with real times, and drafted ahead.
-        let look_ups = [
-            DrafterOptions::NgramMapK(NgramMapOptions { n: 1, m: 3, min_hits: 1 }),
-            DrafterOptions::NgramSimple(NgramSimpleOptions { n: 1, m: 2 }),
+        let lookups = [
+            DrafterOptions::NgramMapK(NgramMapOptions { ngram_len: 1, max_draft_tokens: 3, min_hits: 1 }),
+            DrafterOptions::NgramSimple(NgramSimpleOptions { ngram_len: 1, max_draft_tokens: 2 }),
         ];
-        let mixture = Vec::from_iter(look_ups.into_iter().chain([DrafterOptions::Mtp]));
+        let mixture = Vec::from_iter(lookups.into_iter().chain([DrafterOptions::Mtp]));
         for (n, (drafters, block, pipeline)) in (3..).zip([
             (Drafters::Priority(mixture.clone()), BlockSize::Fixed(3), Pipeline::Ahead),
             (Drafters::Best(mixture.clone()), BlockSize::Fixed(3), Pipeline::InTurn),

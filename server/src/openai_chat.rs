@@ -74,10 +74,10 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
 
 /// Takes `logprobs` and `top_logprobs`.
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let wanted = fields.flag("logprobs")?.unwrap_or(false);
+    let logprobs = fields.flag("logprobs")?.unwrap_or(false);
     match fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)? {
-        Some(1..) if !wanted => Err(fields.error("top_logprobs", "is allowed only with logprobs: true")),
-        top => Ok(wanted.then_some(top.unwrap_or(0))),
+        Some(1..) if !logprobs => Err(fields.error("top_logprobs", "is allowed only with logprobs: true")),
+        top => Ok(logprobs.then_some(top.unwrap_or(0))),
     }
 }
 

@@ -72,10 +72,10 @@ impl Fields {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.names().collect()) {
             None => Ok(()),
-            Some((name, wanted)) => {
+            Some((name, absent)) => {
                 let (name, problem) = (
                     name.escape_debug().to_string(),
-                    format!("is not a known field; did you mean {wanted}, which is missing?"),
+                    format!("is not a known field; did you mean {absent}, which is missing?"),
                 );
                 Err(self.error(&name, format!("{problem} Correct the name, or download the file again")))
             }

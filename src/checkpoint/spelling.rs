@@ -16,15 +16,15 @@ pub(super) fn misspelt<'a>(looked_for: &'a BTreeSet<String>, names: &BTreeSet<&'
     unknown.copied().find_map(|name| Some((name, absent().find(|absent| reads_like(name, absent))?)))
 }
 
-fn reads_like(name: &str, wanted: &str) -> bool {
-    if wanted.len() < SHORTEST || OF_TOKENS.iter().any(|suffix| wanted.ends_with(suffix)) {
+fn reads_like(name: &str, absent: &str) -> bool {
+    if absent.len() < SHORTEST || OF_TOKENS.iter().any(|suffix| absent.ends_with(suffix)) {
         return false;
     }
-    let (name, wanted) = (name.as_bytes(), wanted.as_bytes());
+    let (name, absent) = (name.as_bytes(), absent.as_bytes());
     let same = |(a, b): &(&u8, &u8)| a == b;
-    let front = name.iter().zip(wanted).take_while(same).count();
-    let back = name[front..].iter().rev().zip(wanted[front..].iter().rev()).take_while(same).count();
-    name.len().max(wanted.len()) <= front + back + CHANGED
+    let front = name.iter().zip(absent).take_while(same).count();
+    let back = name[front..].iter().rev().zip(absent[front..].iter().rev()).take_while(same).count();
+    name.len().max(absent.len()) <= front + back + CHANGED
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(super) fn tighten(fields: &mut Map<String, Value>) {
         let Some(float) = bound.as_f64() else { continue };
         if float.abs() >= EXACT {
             // llguidance adds 1 to it, which may round to the same float.
-            let next = end.clamp(end.beyond(bound));
+            let next = end.clamp(end.more_than(bound));
             let own = fields.get(end.inclusive).and_then(Value::as_f64);
             let stricter = next.map(|next| own.map_or(next, |own| end.inner(own, next)));
             fields.retain(|key, _| key != end.exclusive);
@@ -91,7 +91,7 @@ impl End {
     }
 
     /// The outermost float that an exclusive bound allows.
-    fn beyond(self, bound: &Value) -> Option<f64> {
+    fn more_than(self, bound: &Value) -> Option<f64> {
         let float = bound.as_f64()?;
         Some(if self.rounding(bound, float) > 0.0 { float } else { self.next(float) })
     }

@@ -18,7 +18,7 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 /// Maximum number of cached compiled constraints.
-const KEPT: usize = 32;
+const MAX_CACHED: usize = 32;
 
 /// Bytes of stack to compile on for each byte of the source, and the least; committed on use.
 const STACK_PER_BYTE: usize = 1 << 10;
@@ -52,7 +52,7 @@ impl Compiler {
         vocab_size: usize,
         end: &[u32],
     ) -> Result<ConstraintState> {
-        if let Some(matcher) = self.kept(constraint) {
+        if let Some(matcher) = self.cached(constraint) {
             return Ok(ConstraintState::new(matcher));
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
@@ -60,7 +60,7 @@ impl Compiler {
         let matcher = on_large_stack(&constraint.limits, || compile(&factory, constraint))?;
         let own = matcher.deep_clone();
         let mut compiled = self.compiled.lock();
-        if compiled.len() == KEPT {
+        if compiled.len() == MAX_CACHED {
             compiled.pop_front();
         }
         compiled.push_back((constraint.clone(), matcher));
@@ -68,18 +68,18 @@ impl Compiler {
     }
 
     /// Whether `constraint` is cached; if so, it is evicted after all others.
-    pub fn keep(&self, constraint: &Constraint) -> bool {
+    pub fn touch(&self, constraint: &Constraint) -> bool {
         let mut compiled = self.compiled.lock();
-        let used = compiled.iter().position(|(kept, _)| kept == constraint).and_then(|at| compiled.remove(at));
-        let is_kept = used.is_some();
+        let used = compiled.iter().position(|(cached, _)| cached == constraint).and_then(|at| compiled.remove(at));
+        let is_cached = used.is_some();
         compiled.extend(used);
-        is_kept
+        is_cached
     }
 
     /// A copy with its own lexer: its states count against the limit of one generation.
-    fn kept(&self, constraint: &Constraint) -> Option<Matcher> {
+    fn cached(&self, constraint: &Constraint) -> Option<Matcher> {
         let mut compiled = self.compiled.lock();
-        let at = compiled.iter().position(|(kept, _)| kept == constraint)?;
+        let at = compiled.iter().position(|(cached, _)| cached == constraint)?;
         let used = compiled.remove(at)?;
         let matcher = used.1.deep_clone();
         compiled.push_back(used);

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub(crate) struct ConstraintState {
     matcher: Matcher,
     /// Tokens of the round that were consumed.
-    ahead: usize,
+    consumed: usize,
     /// If that many complete the text: nothing may follow.
     complete: Option<usize>,
     time: Duration,
@@ -21,7 +21,7 @@ pub(crate) struct ConstraintState {
 
 impl ConstraintState {
     pub fn new(matcher: Matcher) -> Self {
-        Self { matcher, ahead: 0, complete: None, time: Duration::ZERO }
+        Self { matcher, consumed: 0, complete: None, time: Duration::ZERO }
     }
 
     /// Whether nothing may follow.
@@ -75,10 +75,10 @@ impl ConstraintState {
     /// If one is not allowed, or a limit is exceeded.
     pub fn read(&mut self, tokens: &[u32]) -> Result<bool> {
         self.timed(|state| {
-            while state.complete.is_none() && state.ahead < tokens.len() {
-                state.matcher.consume_token(tokens[state.ahead]).map_err(refused)?;
-                state.ahead += 1;
-                state.complete = state.matcher.is_stopped().then_some(state.ahead);
+            while state.complete.is_none() && state.consumed < tokens.len() {
+                state.matcher.consume_token(tokens[state.consumed]).map_err(refused)?;
+                state.consumed += 1;
+                state.complete = state.matcher.is_stopped().then_some(state.consumed);
             }
             Ok(state.complete.is_some_and(|complete| complete <= tokens.len()))
         })
@@ -86,7 +86,7 @@ impl ConstraintState {
 
     /// Commits the round. Only a round that ends the text emits fewer tokens than were consumed, so nothing is rolled back.
     pub fn commit(&mut self) {
-        self.ahead = 0;
+        self.consumed = 0;
     }
 
     fn timed<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {

@@ -22,7 +22,7 @@ pub(crate) struct Compiler {}
 pub(crate) enum ConstraintState {}
 
 impl Compiler {
-    pub fn keep(&self, _: &Constraint) -> bool {
+    pub fn touch(&self, _: &Constraint) -> bool {
         false
     }
 

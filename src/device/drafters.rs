@@ -233,8 +233,8 @@ impl Drafter for DeviceDraftModel {
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        let room = self.max_context.saturating_sub(context.tokens.len());
-        let most = most.min(room).min(self.max_round_rows);
+        let left = self.max_context.saturating_sub(context.tokens.len());
+        let most = most.min(left).min(self.max_round_rows);
         let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
         while draft.tokens.len() < most {
             let tokens = match draft.tokens.last() {

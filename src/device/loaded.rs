@@ -99,10 +99,10 @@ pub(crate) fn check_head_dims(device: &dyn Device, heads: impl IntoIterator<Item
 /// Rows of a delta net's log, unless a round has more rows of which some may be rejected.
 const LOG_ROWS: usize = 16;
 
-/// Moves modules to a device as they are loaded.
-pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
+/// A device, to which modules are copied as they are loaded.
+pub(crate) struct DeviceDestination<'a>(pub &'a dyn Device);
 
-impl OnDevice<'_> {
+impl DeviceDestination<'_> {
     fn matrices(&self, weight: &Weight) -> Result<Arc<Matrices>> {
         Matrices::upload(self.0, weight).map(Arc::new)
     }
@@ -112,7 +112,7 @@ impl OnDevice<'_> {
     }
 }
 
-impl Destination for OnDevice<'_> {
+impl Destination for DeviceDestination<'_> {
     type Ops = DeviceOps;
 
     fn weight_use(&self) -> WeightUse {

@@ -51,7 +51,7 @@ pub use states::DeviceStates;
 pub(crate) use bandwidth::read_bandwidth;
 pub(crate) use device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp, draft_greedily};
-pub(crate) use loaded::{OnDevice, check_head_dims};
+pub(crate) use loaded::{DeviceDestination, check_head_dims};
 pub(crate) use models::Models;
 pub(crate) use nextn::{DeviceNextN, DeviceNextnHead};
 pub(crate) use ops::DeviceOps;

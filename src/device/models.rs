@@ -40,8 +40,9 @@ struct Plans {
 }
 
 impl Models {
-    /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`](super::OnDevice). `suppressed` ids
-    /// are never chosen. Pages take at most `kv_memory` bytes, by default what is free, but for activations.
+    /// Takes a target and its assistant's weights and donors, loaded to `device` by
+    /// [`DeviceDestination`](super::DeviceDestination). `suppressed` ids are never chosen. Pages take at most `kv_memory` bytes, by
+    /// default what is free, but for activations.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -86,7 +87,7 @@ impl Models {
     /// If the device is out of memory, or the driver fails.
     pub fn fork(&self, sequence: &mut Sequence, len: usize) -> Result<Sequence> {
         let mut passes = self.passes();
-        passes.settle(sequence, len)?;
+        passes.apply_committed(sequence, len)?;
         sequence.fork(passes.workspace.launcher())
     }
 
@@ -96,7 +97,7 @@ impl Models {
     /// # Errors
     /// If the driver fails.
     pub fn read_recurrent(&self, sequence: &mut Sequence, len: usize) -> Result<Vec<f32>> {
-        self.passes().settle(sequence, len)?;
+        self.passes().apply_committed(sequence, len)?;
         sequence.recurrent_mut().map_or(Ok(Vec::new()), |state| state.read())
     }
 

@@ -55,12 +55,12 @@ struct Step {
     rows: StepRows,
     index: usize,         // of the draft
     to: Arc<Buffer<u32>>, // the state that gets it
-    scores: Wanted,
+    scores: StepScores,
 }
 
 /// The scores that a step returns.
 #[derive(Clone, Copy)]
-enum Wanted {
+enum StepScores {
     /// None: the most probable token is chosen on the device, without host synchronisation.
     None,
     /// So many of the largest, or all.
@@ -119,7 +119,7 @@ impl Step {
     }
 }
 
-impl Wanted {
+impl StepScores {
     /// What `context` chooses a draft from.
     fn by(context: &Context<'_>) -> Self {
         match (context.confidence, context.drafts) {
@@ -186,7 +186,7 @@ impl DeviceNextN {
     }
 
     /// Drops the rows of a draft, and, if the context has less than `rows` rows left, those before as well.
-    fn make_room(&mut self, rows: usize) {
+    fn free_rows(&mut self, rows: usize) {
         self.chain = None;
         if self.rows + rows > self.max_context {
             (self.first, self.rows) = (self.unread(), 0);
@@ -249,7 +249,7 @@ impl DeviceNextN {
             return Ok(None);
         }
         let none = DeviceSlice::new(0, 0);
-        self.make_room(end - self.unread());
+        self.free_rows(end - self.unread());
         self.read(tokens, end.saturating_sub(self.max_round_rows), none)?;
         let begin = self.unread().min(end - 1);
         self.step = end - self.first;
@@ -339,13 +339,13 @@ impl Drafter for DeviceNextN {
         if self.held.end != seen.first {
             self.restart(seen.first);
         }
-        let kept = if self.unread() < seen.first { self.held.start } else { seen.first };
+        let begin = if self.unread() < seen.first { self.held.start } else { seen.first };
         // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
         let behind_prompt = seen.tokens.len() == end;
-        if !behind_prompt && end - kept <= MOST_UNREAD {
+        if !behind_prompt && end - begin <= MOST_UNREAD {
             return self.hold(seen.first..end, states);
         }
-        self.make_room(end - 1 - self.unread());
+        self.free_rows(end - 1 - self.unread());
         self.read(seen.tokens, end - 1, states)?;
         let last = subslice(states, states.len() - width, width);
         self.held = end - 1..end - 1;
@@ -367,7 +367,7 @@ impl DraftChain for DeviceNextN {
             Some(token) => self.next_step(*token),
         };
         let Some(rows) = rows else { return Ok(ChainStep::End) };
-        let (sequence, scores) = (self.sequence.clone(), Wanted::by(context));
+        let (sequence, scores) = (self.sequence.clone(), StepScores::by(context));
         let step = Step { sequence, rows, index, to, scores };
         Ok(ChainStep::Pass(DraftRows { ids: Vec::new(), hidden: None, kv: DraftKv::Model(Box::new(step)) }))
     }

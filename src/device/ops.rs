@@ -35,7 +35,7 @@ pub(crate) struct DeviceOps {
     pub(super) outputs: Arc<TargetOutputs>,
     pub(super) draft: Option<Arc<DraftOutputs>>,
     /// The rows with outputs in the current pass.
-    pub(super) kept: Option<PassSegments>,
+    pub(super) output_segments: Option<PassSegments>,
     /// Receives the hidden states of all rows of the current pass; `None`: only rows with outputs have them.
     pub(super) all_states: Option<Arc<Buffer<f32>>>,
     /// `None`: rows are tokens alone.
@@ -50,7 +50,7 @@ impl DeviceOps {
             queue,
             outputs: self.outputs.clone(),
             draft: self.draft.clone(),
-            kept: self.kept.clone(),
+            output_segments: self.output_segments.clone(),
             all_states: self.all_states.clone(),
             inputs: self.inputs.clone(),
         }
@@ -178,16 +178,16 @@ impl Ops for DeviceOps {
     fn rows(&self, x: &DeviceTensor, rows: &[usize]) -> Result<DeviceTensor> {
         let first = rows.first().copied().unwrap_or(0);
         // A recorded pass is replayed for other numbers of rows of several sequences.
-        let is_fixed = rows.len() == x.rows || self.kept.as_ref().is_none_or(|kept| kept.segments.count < 2);
+        let is_fixed = rows.len() == x.rows || self.output_segments.as_ref().is_none_or(|of| of.segments.count < 2);
         if is_fixed && rows.iter().copied().eq(first..first + rows.len()) {
             return Ok(x.some_rows(first, rows.len()));
         }
-        let kept = self.kept.as_ref().filter(|kept| kept.rows() == rows.len() && x.is_contiguous());
-        let Some(kept) = kept else {
+        let outputs = self.output_segments.as_ref().filter(|of| of.rows() == rows.len() && x.is_contiguous());
+        let Some(outputs) = outputs else {
             return Err(Error::argument("rows", format!("{rows:?} are not those with outputs")));
         };
         let y = self.queue.new_tensor(rows.len(), x.width)?;
-        self.queue.launcher.run(keep_rows(&kept.segments, (x.slice, x.rows), (y.slice, y.rows), x.width))?;
+        self.queue.launcher.run(keep_rows(&outputs.segments, (x.slice, x.rows), (y.slice, y.rows), x.width))?;
         Ok(y)
     }
 

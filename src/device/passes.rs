@@ -244,7 +244,7 @@ impl Passes {
         let verifies = pass.iter().all(|part| part.outputs == if drafts { 1 } else { part.ids.len() });
         let is_recorded = verifies && shape.longest <= MIN_ROWS && plan.completes_pages_before(shape.longest);
         let planned = self.prepare(pass, &plan)?;
-        self.workspace.ops.kept = Some(planned.outputs.clone());
+        self.workspace.ops.output_segments = Some(planned.outputs.clone());
         let launched = match is_recorded {
             true => self.replay(models, &shape, planned),
             false => self.launch(models, planned),
@@ -296,9 +296,9 @@ impl Passes {
             if part.outputs == 0 {
                 continue;
             }
-            let (skipped, kept) = (rows - part.outputs, output_rows.len());
-            outputs.0.push(segment.kept(skipped, kept));
-            outputs.1.push(Span { first: kept, rows: part.outputs, position: part.position + skipped, end });
+            let (skipped, before) = (rows - part.outputs, output_rows.len());
+            outputs.0.push(segment.kept(skipped, before));
+            outputs.1.push(Span { first: before, rows: part.outputs, position: part.position + skipped, end });
             output_rows.extend(first + skipped..first + rows);
         }
         self.memory.given.set(launcher, &given)?;
@@ -356,9 +356,9 @@ impl Passes {
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn settle(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
+    pub fn apply_committed(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
         let both = self.recurrent.as_mut().zip(sequence.recurrent_mut());
-        both.map_or(Ok(()), |(recurrent, state)| recurrent.settle(self.workspace.launcher(), state, len))
+        both.map_or(Ok(()), |(recurrent, state)| recurrent.apply_committed(self.workspace.launcher(), state, len))
     }
 
     /// Whether [`Passes::accept`] was called for the last pass.

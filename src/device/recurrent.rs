@@ -232,7 +232,7 @@ impl RecurrentState {
     }
 
     /// Notes that all committed rows are in the matrices.
-    pub fn settled(&mut self) {
+    pub fn mark_applied(&mut self) {
         self.replays = false;
     }
 

@@ -87,7 +87,7 @@ impl RecurrentRounds {
         let log_rows = self.log_rows();
         for RecurrentRows { state, position, .. } in pass.iter_mut() {
             if state.has_other_logs(log_rows) {
-                self.settle(launcher, state, *position)?;
+                self.apply_committed(launcher, state, *position)?;
             }
         }
         self.commit(launcher, pass.iter_mut().map(|rows| (&mut *rows.state, rows.position)))?;
@@ -114,7 +114,7 @@ impl RecurrentRounds {
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn settle(&mut self, launcher: &Launcher, state: &mut RecurrentState, len: usize) -> Result<()> {
+    pub fn apply_committed(&mut self, launcher: &Launcher, state: &mut RecurrentState, len: usize) -> Result<()> {
         self.commit(launcher, [(&mut *state, len)])?;
         if !state.replays() {
             return Ok(());
@@ -127,7 +127,7 @@ impl RecurrentRounds {
             launcher.run(delta_rule(&layer, DeviceSlice::new(0, 0)))?;
         }
         launcher.run(commit(&shape, layers, &segments, &Committed::Rows { segment: 0, rows: 0 }))?;
-        state.settled();
+        state.mark_applied();
         Ok(())
     }
 

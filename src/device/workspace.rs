@@ -39,7 +39,7 @@ impl Workspace {
             queue: Queue { launcher, temporaries },
             outputs,
             draft: None,
-            kept: None,
+            output_segments: None,
             all_states: None,
             inputs,
         };

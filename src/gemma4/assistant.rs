@@ -1,6 +1,6 @@
 //! The MTP drafter: a small model that reads the target's K and V and its last hidden state.
 
-use super::centroids::{Centroids, CentroidsWanted};
+use super::centroids::{CentroidUsage, Centroids};
 use super::config::{CentroidConfig, TextConfig};
 use super::layer::DecoderLayer;
 use super::pair::check_pair;
@@ -9,9 +9,9 @@ use super::target::Target;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
-use crate::model::{ChainModel, DraftRows, DraftStep, on_device};
+use crate::model::{ChainModel, DraftRows, DraftStep, weights_on_device};
 use crate::nn::{CentroidHead, Embedding};
-use crate::ops::{CpuOps, Destination, OnCpu, Ops};
+use crate::ops::{CpuDestination, CpuOps, Destination, Ops};
 
 /// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
@@ -47,7 +47,8 @@ impl Assistant {
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let embed_tokens = target.model()?.embed_tokens().clone();
-        let (assistant, model) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, target.config(), &options)?;
+        let (assistant, model) =
+            Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, target.config(), &options)?;
         Ok(Self { model: Some((model, embed_tokens)), ..assistant })
     }
 
@@ -81,7 +82,7 @@ impl Assistant {
         let own = config.centroids.as_ref().filter(|_| match &options.centroids {
             Centroids::Own => true,
             Centroids::None => false,
-            Centroids::Build(build) => build.wanted == CentroidsWanted::IfFaster,
+            Centroids::Build(build) => build.usage == CentroidUsage::IfFaster,
         });
         let head = Head::load(to, &mut projections, text, own, options)?;
         loader.absorb(projections);
@@ -114,7 +115,7 @@ impl ChainModel for Assistant {
         let ids: Vec<_> = sequences.iter().flat_map(|rows| &rows.ids).copied().collect();
         let states = DraftRows::states(sequences)?;
         let mut kv = Borrowed { committed: DraftRows::committed(sequences)?, donors: &self.donors };
-        let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| on_device("assistant"))?;
+        let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| weights_on_device("assistant"))?;
         let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &states, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()

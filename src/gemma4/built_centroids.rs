@@ -9,7 +9,7 @@ use foretoken_kernels::{ElementType, Isa};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::centroids::{BuildCentroids, CentroidsWanted};
+use super::centroids::{BuildCentroids, CentroidUsage};
 use super::config::CentroidConfig;
 use crate::checkpoint::{Loader, Partial};
 use crate::nn::{Bytes, CentroidHead, Linear, Weight, balanced_groups, tensor};
@@ -37,14 +37,14 @@ impl BuildCentroids {
     pub(super) fn fits(&self, vocab: usize) -> Result<bool> {
         let CentroidConfig { num_centroids: groups, top_k } = self.sizes;
         let divides = groups.is_power_of_two() && vocab.is_multiple_of(groups) && (1..=groups).contains(&top_k);
-        match self.wanted {
-            CentroidsWanted::Always if !divides => {
+        match self.usage {
+            CentroidUsage::Always if !divides => {
                 let problem = "must be a power of two that divides the vocabulary, and at least as many as are read";
                 Err(Error::argument("centroids", format!("{groups}, of {vocab} tokens: {problem}")))
             }
-            CentroidsWanted::Always => Ok(true),
+            CentroidUsage::Always => Ok(true),
             // With small groups, the centroids cost what they save.
-            CentroidsWanted::IfFaster => Ok(divides && vocab / groups >= MIN_GROUP),
+            CentroidUsage::IfFaster => Ok(divides && vocab / groups >= MIN_GROUP),
         }
     }
 
@@ -67,7 +67,7 @@ impl BuildCentroids {
         let means = Weight::float(Bytes::from(means), ElementType::F32, [1, num_centroids, hidden]);
         let means = means.ok_or_else(|| loader.error(name, "has no groups of equal size"))?;
         let head = CentroidHead::new(Linear::new(means.named(CENTROIDS), isa), ordering, table, top_k, isa);
-        if self.wanted == CentroidsWanted::Always {
+        if self.usage == CentroidUsage::Always {
             return Ok(Some(head));
         }
         let state = tensor((0..hidden).map(|i| (i % 7) as f32 - 3.0).collect(), (1, hidden))?;

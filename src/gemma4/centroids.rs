@@ -26,12 +26,12 @@ pub struct BuildCentroids {
     /// Cache directory, created if missing: centroids are built once per head. Default: none.
     pub cache: Option<PathBuf>,
     /// When they are used. Default: if drafting is faster with them.
-    pub wanted: CentroidsWanted,
+    pub usage: CentroidUsage,
 }
 
 /// When built centroids are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CentroidsWanted {
+pub enum CentroidUsage {
     /// If the file has none, and the head is measured to be faster with them at load time.
     #[default]
     IfFaster,
@@ -42,6 +42,6 @@ pub enum CentroidsWanted {
 impl Default for BuildCentroids {
     fn default() -> Self {
         let sizes = CentroidConfig { num_centroids: 2048, top_k: 32 };
-        Self { sizes, cache: None, wanted: CentroidsWanted::default() }
+        Self { sizes, cache: None, usage: CentroidUsage::default() }
     }
 }

@@ -23,7 +23,7 @@ mod text_model;
 pub use crate::nn::Scores;
 pub use assistant::Assistant;
 pub(crate) use assistant::{AssistantModel, Head};
-pub use centroids::{BuildCentroids, Centroids, CentroidsWanted};
+pub use centroids::{BuildCentroids, CentroidUsage, Centroids};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, TextConfig};
 pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 pub(crate) use facts::facts;

@@ -10,8 +10,8 @@ use super::tensor_names::{is_dead, is_tower};
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
-use crate::model::{Model, Output, Request, on_device};
-use crate::ops::{CpuOps, Destination, OnCpu, PassOutput};
+use crate::model::{Model, Output, Request, weights_on_device};
+use crate::ops::{CpuDestination, CpuOps, Destination, PassOutput};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
@@ -31,7 +31,7 @@ impl Target {
     /// If config.json needs something that is not implemented, or a tensor is missing or has another shape.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let (target, model) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, &options)?;
+        let (target, model) = Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, &options)?;
         Ok(Self { model: Some(model), ..target })
     }
 
@@ -103,7 +103,7 @@ impl Target {
     /// # Errors
     /// If they are on a device.
     pub(crate) fn model(&self) -> Result<&TextModel<CpuOps>> {
-        self.model.as_ref().ok_or_else(|| on_device("target"))
+        self.model.as_ref().ok_or_else(|| weights_on_device("target"))
     }
 
     /// The K/V layout: one store per layer that computes K and V, and the store of each layer.

@@ -154,7 +154,7 @@ impl Layer {
     }
 
     /// Applies the accepted rows.
-    fn settle(&mut self) {
+    fn apply_accepted(&mut self) {
         if let Some(rows) = self.accepted.take() {
             let matrices: &mut Vec<f32> = Arc::make_mut(&mut self.matrices);
             self.net.advance(matrices, &rows);
@@ -217,7 +217,7 @@ impl Layer {
                 self.window = [&self.window, &qkv[..kept]].concat().split_off(kept);
                 self.accepted = Some(Rows { count: keep, ..rows });
                 if keep > MOST_LOGGED {
-                    self.settle();
+                    self.apply_accepted();
                 }
             }
             Some(Staged::Whole { matrices, window }) => {
@@ -241,12 +241,12 @@ impl DeltaNetState {
 
     /// The committed state of every delta net.
     pub(crate) fn matrices(&self) -> Vec<DeltaNetMatrices> {
-        let settled = |layer: &Layer| {
+        let applied = |layer: &Layer| {
             let mut layer = layer.committed();
-            layer.settle();
+            layer.apply_accepted();
             DeltaNetMatrices { matrices: layer.matrices.to_vec(), window: layer.window }
         };
-        self.layers.iter().map(settled).collect()
+        self.layers.iter().map(applied).collect()
     }
 }
 

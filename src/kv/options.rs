@@ -47,7 +47,7 @@ pub enum KEqV {
     /// V is stored, and K computed from it while reading: all of K if both have the same exact format, the channels
     /// that do not rotate if both are quantized.
     #[default]
-    Derived,
+    Recomputed,
     /// K and V are both stored.
     Stored,
 }

@@ -63,10 +63,10 @@ impl Store {
         let width = layout.head_dim;
         let stored = || -> Result<Keys> { Ok(Keys::Stored(storage(width, key, Side::Keys)?)) };
         let (keys, values) = match (&layout.k_eq_v, key, value, options.k_eq_v) {
-            (Some(weight), KvFormat::Exact(k), KvFormat::Exact(v), KEqV::Derived) if k == v => {
+            (Some(weight), KvFormat::Exact(k), KvFormat::Exact(v), KEqV::Recomputed) if k == v => {
                 (Keys::FromValues(weight.clone()), storage(width, value, Side::Values)?)
             }
-            (Some(_), KvFormat::Quantized(_), KvFormat::Quantized(_), KEqV::Derived) => {
+            (Some(_), KvFormat::Quantized(_), KvFormat::Quantized(_), KEqV::Recomputed) => {
                 match RotaryFirst::of(layout, rotating_pairs) {
                     // V serves as K, so it takes the key format.
                     Some(rotary_first) => {

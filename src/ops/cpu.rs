@@ -215,12 +215,12 @@ fn columns_of_heads(x: &Tensor, stride: usize, start: usize, width: usize) -> Re
     tensor(columns, (rows, heads * width))
 }
 
-/// Modules stay on the CPU.
-pub(crate) struct OnCpu {
+/// The CPU: modules are moved nowhere.
+pub(crate) struct CpuDestination {
     pub isa: Isa,
 }
 
-impl Destination for OnCpu {
+impl Destination for CpuDestination {
     type Ops = CpuOps;
 
     fn weight_use(&self) -> WeightUse {

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::checkpoint::WeightUse;
 use crate::nn::{CentroidHead, DeltaNet, Embedding, Experts, Gate, Linear, RmsNorm, Rotary};
 
-pub(crate) use cpu::{CpuOps, OnCpu};
+pub(crate) use cpu::{CpuDestination, CpuOps};
 
 /// Heads before their norm and rotation: of every `stride` elements of `x` `(rows, heads * stride)` the first `head_dim`. K and V are
 /// stored, and queries attend, after both; kernels may fuse the three.

@@ -234,9 +234,9 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
     if let Some(activation) = fields.optional_string("hidden_act")?.filter(|activation| activation != "silu") {
         return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; expected silu")));
     }
-    for (field, wanted) in [("attention_bias", false), ("attn_output_gate", true)] {
-        if fields.optional_flag(field)?.is_some_and(|value| value != wanted) {
-            return Err(fields.unsupported(field, format!("is {}, which is not implemented", !wanted)));
+    for (field, supported) in [("attention_bias", false), ("attn_output_gate", true)] {
+        if fields.optional_flag(field)?.is_some_and(|value| value != supported) {
+            return Err(fields.unsupported(field, format!("is {}, which is not implemented", !supported)));
         }
     }
     let lists = fields.get("mlp_only_layers").is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()));

@@ -7,7 +7,7 @@ use super::nextn::Head;
 use super::target::Weights;
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeltaNets, DeviceEmbedding, DeviceModels, DeviceOps, DeviceTarget, OnDevice, PassKv};
+use crate::device::{DeltaNets, DeviceDestination, DeviceEmbedding, DeviceModels, DeviceOps, DeviceTarget, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
 use crate::nn::Rotary;
@@ -29,7 +29,7 @@ impl Weights<DeviceOps> {
     ///
     /// # Errors
     /// If it is out of memory.
-    pub(crate) fn models(self, target: &super::Target, to: &OnDevice<'_>) -> Result<DeviceModels> {
+    pub(crate) fn models(self, target: &super::Target, to: &DeviceDestination<'_>) -> Result<DeviceModels> {
         let Self { model, nextn } = self;
         let head = nextn.map(|mut head| -> Result<Box<dyn DeviceTarget>> {
             let (config, embed_tokens) = (model.config.clone(), head.embed_tokens.take());

@@ -10,9 +10,9 @@ use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
 use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState};
-use crate::model::{Model, NextnHead, Output, Request, on_device};
+use crate::model::{Model, NextnHead, Output, Request, weights_on_device};
 use crate::nn::{Rotary, linear};
-use crate::ops::{CpuOps, Destination, OnCpu, Ops, PassOutput};
+use crate::ops::{CpuDestination, CpuOps, Destination, Ops, PassOutput};
 use crate::{Error, Result};
 
 /// A Qwen3.5 or 3.6 text model, dense or with experts, and its NextN head if the checkpoint has one.
@@ -39,7 +39,8 @@ impl Target {
     /// loaded if any of its tensors is present; then all must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let (target, Weights { model, nextn }) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, &options)?;
+        let (target, Weights { model, nextn }) =
+            Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, &options)?;
         Ok(Self { model: Some(model), nextn, ..target })
     }
 
@@ -88,7 +89,7 @@ impl Target {
     /// # Errors
     /// If they are on a device.
     fn model(&self) -> Result<&TextModel<CpuOps>> {
-        self.model.as_ref().ok_or_else(|| on_device("target"))
+        self.model.as_ref().ok_or_else(|| weights_on_device("target"))
     }
 
     /// The configuration.

@@ -32,7 +32,7 @@ pub(crate) struct ChunkPlanner {
 struct Recent(VecDeque<f64>);
 
 impl ChunkPlanner {
-    /// Passes with chunks take `slowdown` times as long as those without.
+    /// Passes with chunks take at most `slowdown` times as long as those without, unless [`STEP`] rows take longer.
     pub fn new(slowdown: f64) -> Self {
         Self { slowdown, usual: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
     }
@@ -117,11 +117,11 @@ mod tests {
             let mut planner = ChunkPlanner::new(3.0);
             for machine in [(2.5, 0.2), (70.0, 5.0), (20.0, 0.3), (2.5, 0.2)] {
                 let times = times(&mut planner, machine, &mut rng);
-                let settled = &times[200..];
-                let mean = settled.iter().sum::<f64>() / settled.len() as f64;
+                let measured = &times[200..];
+                let mean = measured.iter().sum::<f64>() / measured.len() as f64;
                 assert!((2.3..3.1).contains(&mean), "seed {seed}, {machine:?}: {mean:.2} times the baseline");
-                let longer = settled.iter().filter(|time| **time > 4.0).count();
-                assert!(longer <= settled.len() / 20, "seed {seed}, {machine:?}: {longer} passes were too long");
+                let longer = measured.iter().filter(|time| **time > 4.0).count();
+                assert!(longer <= measured.len() / 20, "seed {seed}, {machine:?}: {longer} passes were too long");
             }
         }
     }

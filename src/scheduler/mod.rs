@@ -179,7 +179,7 @@ impl Scheduler {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
         run.end(&mut session);
         if let Some(prefixes) = &mut self.prefixes {
-            prefixes.keep(&mut session);
+            prefixes.insert(&mut session);
         }
         Some(session)
     }
@@ -247,20 +247,20 @@ impl Scheduler {
         }
         let done = engine.run(|| {
             let mut planned = self.plan(&mut events);
-            self.make_room(&planned);
+            self.drop_prefixes_for(&planned);
             self.draft(&mut planned, &mut events);
             self.pass(planned)
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (Others::default(), 0);
-        let (goes_on, mut starved) = (done.iter().any(|(.., done)| done.is_ok()), None);
+        let (any_done, mut out_of_memory) = (done.iter().any(|(.., done)| done.is_ok()), None);
         for (id, counts, work, done) in done {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
             let Slot { session, run, waits, .. } = slot;
             let done = match (done, work) {
                 (Err(error @ Error::Memory { .. }), Some(work)) => {
                     run.put_back(work);
-                    (*waits, starved) = (true, Some(error));
+                    (*waits, out_of_memory) = (true, Some(error));
                     continue;
                 }
                 (done, _) => done,
@@ -275,7 +275,7 @@ impl Scheduler {
             let piece = Error::catch(|| {
                 let taken = run.take(session, done, (Path::Sync, None))?;
                 if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
-                    prefixes.keep(session);
+                    prefixes.insert(session);
                 }
                 match run.has_first() {
                     true if run.nothing_to_generate() => Ok(Some(Piece::default())),
@@ -289,7 +289,7 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
-        if let Some(error) = starved.filter(|_| !goes_on) {
+        if let Some(error) = out_of_memory.filter(|_| !any_done) {
             events.extend(self.end_newest(error));
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
@@ -381,7 +381,7 @@ impl Scheduler {
     }
 
     /// Drops cached prefixes, if the pass or its drafts could exceed a memory limit.
-    fn make_room(&mut self, planned: &[(SequenceId, Work)]) {
+    fn drop_prefixes_for(&mut self, planned: &[(SequenceId, Work)]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
             let rows = planned.iter().find(|(of, _)| of == id).map_or(0, |(_, work)| work.num_rows());
@@ -389,7 +389,7 @@ impl Scheduler {
             let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
             (state.kv().bytes_of_round(rows) + of_drafters) as u64
         });
-        prefixes.make_room(needs.sum());
+        prefixes.drop_until_available(needs.sum());
     }
 
     /// Runs the pass: each sequence's rows, its work if that was not done, and its result.

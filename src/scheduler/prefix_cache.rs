@@ -52,12 +52,12 @@ pub(crate) struct PrefixCache {
 }
 
 struct State {
-    kept: Kept,
+    storage: SessionStorage,
     formats: KvOptions,
     used: u64,
 }
 
-enum Kept {
+enum SessionStorage {
     Memory { session: Session, recurrent_bytes: u64 },
     File { path: PathBuf, bytes: u64 },
 }
@@ -126,7 +126,7 @@ impl PrefixCache {
     }
 
     /// Caches the state of a sequence up to its last read token.
-    pub fn keep(&mut self, session: &mut Session) {
+    pub fn insert(&mut self, session: &mut Session) {
         let len = session.decoder().0.state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
@@ -137,7 +137,7 @@ impl PrefixCache {
         } else if !key.is_empty() {
             match session.fork_read() {
                 Ok(fork) => {
-                    self.states.insert(key, State { kept: Kept::of(fork), formats, used });
+                    self.states.insert(key, State { storage: SessionStorage::of(fork), formats, used });
                 }
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
@@ -146,32 +146,32 @@ impl PrefixCache {
     }
 
     /// Drops states until `bytes` are available under the limit of the engine's pages, or no state is left.
-    pub fn make_room(&mut self, bytes: u64) {
+    pub fn drop_until_available(&mut self, bytes: u64) {
         while self.engine.pages().available().is_some_and(|available| available < bytes) && self.drop_oldest() {}
     }
 
     /// Bytes of the pages that only states hold: those that are free once all are dropped.
     pub fn reclaimable(&self) -> u64 {
-        KvCache::bytes_of_only(self.states.values().filter_map(|state| match &state.kept {
-            Kept::Memory { session, .. } => Some(session.kv()),
-            Kept::File { .. } => None,
+        KvCache::bytes_of_only(self.states.values().filter_map(|state| match &state.storage {
+            SessionStorage::Memory { session, .. } => Some(session.kv()),
+            SessionStorage::File { .. } => None,
         }))
     }
 
     /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.
     pub fn drop_oldest(&mut self) -> bool {
-        let in_memory = |state: &State| matches!(state.kept, Kept::Memory { .. });
+        let in_memory = |state: &State| matches!(state.storage, SessionStorage::Memory { .. });
         let Some((key, mut state)) = self.take_oldest(in_memory) else { return false };
         let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
         let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key));
-        if let (true, Some(directory), Kept::Memory { session, .. }) =
-            (is_last, &self.options.directory, &mut state.kept)
+        if let (true, Some(directory), SessionStorage::Memory { session, .. }) =
+            (is_last, &self.options.directory, &mut state.storage)
         {
             let path = directory.join(format!("prefix-{:016x}-{}.session", self.name, self.files));
             self.files += 1;
             match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
                 Ok(metadata) => {
-                    state.kept = Kept::File { path, bytes: metadata.len() };
+                    state.storage = SessionStorage::File { path, bytes: metadata.len() };
                     self.states.insert(key, state);
                 }
                 Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
@@ -190,17 +190,21 @@ impl PrefixCache {
     }
 
     fn bytes(&self) -> u64 {
-        let recurrent =
-            |state: &State| if let Kept::Memory { recurrent_bytes, .. } = state.kept { recurrent_bytes } else { 0 };
+        let recurrent = |state: &State| {
+            if let SessionStorage::Memory { recurrent_bytes, .. } = state.storage { recurrent_bytes } else { 0 }
+        };
         self.engine.pages().held() + self.states.values().map(recurrent).sum::<u64>()
     }
 
     fn file_bytes(&self) -> u64 {
-        self.states.values().map(|state| if let Kept::File { bytes, .. } = state.kept { bytes } else { 0 }).sum()
+        self.states
+            .values()
+            .map(|state| if let SessionStorage::File { bytes, .. } = state.storage { bytes } else { 0 })
+            .sum()
     }
 }
 
-impl Kept {
+impl SessionStorage {
     fn of(mut session: Session) -> Self {
         let decoder = session.decoder().0;
         let recurrent_bytes = decoder.backend.recurrent_bytes(&decoder.state) as u64;
@@ -211,7 +215,7 @@ impl Kept {
 impl State {
     /// The session of `tokens`, read back if it is in a file.
     fn session(&mut self, engine: &Engine, tokens: &[u32]) -> Result<&mut Session> {
-        if let Kept::File { path, .. } = &self.kept {
+        if let SessionStorage::File { path, .. } = &self.storage {
             let session = engine.load_session(path)?;
             if session.tokens() != tokens {
                 return Err(Error::file(
@@ -219,16 +223,16 @@ impl State {
                     "was replaced by another session; use a separate directory for each scheduler",
                 ));
             }
-            self.kept = Kept::of(session);
+            self.storage = SessionStorage::of(session);
         }
-        match &mut self.kept {
-            Kept::Memory { session, .. } => Ok(session),
-            Kept::File { .. } => unreachable!("it was read above"),
+        match &mut self.storage {
+            SessionStorage::Memory { session, .. } => Ok(session),
+            SessionStorage::File { .. } => unreachable!("it was read above"),
         }
     }
 }
 
-impl Drop for Kept {
+impl Drop for SessionStorage {
     fn drop(&mut self) {
         if let Self::File { path, .. } = self
             && let Err(error) = std::fs::remove_file(&*path)

@@ -21,12 +21,12 @@ use crate::sampler::{Distribution, TokenLogprobs};
 #[derive(Clone)]
 pub(crate) struct Backend {
     pub model: Arc<dyn Model>,
-    pub device: Option<OnDevice>,
+    pub device: Option<DeviceSequence>,
 }
 
 /// A sequence on a device, and its models there.
 #[derive(Clone)]
-pub(crate) struct OnDevice {
+pub(crate) struct DeviceSequence {
     pub models: Arc<Models>,
     pub sequence: Arc<Mutex<Sequence>>,
 }
@@ -89,7 +89,7 @@ impl Backend {
     pub fn save_recurrent(&self, state: &SequenceState) -> Result<Vec<f32>> {
         match &self.device {
             None => state.save_recurrent(),
-            Some(OnDevice { models, sequence }) => models.read_recurrent(&mut sequence.lock(), state.len()),
+            Some(DeviceSequence { models, sequence }) => models.read_recurrent(&mut sequence.lock(), state.len()),
         }
     }
 
@@ -100,7 +100,7 @@ impl Backend {
     pub fn load_recurrent(&self, state: &mut SequenceState, values: &[f32]) -> Result<bool> {
         match &self.device {
             None => Ok(state.load_recurrent(values)),
-            Some(OnDevice { models, sequence }) => models.write_recurrent(&mut sequence.lock(), values),
+            Some(DeviceSequence { models, sequence }) => models.write_recurrent(&mut sequence.lock(), values),
         }
     }
 
@@ -127,7 +127,7 @@ impl Backend {
         newest: Option<&DecodeState>,
         from: &mut impl Read,
     ) -> io::Result<()> {
-        let Some(OnDevice { sequence, .. }) = &self.device else { return kv.read_from((len, written), from) };
+        let Some(DeviceSequence { sequence, .. }) = &self.device else { return kv.read_from((len, written), from) };
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
         let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
         sequence.lock().read_from(len, newest, from)?;
@@ -136,7 +136,7 @@ impl Backend {
     }
 }
 
-impl OnDevice {
+impl DeviceSequence {
     /// One pass of this sequence, whose rows are staged in `round`.
     ///
     /// # Errors

@@ -10,9 +10,9 @@ use super::chain::{Link, lengthen};
 use super::decode_state::DecodeState;
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
-use super::{Backend, Cancel, Drafting, ForwardOutput, OnDevice, Others, Proposal, Round};
+use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, Others, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
-use crate::kv::{self, Batch, SequenceState};
+use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
@@ -56,7 +56,7 @@ pub(crate) enum Done {
     /// Tokens of a prompt were read; after the last ones, the next token is known.
     Prompt(Option<(DecodeState, Vec<TokenLogprobs>)>),
     /// A round is complete.
-    Round(Box<Round>),
+    Round(Box<RoundResult>),
 }
 
 impl SpeculativeDecoder {
@@ -95,7 +95,7 @@ impl SpeculativeDecoder {
     /// Returns to a snapshot.
     pub fn restore(&mut self, snapshot: Snapshot) {
         self.state = snapshot.state;
-        if let Some((OnDevice { sequence, .. }, before)) = self.backend.device.as_ref().zip(snapshot.device) {
+        if let Some((DeviceSequence { sequence, .. }, before)) = self.backend.device.as_ref().zip(snapshot.device) {
             *sequence.lock() = before;
         }
     }
@@ -122,22 +122,22 @@ impl SpeculativeDecoder {
     pub fn forward(
         &mut self,
         ids: &[u32],
-        begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<kv::Round<'s>>,
-        wanted: OutputRows,
+        begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<Round<'s>>,
+        outputs: OutputRows,
         keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
     ) -> Result<()> {
         let round = begin(&mut self.state, ids.len())?;
         if let Some(device) = &self.backend.device {
-            let mut pass = device.pass(ids, &round, wanted)?;
-            let mut output = (wanted != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
+            let mut pass = device.pass(ids, &round, outputs)?;
+            let mut output = (outputs != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
             let keep = keep(output.as_mut())?;
             round.commit(keep);
             return Ok(());
         }
         let mut batch = Batch::of(ids, round)?;
-        let request = Request::of(&batch, wanted);
+        let request = Request::of(&batch, outputs);
         let output = self.backend.model.forward(&mut batch, &request)?;
-        let mut output = (wanted != OutputRows::None).then_some(ForwardOutput::Cpu(output));
+        let mut output = (outputs != OutputRows::None).then_some(ForwardOutput::Cpu(output));
         let keep = keep(output.as_mut())?;
         batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
         Ok(())
@@ -160,12 +160,12 @@ impl Proposing<'_> {
         self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
     }
 
-    /// Leaves the draft as it is if memory is exhausted.
-    fn settle<T>(&mut self, result: Result<T>) -> Result<()> {
+    /// If memory is exhausted, frees that of the draft models and ends the draft where it is.
+    fn handle_out_of_memory<T>(&mut self, result: Result<T>) -> Result<()> {
         match result {
             Err(Error::Memory { .. }) => {
                 self.decoder.drafting.release();
-                self.proposal.wanted = self.proposal.draft.tokens.len();
+                self.proposal.planned_len = self.proposal.draft.tokens.len();
                 Ok(())
             }
             other => other.map(drop),
@@ -180,7 +180,7 @@ impl Proposing<'_> {
         let draft = &mut self.proposal.draft;
         if let Some(readable) = draft.tokens.iter().position(|token| unreadable(*token)) {
             draft.refuse(readable);
-            self.proposal.wanted = readable;
+            self.proposal.planned_len = readable;
         }
     }
 }
@@ -190,7 +190,7 @@ impl Proposing<'_> {
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let draft_alone = |one: &mut Proposing<'_>| {
         let drafted = Error::catch(|| one.draft_alone());
-        one.settle(drafted)
+        one.handle_out_of_memory(drafted)
     };
     let mut done: Vec<_> = proposing.iter_mut().map(draft_alone).collect();
     loop {
@@ -208,12 +208,12 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         }
         for (i, result, time) in step_links(open) {
             let proposal = &mut *proposing[i].proposal;
-            if let Some(drafter) = proposal.whose {
+            if let Some(drafter) = proposal.drafter {
                 let tokens = *result.as_ref().unwrap_or(&0);
                 count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }
             proposal.lengthened(before[i], time);
-            done[i] = proposing[i].settle(result);
+            done[i] = proposing[i].handle_out_of_memory(result);
         }
     }
 }
@@ -237,8 +237,8 @@ fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Du
 /// unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
 pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     let run: fn(&mut [Step<'_>]) -> Result<Vec<Result<Done>>> = match steps.first() {
-        Some(first) if first.decoder.backend.device.is_some() => on_device,
-        _ => batched,
+        Some(first) if first.decoder.backend.device.is_some() => device_pass,
+        _ => cpu_pass,
     };
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
@@ -249,11 +249,11 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
         }
     }
     let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
-    let with_room = |step: &mut Step<'_>| match Error::catch(|| alone(step)) {
+    let with_retry = |step: &mut Step<'_>| match Error::catch(|| alone(step)) {
         Err(Error::Memory { .. }) if step.decoder.drafting.release() => Error::catch(|| alone(step)),
         done => done,
     };
-    steps.iter_mut().map(with_room).collect()
+    steps.iter_mut().map(with_retry).collect()
 }
 
 /// Whether the sequences can be in one pass: on a device, they store K and V in the same way.
@@ -286,7 +286,7 @@ impl Work {
     }
 
     /// Begins its round. Prompts are committed whole or not at all.
-    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<kv::Round<'s>> {
+    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<Round<'s>> {
         match self {
             Work::Prompt { .. } => state.begin_whole_round(rows),
             Work::Verify(_) => state.begin_round(rows),
@@ -309,8 +309,8 @@ impl Work {
 ///
 /// # Errors
 /// If the pass failed; all rounds are dropped then, and no step's work is taken.
-fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
-    let (mut batch, mut request, mut rests) = (Batch::new(), Request::default(), Vec::with_capacity(steps.len()));
+fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
+    let (mut batch, mut request, mut unfinished) = (Batch::new(), Request::default(), Vec::with_capacity(steps.len()));
     let Some(model) = steps.first().map(|step| step.decoder.backend.model.clone()) else { return Ok(Vec::new()) };
     for Step { decoder, work, rng, ends } in steps.iter_mut() {
         let SpeculativeDecoder { state, drafting, .. } = &mut **decoder;
@@ -320,19 +320,19 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let round = planned.begin_round(state, ids.len())?;
         batch.push(&ids, round)?;
         let (logits, hidden) =
-            (request.want_logits(first, ids.len(), logits), request.want_hidden(first, ids.len(), hidden));
+            (request.add_logits(first, ids.len(), logits), request.add_hidden(first, ids.len(), hidden));
         request.taps.extend(drafting.reads().taps);
-        rests.push((drafting, work, rng, ends, logits, hidden));
+        unfinished.push((drafting, work, rng, ends, logits, hidden));
     }
     request.taps.sort_unstable();
     request.taps.dedup();
     let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = rests.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
+    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
     let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = rests.iter().map(|(drafting, .., logits, hidden)| -> Result<_> {
+    let outputs = unfinished.iter().map(|(drafting, .., logits, hidden)| -> Result<_> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
@@ -341,8 +341,9 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
     });
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
-    let mut done = Vec::with_capacity(rests.len());
-    for (((drafting, work, rng, ends, ..), rows), round) in rests.into_iter().zip(outputs).zip(batch.into_rounds()) {
+    let mut done = Vec::with_capacity(unfinished.len());
+    for (((drafting, work, rng, ends, ..), rows), round) in unfinished.into_iter().zip(outputs).zip(batch.into_rounds())
+    {
         let others = all.without(counts(work));
         let timing = PassTiming { position: round.position(), verify, others };
         let finished = Error::catch(|| finish(drafting, work.take(), rows, (rng, ends), &timing));
@@ -358,8 +359,9 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
 ///
 /// # Errors
 /// If the pass failed; all rounds are dropped then, and no step's work is taken.
-fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
-    let (mut parts, mut rests, mut models) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()), None);
+fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
+    let (mut parts, mut unfinished, mut models) =
+        (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()), None);
     for Step { decoder, work, rng, ends } in steps.iter_mut() {
         let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
         let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
@@ -367,23 +369,23 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let (ids, outputs, hidden) = planned.rows(drafting);
         let round = planned.begin_round(state, ids.len())?;
         parts.push(device.part(ids, &round, (outputs, hidden)));
-        rests.push((drafting, work, rng, ends, round, [outputs, hidden].map(|rows| rows != OutputRows::None)));
+        unfinished.push((drafting, work, rng, ends, round, [outputs, hidden].map(|rows| rows != OutputRows::None)));
     }
     let Some(models) = models else { return Ok(Vec::new()) };
     let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = rests.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
+    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = || rests.iter().filter(|(.., [has_logits, _])| *has_logits).map(|(drafting, ..)| drafting);
+    let outputs = || unfinished.iter().filter(|(.., [has_logits, _])| *has_logits).map(|(drafting, ..)| drafting);
     if outputs().any(|drafting| drafting.accepts_on_device()) {
         pass.accept()?;
     } else if outputs().next().is_some() {
         pass.wait(outputs().filter_map(|drafting| drafting.largest_logits()).min())?;
     }
     let verify = start.elapsed();
-    let mut done = Vec::with_capacity(rests.len());
-    for (i, (drafting, work, rng, ends, round, [_, has_hidden])) in rests.into_iter().enumerate() {
+    let mut done = Vec::with_capacity(unfinished.len());
+    for (i, (drafting, work, rng, ends, round, [_, has_hidden])) in unfinished.into_iter().enumerate() {
         let others = all.without(counts(work));
         let timing = PassTiming { position: round.position(), verify, others };
         // Rows with logits have hidden states.

@@ -68,12 +68,15 @@ impl DrafterOptions {
     fn parameters(&mut self) -> Vec<(&'static str, &mut usize)> {
         match self {
             Self::Mtp | Self::DraftModel | Self::Forced | Self::Custom(_) => Vec::new(),
-            Self::NgramSimple(o) => vec![("n", &mut o.n), ("m", &mut o.m)],
+            Self::NgramSimple(o) => vec![("n", &mut o.ngram_len), ("m", &mut o.max_draft_tokens)],
             Self::NgramMapK(o) | Self::NgramMapK4v(o) => {
-                vec![("n", &mut o.n), ("m", &mut o.m), ("hits", &mut o.min_hits)]
+                vec![("n", &mut o.ngram_len), ("m", &mut o.max_draft_tokens), ("hits", &mut o.min_hits)]
             }
-            Self::NgramMod(o) => vec![("n", &mut o.n), ("min", &mut o.min), ("max", &mut o.max)],
-            Self::NgramCache(o) => vec![("max", &mut o.max)],
+            Self::NgramMod(o) => {
+                let (min, max) = (&mut o.min_draft_tokens, &mut o.max_draft_tokens);
+                vec![("n", &mut o.ngram_len), ("min", min), ("max", max)]
+            }
+            Self::NgramCache(o) => vec![("max", &mut o.max_draft_tokens)],
         }
     }
 

@@ -12,9 +12,9 @@ use super::chain::Link;
 use super::drafters::OutOfMemory;
 use super::proposal::{Call, count_call};
 use super::{
-    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions,
-    ForwardOutput, Judged, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal, Reads,
-    Round, Settings, States, Verdict,
+    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
+    DrafterOptions, ForwardOutput, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal,
+    Reads, RoundResult, Settings, States, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -30,7 +30,7 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     /// Options of the drafters; `None` if one of them had no memory: the next generation makes all anew.
     list: Option<Vec<DrafterOptions>>,
-    inherited: Vec<(DrafterOptions, Box<dyn Drafter>)>, // by a fork, until its drafters are made
+    forked: Vec<(DrafterOptions, Box<dyn Drafter>)>, // from the session that this is a fork of, until drafters are made
     planner: Planner,
     settings: Settings,
     rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
@@ -51,7 +51,7 @@ impl Drafting {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
         let (tokens, drafters, list) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
-        Self { tokens, newest: None, drafters, list, inherited: Vec::new(), planner, settings, rng, failed: None }
+        Self { tokens, newest: None, drafters, list, forked: Vec::new(), planner, settings, rng, failed: None }
     }
 
     /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model whose K and V do
@@ -69,7 +69,7 @@ impl Drafting {
         }
         let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
         for options in &list {
-            let drafter = self.take_inherited(options).map_or_else(|| new(options), Ok);
+            let drafter = self.take_forked(options).map_or_else(|| new(options), Ok);
             drafters.push(match drafter {
                 Err(error @ Error::Memory { .. }) => {
                     tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
@@ -83,23 +83,23 @@ impl Drafting {
         Ok(())
     }
 
-    /// Passes copies of the drafters to a fork, with their state; also of those inherited, if no generation has begun since.
-    pub fn bequeath(&self, to: &mut Self) {
-        let inherited = self.inherited.iter().map(|(options, drafter)| (options, drafter));
-        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(inherited);
-        to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
+    /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no generation has begun since.
+    pub fn fork_drafters(&self, to: &mut Self) {
+        let forked = self.forked.iter().map(|(options, drafter)| (options, drafter));
+        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(forked);
+        to.forked = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
     }
 
-    /// The inherited drafter with these options, if there is one.
-    fn take_inherited(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
-        let index = self.inherited.iter().position(|(of, _)| of == options)?;
-        Some(self.inherited.swap_remove(index).1)
+    /// The forked drafter with these options, if there is one.
+    fn take_forked(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
+        let index = self.forked.iter().position(|(of, _)| of == options)?;
+        Some(self.forked.swap_remove(index).1)
     }
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
         // They do not observe this generation.
-        self.inherited.clear();
+        self.forked.clear();
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
         self.planner = planner(&costs);
         self.settings = settings;
@@ -170,8 +170,8 @@ impl Drafting {
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.newest = None;
-        let inherited = self.inherited.iter_mut().map(|(_, drafter)| drafter);
-        self.drafters.iter_mut().chain(inherited).for_each(|drafter| drafter.truncate(len));
+        let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
+        self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
     }
 
     /// Frees the memory of models that draft, which then draft nothing until the next generation: drafts change the speed, never
@@ -242,7 +242,7 @@ impl Drafting {
         let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
         let order = self.settings.order;
-        let Some(mut drafting) = self.at_work(state, &forced) else { return Ok(Proposal::nothing()) };
+        let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing()) };
         let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
             let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
@@ -265,18 +265,18 @@ impl Drafting {
         }
         let offer = Offer { context: state.len(), most_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
-        let (mut draft, mut whose, mut wanted) = (Draft::default(), None, 0);
+        let (mut draft, mut chosen, mut planned_len) = (Draft::default(), None, 0);
         if let Plan::Draft { drafter, tokens } = decision.plan {
             draft = found[drafter].clone();
             draft.truncate(tokens);
             let is_model = self.drafters[drafter].cost() == DraftCost::PerToken;
-            (whose, wanted) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
+            (chosen, planned_len) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
         }
-        Ok(Proposal { draft, wanted, decision, calls, whose, found, forced, time: start.elapsed() })
+        Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time: start.elapsed() })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
-    fn at_work<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
+    fn drafting_context<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
         let context = Context {
             tokens: &self.tokens,
             hidden: &self.newest.as_ref()?.hidden,
@@ -298,7 +298,7 @@ impl Drafting {
         cancel: &Cancel,
     ) -> Option<Link<'a>> {
         let drafter = proposal.incomplete(cancel)?;
-        let DraftingContext { context, drafters, constraint, rng } = self.at_work(state, &proposal.forced)?;
+        let DraftingContext { context, drafters, constraint, rng } = self.drafting_context(state, &proposal.forced)?;
         let chain = drafters[drafter].chain()?;
         Some(Link { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
     }
@@ -318,7 +318,7 @@ impl Drafting {
         {
             let start = Instant::now();
             let Proposal { draft, calls, forced, .. } = &mut *proposal;
-            let Some(mut drafting) = self.at_work(state, forced) else { break };
+            let Some(mut drafting) = self.drafting_context(state, forced) else { break };
             let before = draft.tokens.len();
             drafting.draft(drafter, before + 1, draft, calls)?;
             proposal.lengthened(before, start.elapsed());
@@ -355,9 +355,9 @@ impl Drafting {
         ends: &mut dyn FnMut(u32) -> Result<bool>,
         rng: &mut impl Rng,
         timing: &PassTiming,
-    ) -> Result<Round> {
+    ) -> Result<RoundResult> {
         let start = Instant::now();
-        let Proposal { mut draft, decision, calls, whose, found, time: draft_time, .. } = proposal;
+        let Proposal { mut draft, decision, calls, drafter, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
         let (Accepted { count, next }, mut logprobs) =
             output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
@@ -381,23 +381,23 @@ impl Drafting {
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        let verdict = whose.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
+        let verdict = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
         self.observe(timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
         // A draft cut by the end of the text says nothing about the drafts after the cut.
-        let judged = if accepted < count { accepted } else { drafted };
-        let verified = whose.map(|drafter| Judged { drafter, drafted: judged, accepted });
+        let compared = if accepted < count { accepted } else { drafted };
+        let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: compared, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
-        Ok(Round {
+        Ok(RoundResult {
             tokens,
             logprobs,
             draft,
             accepted,
             decision,
             calls,
-            drafter: whose,
+            drafter,
             last,
             position,
             hidden_l2,
@@ -440,7 +440,7 @@ impl Drafting {
         &mut self,
         calls: &[Call],
         found: &[Draft],
-        verified: Option<Judged>,
+        verified: Option<DraftOutcome>,
         (rows, tokens): (usize, &[u32]),
         timing: &PassTiming,
         accept_time: Duration,
@@ -448,7 +448,7 @@ impl Drafting {
         let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
         let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
         let found: Vec<_> = found
-            .map(|(drafter, found)| Judged {
+            .map(|(drafter, found)| DraftOutcome {
                 drafter,
                 drafted: found.tokens.len().min(tokens.len()),
                 accepted: found.tokens.iter().zip(tokens).take_while(|(found, token)| found == token).count(),

@@ -23,7 +23,7 @@ mod drafting;
 mod pipeline;
 mod planner;
 mod proposal;
-mod round;
+mod round_result;
 mod settings;
 mod simulated;
 mod sources;
@@ -43,20 +43,20 @@ pub use drafters::{
 };
 pub use pipeline::{Cancel, Pending};
 pub use planner::{
-    BlockSize, Costs, Decision, Estimate, Judged, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
+    BlockSize, Costs, Decision, DraftOutcome, Estimate, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
     Planner, Reason, Tuning,
 };
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 
 pub(crate) use accept::{Verification, accept_rows};
-pub(crate) use backend::{Backend, ForwardOutput, OnDevice, States};
+pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::{MOST_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;
 pub(crate) use planner::BatchPlanner;
 pub(crate) use proposal::Proposal;
-pub(crate) use round::Round;
+pub(crate) use round_result::RoundResult;
 pub(crate) use settings::{Order, Settings};
 pub(crate) use simulated::SimulatedAcceptance;
 pub(crate) use sources::Sources;

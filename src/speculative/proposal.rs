@@ -15,12 +15,12 @@ pub(crate) struct Call {
 /// A draft to be verified, once a model has completed it to the planned length.
 pub(crate) struct Proposal {
     pub draft: Draft,
-    pub wanted: usize, // tokens of the complete draft
+    pub planned_len: usize, // tokens of the complete draft
     pub decision: Decision,
     pub calls: Vec<Call>,
-    pub whose: Option<usize>, // the drafter
-    pub found: Vec<Draft>,    // of every prompt lookup drafter
-    pub forced: Vec<u32>,     // tokens that a constraint forces
+    pub drafter: Option<usize>,
+    pub found: Vec<Draft>, // of every prompt lookup drafter
+    pub forced: Vec<u32>,  // tokens that a constraint forces
     pub time: Duration,
 }
 
@@ -30,20 +30,20 @@ impl Proposal {
         let decision =
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
-        Self { draft, wanted: 0, decision, calls, whose: None, found: Vec::new(), forced: Vec::new(), time }
+        Self { draft, planned_len: 0, decision, calls, drafter: None, found: Vec::new(), forced: Vec::new(), time }
     }
 
     /// Tokens that it verifies, when complete.
     pub fn drafted(&self) -> usize {
-        self.wanted
+        self.planned_len
     }
 
     /// The drafter whose step extends the draft; `None` if it is complete or cancelled.
     pub fn incomplete(&mut self, cancel: &Cancel) -> Option<usize> {
         if cancel.is_cancelled() {
-            self.wanted = self.draft.tokens.len();
+            self.planned_len = self.draft.tokens.len();
         }
-        self.whose.filter(|_| self.draft.tokens.len() < self.wanted)
+        self.drafter.filter(|_| self.draft.tokens.len() < self.planned_len)
     }
 
     /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is at its end,
@@ -51,7 +51,7 @@ impl Proposal {
     pub fn lengthened(&mut self, before: usize, time: Duration) {
         self.time += time;
         if self.draft.tokens.len() <= before {
-            self.wanted = self.draft.tokens.len();
+            self.planned_len = self.draft.tokens.len();
         }
     }
 }

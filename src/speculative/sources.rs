@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::backend::{Backend, OnDevice};
+use super::backend::{Backend, DeviceSequence};
 use super::drafter::{Drafter, Reads};
 use super::drafter_options::{DrafterOptions, Drafters};
 use super::drafters::{
@@ -75,7 +75,9 @@ impl Sources {
                 };
                 let assistant = self.assistant.clone().ok_or_else(missing)?;
                 match &backend.device {
-                    Some(OnDevice { models, sequence }) => Box::new(DeviceMtp::new(models.clone(), sequence.clone())),
+                    Some(DeviceSequence { models, sequence }) => {
+                        Box::new(DeviceMtp::new(models.clone(), sequence.clone()))
+                    }
                     None => Box::new(Mtp::new(assistant)),
                 }
             }

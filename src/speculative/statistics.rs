@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Costs, DrafterKind, Reason, Round};
+use super::{Costs, DrafterKind, Reason, RoundResult};
 
 /// Minimum measurements of a plain step for a comparison: the first one after a prompt runs with cold caches.
 const FIRM: usize = 2;
@@ -118,7 +118,7 @@ impl SpeculationStats {
         Self { drafters: kinds.iter().map(drafter).collect(), ..Self::default() }
     }
 
-    pub(crate) fn count(&mut self, round: &Round, wait: Duration) {
+    pub(crate) fn count(&mut self, round: &RoundResult, wait: Duration) {
         let rows = 1 + round.draft.tokens.len();
         self.rows.resize(self.rows.len().max(rows + 1), 0);
         self.rows[rows] += 1;

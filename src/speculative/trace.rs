@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::{DrafterKind, Round};
+use super::{DrafterKind, RoundResult};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::{Error, Result};
 
 /// Where trace lines are written. Clones write to the same place, so sessions may share one; lines are written whole.
 ///
-/// A generation's lines are one `begin` with the prompt's size and the drafters, a `round` each with the decision, the draft, the
-/// accept result and microseconds, a `cancelled` for a discarded draft, and one `end`.
+/// A generation's lines, by their `event`: one `begin` with the prompt's size and the drafters, one `first` with the token drawn
+/// from the prompt's pass, a `round` each with the decision, the draft, the accept result and microseconds, a `cancelled` for a
+/// discarded draft, and one `end`. A round's `path` is `sync` if it was drafted before its pass, `lazy` if it was drafted in
+/// parallel with the caller, and `skip` if nothing was drafted.
 #[derive(Clone)]
 pub struct Trace {
     sink: Arc<Mutex<Sink>>,
@@ -69,12 +71,12 @@ impl Trace {
     }
 }
 
-/// How a round's draft was made.
+/// When a round's draft was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// Drafted, then verified.
+    /// In the round, before its pass.
     Sync,
-    /// The draft was made in parallel with the caller.
+    /// After the round before, in parallel with the caller.
     Lazy,
 }
 
@@ -100,7 +102,7 @@ impl Tracer {
         self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));
     }
 
-    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &Round, path: Path, wait: Duration) {
+    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, path: Path, wait: Duration) {
         let us = |time: Duration| time.as_micros() as u64;
         let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {
             Some(p) => json!({"id": id, "p": p}),

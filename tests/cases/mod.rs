@@ -180,9 +180,9 @@ pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
 }
 
 /// Runs `ids` as one committed round.
-pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], wanted: OutputRows) -> Output {
+pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], outputs: OutputRows) -> Output {
     let round = kv.begin_round(ids.len()).expect("a round");
-    target.forward_one(ids, round, wanted, ids.len()).expect("a forward pass")
+    target.forward_one(ids, round, outputs, ids.len()).expect("a forward pass")
 }
 
 /// A tensor's elements.

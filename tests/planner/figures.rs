@@ -6,7 +6,7 @@ use foretoken::speculative::{BlockSize, Plan, Tuning};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::simulation::{LOOKUP, Lookup, NOISY, QUIET, Round, Simulation, linear, mean, rate, staircase};
+use crate::simulation::{LOOKUP, Lookup, NOISY, QUIET, SimulatedRound, Simulation, linear, mean, rate, staircase};
 
 pub const WARM_UP: usize = 200;
 pub const FLOOR_TOKENS: usize = 256;
@@ -59,7 +59,7 @@ pub fn worst<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> f64 {
 }
 
 /// Time relative to plain decoding's at the worst length; texts shorter than `FLOOR_TOKENS` count as that long.
-pub fn slowdown(rounds: &[Round], plain_ms: f64) -> f64 {
+pub fn slowdown(rounds: &[SimulatedRound], plain_ms: f64) -> f64 {
     let (mut tokens, mut steps, mut worst) = (0.0, 0.0, 0.0_f64);
     for round in rounds {
         tokens += round.emitted as f64;
@@ -258,7 +258,7 @@ pub fn adversaries(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
         Simulation::new("cheap trap", |rows| if rows < 4 { 1.0 } else { 4.0 + rows as f64 }, 0.02, &[0.5]),
     ];
     // Whether the model's and the lookup's token at a position is the target's, by the rounds before, the plan and the position.
-    type Adversary = fn(&[Round], Plan, usize) -> [bool; 2];
+    type Adversary = fn(&[SimulatedRound], Plan, usize) -> [bool; 2];
     let adversaries: [(&str, Adversary); 10] = [
         ("rejects everything", |_, _, _| [false; 2]),
         // Accepts probes, and rejects what follows.
@@ -284,7 +284,7 @@ pub fn adversaries(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
             outcome.name = format!("{}, {name}", machine.name);
             for seed in seeds.clone() {
                 let (mut rng, mut planner) = (StdRng::seed_from_u64(seed), machine.planner(BlockSize::Measured));
-                let mut rounds: Vec<Round> = Vec::new();
+                let mut rounds: Vec<SimulatedRound> = Vec::new();
                 for context in 0..3000 {
                     let text = &mut |plan, place| Some(accepted(&rounds, plan, place));
                     let round = machine.round(&mut planner, context, &mut rng, text);

@@ -1,13 +1,13 @@
 //! The planner's rules, case by case.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Judged, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
-    Planner, Reason,
+    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Machine, MtpPreset, Observation, Offer, Offered, Others,
+    Plan, Planner, Reason,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::simulation::{LOOKUP, Lookup, MODEL, Round, Simulation, linear, mean, rate};
+use crate::simulation::{LOOKUP, Lookup, MODEL, SimulatedRound, Simulation, linear, mean, rate};
 
 /// Drift of the machine's speed neither changes the block nor counts as a loss.
 #[test]
@@ -52,22 +52,22 @@ fn lookups_are_used_as_far_as_they_are_good() {
 
 /// An unused prompt lookup drafter is scored by the text that the model writes.
 #[test]
-fn lookups_are_judged_without_being_used() {
-    let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
+fn lookups_are_observed_without_being_used() {
+    let machine = Simulation::new("compared", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 200, &mut rng);
     let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
     let lookup = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
     let mut plan_after = |accepted: usize| {
         for _ in 0..20 {
-            let found = [Judged { drafter: LOOKUP, drafted: 4, accepted }];
+            let found = [DraftOutcome { drafter: LOOKUP, drafted: 4, accepted }];
             planner.observe(&Observation {
                 context: 200,
                 rows: 4,
                 others: Others::default(),
                 verify_ms: machine.verify[3],
                 steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
-                verified: Some(Judged { drafter: MODEL, drafted: 3, accepted: 3 }),
+                verified: Some(DraftOutcome { drafter: MODEL, drafted: 3, accepted: 3 }),
                 found: &found,
                 emitted: 4,
             });
@@ -194,9 +194,9 @@ fn a_context_length_is_measured_for_itself() {
     let far = Simulation::new("long", |rows| rows as f64, 0.05, &[0.6]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(5), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 300, &mut rng);
-    let drafted = |rounds: &[Round]| rounds.iter().filter(|round| round.plan != Plan::Plain).count();
+    let drafted = |rounds: &[SimulatedRound]| rounds.iter().filter(|round| round.plan != Plan::Plain).count();
     let near = drafted(&machine.run(&mut planner, 100, &mut rng));
-    let mut at = |simulation: &Simulation, context, rounds| -> Vec<Round> {
+    let mut at = |simulation: &Simulation, context, rounds| -> Vec<SimulatedRound> {
         (0..rounds).map(|_| simulation.round(&mut planner, context, &mut rng, &mut |_, _| None)).collect()
     };
     at(&far, 5000, 100);
@@ -240,7 +240,7 @@ fn streaks_fall_to_lookup() {
 
 #[test]
 fn costs_are_saved_and_loaded() {
-    let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let own = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
     let mut costs = Costs::new(own.clone());
     for (rows, ms) in [(1, 4.0), (2, 4.2), (4, 5.0), (8, 7.0)] {
         (0..9).for_each(|_| costs.verified(600, rows, ms));
@@ -268,7 +268,7 @@ fn costs_are_saved_and_loaded() {
 /// Out-of-range values in a file are rejected by name; all other values can be planned with.
 #[test]
 fn costs_out_of_range_are_refused() {
-    let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let own = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("costs.json");
     let load = |verify: &str, draft: &str| {

@@ -1,7 +1,7 @@
 //! Simulated machines: tables of round costs and acceptance rates, with noise, and the planner's rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Judged, Observation, Offer, Offered, Others, Plan, Planner, Reason,
+    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Observation, Offer, Offered, Others, Plan, Planner, Reason,
     Tuning,
 };
 use rand::Rng;
@@ -51,7 +51,7 @@ pub struct Simulation {
 
 /// Result of a round: expected tokens, emitted tokens, milliseconds without noise.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub struct SimulatedRound {
     pub plan: Plan,
     pub reason: Reason,
     pub expected: f64,
@@ -178,7 +178,13 @@ impl Simulation {
     }
 
     /// One round.
-    pub fn round(&self, planner: &mut Planner, context: usize, rng: &mut StdRng, text: &mut Text<'_>) -> Round {
+    pub fn round(
+        &self,
+        planner: &mut Planner,
+        context: usize,
+        rng: &mut StdRng,
+        text: &mut Text<'_>,
+    ) -> SimulatedRound {
         let mut offered =
             vec![Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 }];
         let found = self.lookup.filter(|lookup| rng.random::<f64>() < lookup.found).map_or(0, |lookup| lookup.tokens);
@@ -203,28 +209,31 @@ impl Simulation {
         let count = drafter.map_or(0, |drafter| accepted(drafter, drafted));
         let emitted = count + 1;
         let ms = self.verify[drafted] + steps as f64 * self.step;
-        let judged =
-            Judged { drafter: LOOKUP, drafted: found.min(emitted), accepted: accepted(LOOKUP, found.min(emitted)) };
+        let outcome = DraftOutcome {
+            drafter: LOOKUP,
+            drafted: found.min(emitted),
+            accepted: accepted(LOOKUP, found.min(emitted)),
+        };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             others: Others::default(),
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
-            verified: drafter.map(|drafter| Judged { drafter, drafted, accepted: count }),
-            found: if found > 0 { std::slice::from_ref(&judged) } else { &[] },
+            verified: drafter.map(|drafter| DraftOutcome { drafter, drafted, accepted: count }),
+            found: if found > 0 { std::slice::from_ref(&outcome) } else { &[] },
             emitted,
         });
-        Round { plan, reason: decision.reason, expected, emitted, ms }
+        SimulatedRound { plan, reason: decision.reason, expected, emitted, ms }
     }
 
-    pub fn run(&self, planner: &mut Planner, rounds: usize, rng: &mut StdRng) -> Vec<Round> {
+    pub fn run(&self, planner: &mut Planner, rounds: usize, rng: &mut StdRng) -> Vec<SimulatedRound> {
         (0..rounds).map(|round| self.round(planner, round, rng, &mut |_, _| None)).collect()
     }
 }
 
 /// Expected tokens per millisecond.
-pub fn rate(rounds: &[Round]) -> f64 {
+pub fn rate(rounds: &[SimulatedRound]) -> f64 {
     rounds.iter().map(|round| round.expected).sum::<f64>() / rounds.iter().map(|round| round.ms).sum::<f64>()
 }
 

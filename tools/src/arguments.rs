@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
 use foretoken::checkpoint::find_assistants;
-use foretoken::gemma4::{BuildCentroids, CentroidConfig, Centroids, CentroidsWanted};
+use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
@@ -173,7 +173,7 @@ impl CentroidChoice {
             Self::Built(CentroidSizes { count, scored }) => Centroids::Build(BuildCentroids {
                 sizes: CentroidConfig { num_centroids: count, top_k: scored },
                 cache,
-                wanted: CentroidsWanted::Always,
+                usage: CentroidUsage::Always,
             }),
         }
     }

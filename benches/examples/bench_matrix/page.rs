@@ -93,16 +93,16 @@ fn best<'s, 'a>(section: &'s Section<'a>) -> Option<(&'s Row<'a>, Spread)> {
 
 /// The result in one line.
 fn verdict(section: &Section) -> String {
-    let Some((best, won)) = best(section) else { return String::new() };
+    let Some((best, speedup)) = best(section) else { return String::new() };
     let of_best = |row: &&Row| row.is_off() && row.cell.prompt == best.cell.prompt && row.cell.kv == best.cell.kv;
     let off = section.rows.iter().find(of_best).map_or(String::new(), |row| speed(row.speed.median));
     let drafting = || section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
     let slower = drafting().filter(|row| row.speedup.is_some_and(|times| times.median < 1.0)).count();
-    let (class, says) = judged(won);
+    let (class, says) = speedup_class(speedup);
     format!(
         "<div class=\"verdict {class}\"><strong>{:.2}\u{d7}</strong><p><b>{says}:</b> {off} \u{2192} {} tokens/s with {}, \
          {}, K/V {}.<br><span>{}</span></p></div>",
-        won.median,
+        speedup.median,
         speed(best.speed.median),
         escape(&best.cell.mode),
         best.cell.prompt,
@@ -115,8 +115,8 @@ fn verdict(section: &Section) -> String {
 }
 
 /// CSS class and wording for a speed-up.
-fn judged(won: Spread) -> (&'static str, &'static str) {
-    match won.median {
+fn speedup_class(speedup: Spread) -> (&'static str, &'static str) {
+    match speedup.median {
         pays if pays >= 1.03 => ("pays", "Speculation is faster"),
         lost if lost < 0.97 => ("loses", "Speculation is slower"),
         _ => ("even", "Speculation makes little difference"),
@@ -126,10 +126,10 @@ fn judged(won: Spread) -> (&'static str, &'static str) {
 /// Overview of several pairs.
 fn overview(sections: &[Section]) -> String {
     let line = |section: &Section| {
-        let (row, won) = best(section)?;
-        let (class, _) = judged(won);
+        let (row, speedup) = best(section)?;
+        let (class, _) = speedup_class(speedup);
         let (pair, mode) = (escape(&section.setting.pair), escape(&row.cell.mode));
-        Some(format!("<li class={class}>{pair} <strong>{:.2}\u{d7}</strong> <span>{mode}</span></li>", won.median))
+        Some(format!("<li class={class}>{pair} <strong>{:.2}\u{d7}</strong> <span>{mode}</span></li>", speedup.median))
     };
     match sections {
         [] | [_] => String::new(),

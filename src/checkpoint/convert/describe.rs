@@ -8,7 +8,7 @@ use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 use crate::{Error, Result};
 
 /// Frequency divisor of a pair that does not rotate.
-const STANDS_STILL: f32 = 1e30;
+const NO_ROTATION: f32 = 1e30;
 
 /// Declares a target's keys, except for `general.*` and the tokenizer's.
 pub(super) fn target(file: &mut GgufWriter, path: &Path, config: &TextConfig) -> Result<()> {
@@ -120,7 +120,7 @@ fn head_dim(path: &Path, layers: &[LayerConfig], attention: AttentionType) -> Re
 pub(super) fn rope_freqs(config: &TextConfig) -> Option<Vec<f32>> {
     let full = config.layers.iter().find(|layer| layer.attention == AttentionType::Full)?;
     let pairs = full.head_dim / 2;
-    let turning = (config.rope_full.partial_rotary_factor * pairs as f64) as usize;
+    let rotating = (config.rope_full.partial_rotary_factor * pairs as f64) as usize;
     let divisor = config.rope_full.factor as f32;
-    Some((0..pairs).map(|pair| if pair < turning { divisor } else { STANDS_STILL }).collect())
+    Some((0..pairs).map(|pair| if pair < rotating { divisor } else { NO_ROTATION }).collect())
 }

@@ -23,7 +23,7 @@ const PROJECTOR: &str = "clip";
 /// Maximum number of suppressed tokens.
 const MAX_SUPPRESSED: usize = 1 << 16;
 /// Frequency divisor from which a pair counts as not rotated: below 1e-6 radians at position 1e6.
-const STANDS_STILL: f32 = 1e20;
+const NO_ROTATION: f32 = 1e20;
 /// transformers' default, for files without the key.
 const DEFAULT_CENTROID_TOP_K: usize = 32;
 /// Share of the pairs of full layers that rotate, for assistants without `rope_freqs.weight`.
@@ -314,17 +314,17 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
     }
     let divisors: Vec<f32> = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
     // If no pair rotates, the angles are undefined.
-    let factor = divisors.first().copied().filter(|factor| *factor < STANDS_STILL).unwrap_or(1.0);
-    let turning = divisors.iter().take_while(|x| **x == factor).count();
-    let rest_stands = divisors[turning..].iter().all(|x| *x >= STANDS_STILL);
-    if !(factor > 0.0 && factor < STANDS_STILL && rest_stands) {
+    let factor = divisors.first().copied().filter(|factor| *factor < NO_ROTATION).unwrap_or(1.0);
+    let rotating = divisors.iter().take_while(|x| **x == factor).count();
+    let rest_is_fixed = divisors[rotating..].iter().all(|x| *x >= NO_ROTATION);
+    if !(factor > 0.0 && factor < NO_ROTATION && rest_is_fixed) {
         let problem = "must be one divisor for the first pairs and 1e30 for the rest, as in Gemma 4";
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
     // Rounding the exact factor could lose a pair.
-    let gives = |factor: &f64| (factor * full.head_dim as f64 / 2.0).floor() as usize == turning;
-    let exact = turning as f64 / pairs as f64;
-    let partial_rotary_factor = if gives(&exact) { exact } else { (turning as f64 + 0.5) / pairs as f64 };
+    let gives = |factor: &f64| (factor * full.head_dim as f64 / 2.0).floor() as usize == rotating;
+    let exact = rotating as f64 / pairs as f64;
+    let partial_rotary_factor = if gives(&exact) { exact } else { (rotating as f64 + 0.5) / pairs as f64 };
     Ok(RopeConfig { theta, partial_rotary_factor, factor: f64::from(factor) })
 }
 

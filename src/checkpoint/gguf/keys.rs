@@ -46,9 +46,9 @@ impl<'a> Keys<'a> {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.gguf.keys().collect()) {
             None => Ok(()),
-            Some((name, wanted)) => {
+            Some((name, absent)) => {
                 let problem =
-                    format!("is not a known key; did you mean {wanted}, which is missing? Download the file again");
+                    format!("is not a known key; did you mean {absent}, which is missing? Download the file again");
                 Err(self.gguf.key_error(&shown(name), problem))
             }
         }

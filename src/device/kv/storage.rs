@@ -66,13 +66,13 @@ impl StoragePlan {
             Ok(SidePlan { channels, element: options.exact.element, quantized: Some(layout) })
         };
         let (key, value) = options.formats(layout, index);
-        let derived = store.k_eq_v.is_some() && options.k_eq_v == KEqV::Derived;
+        let recomputed = store.k_eq_v.is_some() && options.k_eq_v == KEqV::Recomputed;
         let (recomputes_keys, both_quantized) = match (key, value) {
-            (KvFormat::Exact(key), KvFormat::Exact(value)) => (derived && key == value, false),
+            (KvFormat::Exact(key), KvFormat::Exact(value)) => (recomputed && key == value, false),
             (KvFormat::Quantized(_), KvFormat::Quantized(_)) => (false, true),
             _ => (false, false),
         };
-        let rotary_first = (recomputes_keys || derived && both_quantized)
+        let rotary_first = (recomputes_keys || recomputed && both_quantized)
             .then(|| RotaryFirst::of(store, layout.inverse_frequencies.len()))
             .flatten();
         let key_channels = rotary_first.as_ref().map_or(width, RotaryFirst::rotary_channels);

@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// Runs the model over emitted tokens, whose rows it keeps, and over its own draft, whose rows it drops.
 ///
 /// The draft is recomputed for every token added to it, staged and dropped: rows of a batch cost little compared to reading the
-/// weights, which happens once either way. Keeping the draft's rows and rolling them back would need a cache that can be
-/// truncated after a commit.
+/// weights, which happens once either way. Committing the draft's rows would need [`SequenceState::rewind`] after every rejected
+/// draft: a recurrent state cannot be rewound, and a sliding window only by the rows of one round.
 pub struct DraftModel {
     model: Arc<ChainedModel>,
     state: SequenceState,
@@ -125,12 +125,12 @@ impl DraftChain for DraftModel {
 
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
         // A model with a shorter context than the target's stops drafting at its end.
-        let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
+        let left = self.state.kv().max_context().saturating_sub(context.tokens.len());
         if self.state.len() != self.read.len() {
             // It has another text's rows: there was no memory for a new state.
             return Ok(ChainStep::End);
         }
-        if draft.tokens.len() >= room.min(self.state.kv().max_round_rows()) {
+        if draft.tokens.len() >= left.min(self.state.kv().max_round_rows()) {
             return Ok(ChainStep::End);
         }
         self.reading.clear();

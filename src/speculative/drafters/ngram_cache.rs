@@ -127,7 +127,7 @@ impl NgramCache {
 #[derive(Clone, Debug, PartialEq)]
 pub struct NgramCacheOptions {
     /// Maximum tokens drafted. Default: 8.
-    pub max: usize,
+    pub max_draft_tokens: usize,
     /// The static cache: two-token n-grams of a large corpus. Default: none.
     pub corpus: Option<Arc<NgramCache>>,
     /// The dynamic cache, learnt from earlier texts. Default: none.
@@ -136,6 +136,6 @@ pub struct NgramCacheOptions {
 
 impl Default for NgramCacheOptions {
     fn default() -> Self {
-        Self { max: 8, corpus: None, earlier: None }
+        Self { max_draft_tokens: 8, corpus: None, earlier: None }
     }
 }

@@ -93,7 +93,7 @@ impl Drafter for NgramCacheDrafter {
         let newest = context.tokens.len().saturating_sub(LONGEST);
         let mut tokens = context.tokens[newest..].to_vec();
         let given = tokens.len();
-        while tokens.len() < given + most.min(self.options.max) {
+        while tokens.len() < given + most.min(self.options.max_draft_tokens) {
             let Some(next) = self.next(&tokens) else { break };
             tokens.push(next);
         }

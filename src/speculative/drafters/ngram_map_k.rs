@@ -12,21 +12,21 @@ use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observ
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramMapOptions {
     /// Tokens per key. Default: 12.
-    pub n: usize,
-    /// Maximum tokens drafted. Default: 48.
-    pub m: usize,
+    pub ngram_len: usize,
+    /// Maximum tokens drafted. [`super::NgramMapK4v`] counts continuations of exactly this length. Default: 48.
+    pub max_draft_tokens: usize,
     /// How often the draft must have followed the key. Default: 1.
     pub min_hits: usize,
 }
 
 impl NgramMapOptions {
     /// Parameters of `auto`: shorter keys, because the planner weighs their acceptance.
-    pub const AUTO: Self = Self { n: 6, m: 48, min_hits: 1 };
+    pub const AUTO: Self = Self { ngram_len: 6, max_draft_tokens: 48, min_hits: 1 };
 }
 
 impl Default for NgramMapOptions {
     fn default() -> Self {
-        Self { n: 12, m: 48, min_hits: 1 }
+        Self { ngram_len: 12, max_draft_tokens: 48, min_hits: 1 }
     }
 }
 
@@ -54,14 +54,16 @@ impl NgramMapK {
 
     /// Indexes the new n-grams that are followed by a token, including those across rounds.
     fn index(&mut self, tokens: &[u32]) {
-        let n = self.options.n;
+        let n = self.options.ngram_len;
         for end in self.indexed.max(n)..tokens.len() {
             let ngram = &tokens[end - n..end];
-            let key =
-                self.keys.entry(hash(ngram)).or_insert_with(|| Key { ends: Vec::new(), cap: Cap::new(self.options.m) });
+            let key = self
+                .keys
+                .entry(hash(ngram))
+                .or_insert_with(|| Key { ends: Vec::new(), cap: Cap::new(self.options.max_draft_tokens) });
             // Hash collision: the newer n-gram replaces the older.
             if key.ends.last().is_some_and(|last| tokens[*last as usize - n..*last as usize] != *ngram) {
-                *key = Key { ends: Vec::new(), cap: Cap::new(self.options.m) };
+                *key = Key { ends: Vec::new(), cap: Cap::new(self.options.max_draft_tokens) };
             }
             if key.ends.len() == OCCURRENCES {
                 key.ends.remove(0);
@@ -95,7 +97,7 @@ impl Drafter for NgramMapK {
     /// Follows the last occurrence while at least `min_hits` occurrences agree.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         self.drafted = None;
-        let (tokens, n) = (context.tokens, self.options.n);
+        let (tokens, n) = (context.tokens, self.options.ngram_len);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
         let hash = hash(&tokens[start..]);
         let Some(key) = self.keys.get(&hash) else { return Ok(()) };
@@ -103,7 +105,7 @@ impl Drafter for NgramMapK {
         if tokens[last - n..last] != tokens[start..] {
             return Ok(());
         }
-        let mut found = copy(tokens, last, most.min(self.options.m).min(key.cap.tokens()));
+        let mut found = copy(tokens, last, most.min(self.options.max_draft_tokens).min(key.cap.tokens()));
         if self.options.min_hits > 1 {
             // How far each occurrence agrees with the draft; the min_hits-th longest is the length.
             let mut agreed: Vec<usize> = (key.ends.iter())
@@ -124,7 +126,7 @@ impl Drafter for NgramMapK {
         if let (Some(hash), Some(own)) = (self.drafted.take(), own)
             && let Some(key) = self.keys.get_mut(&hash)
         {
-            key.cap.learn(own.drafted, own.accepted, self.options.m);
+            key.cap.learn(own.drafted, own.accepted, self.options.max_draft_tokens);
         }
         self.index(tokens);
         Ok(())

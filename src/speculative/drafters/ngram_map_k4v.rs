@@ -38,7 +38,7 @@ impl NgramMapK4v {
 
     /// Counts every completed m-gram under the key before it.
     fn index(&mut self, tokens: &[u32]) {
-        let NgramMapOptions { n, m, .. } = self.options;
+        let NgramMapOptions { ngram_len: n, max_draft_tokens: m, .. } = self.options;
         for len in (self.indexed + 1).max(n.saturating_add(m))..=tokens.len() {
             let start = len - m;
             let (ngram, mgram) = (&tokens[start - n..start], &tokens[start..len]);
@@ -87,7 +87,7 @@ impl Drafter for NgramMapK4v {
     /// Drafts the most frequent m-gram, if it is at least twice as frequent as the others together.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         self.drafted = None;
-        let (tokens, NgramMapOptions { n, m, min_hits }) = (context.tokens, self.options);
+        let (tokens, NgramMapOptions { ngram_len: n, max_draft_tokens: m, min_hits }) = (context.tokens, self.options);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
         let hash = hash(&tokens[start..]);
         let Some(key) = self.keys.get(&hash) else { return Ok(()) };
@@ -110,7 +110,7 @@ impl Drafter for NgramMapK4v {
         if let (Some((hash, i)), Some(own)) = (self.drafted.take(), own)
             && let Some(value) = self.keys.get_mut(&hash).and_then(|key| key.values.get_mut(i))
         {
-            value.cap.learn(own.drafted, own.accepted, self.options.m);
+            value.cap.learn(own.drafted, own.accepted, self.options.max_draft_tokens);
         }
         self.index(tokens);
         Ok(())

@@ -13,16 +13,16 @@ use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observ
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramModOptions {
     /// Tokens per key. Default: 16.
-    pub n: usize,
-    /// Minimum length of a draft. Default: 2; the planner judges whether a short draft pays off.
-    pub min: usize,
+    pub ngram_len: usize,
+    /// Minimum length of a draft. Default: 2; the planner decides whether a short draft pays off.
+    pub min_draft_tokens: usize,
     /// Maximum tokens drafted. Default: 64.
-    pub max: usize,
+    pub max_draft_tokens: usize,
 }
 
 impl Default for NgramModOptions {
     fn default() -> Self {
-        Self { n: 16, min: 2, max: 64 }
+        Self { ngram_len: 16, min_draft_tokens: 2, max_draft_tokens: 64 }
     }
 }
 
@@ -98,7 +98,7 @@ impl NgramMod {
 
 impl NgramMod {
     fn learn(&mut self, tokens: &[u32]) {
-        self.pool.learn(tokens, self.options.n, self.indexed);
+        self.pool.learn(tokens, self.options.ngram_len, self.indexed);
         self.indexed = tokens.len();
     }
 }
@@ -124,7 +124,7 @@ impl Drafter for NgramMod {
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
-        let NgramModOptions { n, min, max } = self.options;
+        let NgramModOptions { ngram_len: n, min_draft_tokens: min, max_draft_tokens: max } = self.options;
         let Some(start) = context.tokens.len().checked_sub(n) else { return Ok(()) };
         let found = self.pool.follow(&context.tokens[start..], max.min(most));
         if found.len() >= min.min(most) {

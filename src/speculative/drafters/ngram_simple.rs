@@ -10,14 +10,14 @@ use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observ
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramSimpleOptions {
     /// Tokens that must match. Default: 12.
-    pub n: usize,
+    pub ngram_len: usize,
     /// Maximum tokens drafted. Default: 48.
-    pub m: usize,
+    pub max_draft_tokens: usize,
 }
 
 impl Default for NgramSimpleOptions {
     fn default() -> Self {
-        Self { n: 12, m: 48 }
+        Self { ngram_len: 12, max_draft_tokens: 48 }
     }
 }
 
@@ -45,11 +45,11 @@ impl Drafter for NgramSimple {
     fn begin(&mut self, _: &[u32]) {}
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
-        let (tokens, n) = (context.tokens, self.options.n);
+        let (tokens, n) = (context.tokens, self.options.ngram_len);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
         let key = &tokens[start..];
         if let Some(at) = (0..start).rev().find(|at| tokens[*at..at + n] == *key) {
-            draft.tokens = copy(tokens, at + n, most.min(self.options.m));
+            draft.tokens = copy(tokens, at + n, most.min(self.options.max_draft_tokens));
         }
         Ok(())
     }

@@ -57,8 +57,9 @@ fn clip(difference: f64, tuning: &Tuning) -> f64 {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Instruction set.
-    pub isa: String,
+    /// The instruction set of the CPU, or the name of the device that runs the models; `isa` in a file.
+    #[serde(rename = "isa")]
+    pub processor: String,
     /// Number of threads.
     pub threads: usize,
     /// Bytes of weights read per step of the target.
@@ -69,10 +70,10 @@ pub struct Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { isa, threads, step_bytes, step_multiply_adds } = self;
+        let Self { processor, threads, step_bytes, step_multiply_adds } = self;
         write!(
             f,
-            "{isa} (threads: {threads}; bytes per step: {step_bytes}; multiply-adds per step: {step_multiply_adds})"
+            "{processor} (threads: {threads}; bytes per step: {step_bytes}; multiply-adds per step: {step_multiply_adds})"
         )
     }
 }

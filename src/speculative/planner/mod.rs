@@ -152,21 +152,21 @@ pub struct Observation<'a> {
     pub rows: usize,
     /// Other sequences in the pass.
     pub others: Others,
-    /// Milliseconds of the verification, for the whole batch.
+    /// Milliseconds of the whole batch's pass and of this sequence's acceptance.
     pub verify_ms: f64,
     /// The model that drafted, the number of tokens requested and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
-    pub verified: Option<Judged>,
+    pub verified: Option<DraftOutcome>,
     /// Prompt lookup drafts, verified or not, up to the number of emitted tokens.
-    pub found: &'a [Judged],
+    pub found: &'a [DraftOutcome],
     /// Tokens emitted.
     pub emitted: usize,
 }
 
 /// A draft, and how much of it the target's tokens confirm.
 #[derive(Clone, Copy, Debug)]
-pub struct Judged {
+pub struct DraftOutcome {
     /// The drafter.
     pub drafter: usize,
     /// Tokens that were verified, or compared with emitted tokens.
@@ -205,7 +205,7 @@ pub struct Planner {
     acceptance: Vec<Acceptance>,
     emitted: usize,
     since_plain: usize,
-    won: f64,         // plain steps gained over plain decoding
+    gained: f64,      // plain steps gained over plain decoding
     exploration: f64, // plain steps that may be spent on probes
     streak: Option<Streak>,
 }
@@ -226,7 +226,7 @@ impl Planner {
             costs,
             emitted: 0,
             since_plain: 0,
-            won: 0.0,
+            gained: 0.0,
             exploration: 0.0,
             streak: skip_streak.map(Streak::new),
         }
@@ -245,10 +245,10 @@ impl Planner {
 
     /// The plan of the next round.
     pub fn decide(&mut self, offer: &Offer<'_>) -> Decision {
-        let resting = self.streak.as_mut().is_some_and(Streak::rests);
-        let candidates = self.candidates(offer, resting);
+        let is_paused = self.streak.as_mut().is_some_and(Streak::begin_round);
+        let candidates = self.candidates(offer, is_paused);
         let (plain, tuning) = (&candidates[0], *self.costs.tuning());
-        let (plain_ms, balance) = (plain.cost.ms, self.won + tuning.loss * self.emitted.max(SHORTEST) as f64);
+        let (plain_ms, balance) = (plain.cost.ms, self.gained + tuning.loss * self.emitted.max(SHORTEST) as f64);
         let decision = |of: &Candidate, reason| Decision {
             plan: of.plan,
             reason,
@@ -298,7 +298,7 @@ impl Planner {
     }
 
     /// A plain step, and every draft that could be verified.
-    fn candidates(&self, offer: &Offer<'_>, resting: bool) -> Vec<Candidate> {
+    fn candidates(&self, offer: &Offer<'_>, is_paused: bool) -> Vec<Candidate> {
         let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
         let longest = match given {
             None => tuning
@@ -316,7 +316,8 @@ impl Planner {
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
-        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(resting && one.cost == DraftCost::PerToken)) {
+        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(is_paused && one.cost == DraftCost::PerToken))
+        {
             let (rows, step) = match one.cost {
                 DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
                 // Already drafted.
@@ -363,7 +364,7 @@ impl Planner {
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
         // A plain step is assumed to cost its lower bound: while that is uncertain, less may be lost.
-        self.won += round.emitted as f64 - if round.rows > 1 { spent_ms / plain.least_ms } else { 1.0 };
+        self.gained += round.emitted as f64 - if round.rows > 1 { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
     }
 }

@@ -6,33 +6,34 @@
 pub(super) struct Streak {
     limit: usize,
     failed: usize,
-    rest: usize, // rounds left of this pause
-    next: usize, // rounds of the next pause
+    pause: usize,      // rounds left of this pause
+    next_pause: usize, // in rounds
 }
 
 /// The longest pause, in rounds.
-const LONGEST_REST: usize = 32;
+const MAX_PAUSE: usize = 32;
 
 impl Streak {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, failed: 0, rest: 0, next: 1 }
+        Self { limit, failed: 0, pause: 0, next_pause: 1 }
     }
 
-    pub(super) fn rests(&mut self) -> bool {
-        let rests = self.rest > 0;
-        self.rest = self.rest.saturating_sub(1);
-        rests
+    /// Begins a round. Returns whether the model is paused in it.
+    pub(super) fn begin_round(&mut self) -> bool {
+        let is_paused = self.pause > 0;
+        self.pause = self.pause.saturating_sub(1);
+        is_paused
     }
 
     pub(super) fn observe(&mut self, accepted: usize) {
         if accepted > 0 {
-            (self.failed, self.next) = (0, 1);
+            (self.failed, self.next_pause) = (0, 1);
             return;
         }
         self.failed += 1;
         if self.failed >= self.limit {
-            (self.failed, self.rest) = (0, self.next);
-            self.next = (2 * self.next).min(LONGEST_REST);
+            (self.failed, self.pause) = (0, self.next_pause);
+            self.next_pause = (2 * self.next_pause).min(MAX_PAUSE);
         }
     }
 }
@@ -42,14 +43,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_grow_until_something_is_accepted() {
+    fn pauses_grow_until_a_token_is_accepted() {
         let mut streak = Streak::new(2);
-        let mut rests_after = |accepted: [usize; 2]| {
+        let mut pause_after = |accepted: [usize; 2]| {
             accepted.iter().for_each(|accepted| streak.observe(*accepted));
-            (0..).take_while(|_| streak.rests()).count()
+            (0..).take_while(|_| streak.begin_round()).count()
         };
-        assert_eq!([0; 4].map(|_| rests_after([0, 0])), [1, 2, 4, 8]);
-        assert_eq!(rests_after([0, 3]), 0);
-        assert_eq!(rests_after([0, 0]), 1);
+        assert_eq!([0; 4].map(|_| pause_after([0, 0])), [1, 2, 4, 8]);
+        assert_eq!(pause_after([0, 3]), 0);
+        assert_eq!(pause_after([0, 0]), 1);
     }
 }

@@ -42,22 +42,22 @@ pub fn print(
         }
         None => line("memory", &format!("{} of weights", mebibytes(weights))),
     }
-    let room = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
-    let preset = contexts(facts, room);
+    let free = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
+    let preset = contexts(facts, free);
     tokens_per_second(facts, assistant, threads)?;
     line("command", &command(checkpoint, assistant, preset)?);
     Ok(())
 }
 
-/// Prints the context that fits in `room` bytes for every preset; returns the first preset with the full or a long context.
-fn contexts(facts: &TargetFacts, room: Option<u64>) -> KvPreset {
+/// Prints the context that fits in `free` bytes for every preset; returns the first preset with the full or a long context.
+fn contexts(facts: &TargetFacts, free: Option<u64>) -> KvPreset {
     let longest = facts.max_position_embeddings;
     let mut chosen = None;
     for preset in KvPreset::ALL {
         // Sizes only: pages are allocated on demand.
         let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
         let Ok(cache) = KvCache::new(facts.kv_layout.clone(), &options, longest, Isa::best()) else { continue };
-        let fits = room.map_or(longest, |room| largest(longest, |len| cache.bytes_at(len) as u64 <= room));
+        let fits = free.map_or(longest, |free| largest(longest, |len| cache.bytes_at(len) as u64 <= free));
         let per_token = cache.bytes_per_token();
         line(
             "context",

@@ -143,7 +143,7 @@ impl<'a> Groups<'a> {
             let emptiest = groups.of(token).min_by_key(|choice| groups.members[*choice].len());
             match emptiest.filter(|choice| groups.members[*choice].len() < size) {
                 Some(choice) => groups.members[choice].push(token),
-                None => groups.make_room(token),
+                None => groups.insert_by_moving(token),
             }
         }
         groups
@@ -155,7 +155,7 @@ impl<'a> Groups<'a> {
 
     /// Finds the shortest chain of tokens that can each move to another of their choices, the last into a centroid
     /// with free capacity, and moves them, so that `token` gets one of its choices.
-    fn make_room(&mut self, token: u32) {
+    fn insert_by_moving(&mut self, token: u32) {
         let mut came_from: Vec<Option<(u32, Option<usize>)>> = vec![None; self.members.len()];
         let mut queue = std::collections::VecDeque::new();
         for choice in self.of(token) {

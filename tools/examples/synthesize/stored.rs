@@ -119,14 +119,14 @@ impl Quantize {
 
     /// The type of a matrix with rows of `inputs`; `more` if the mix uses more bits for it.
     pub fn matrix(self, inputs: usize, more: bool) -> Stored {
-        let wanted = match self {
+        let preferred = match self {
             Self::Mix if more => Q6_K,
             Self::Mix => Q4_K,
             Self::All(stored) => stored,
         };
-        match wanted {
+        match preferred {
             Stored::Blocks(kind) if !inputs.is_multiple_of(kind.block_len()) => Q8_0,
-            wanted => wanted,
+            preferred => preferred,
         }
     }
 

@@ -7,7 +7,7 @@ use super::{Decision, Draft};
 use crate::sampler::TokenLogprobs;
 
 /// Result of a round.
-pub(crate) struct Round {
+pub(crate) struct RoundResult {
     /// The emitted tokens, at least one.
     pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenLogprobs>,

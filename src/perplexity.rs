@@ -87,6 +87,10 @@ pub fn perplexity(
         let problem = format!("are {}, fewer than a window of {window}", tokens.len());
         return Err(Error::argument("tokens", format!("{problem}; use a longer text or a shorter window")));
     }
+    if let Some(id) = tokens.iter().find(|id| **id as usize >= target.vocab_size()) {
+        let problem = format!("token id {id} is outside the vocabulary of {}", target.vocab_size());
+        return Err(Error::argument("tokens", problem));
+    }
     let limit = target.max_position_embeddings();
     if window > limit {
         return Err(Error::Context { needed: window, limit });

@@ -62,6 +62,9 @@ impl Run {
         if prompt.is_empty() {
             return Err(Error::argument("prompt", "is empty; pass at least one token"));
         }
+        if engine.parts.tokenizer.is_none() && options.stop.strings.iter().any(|stop| !stop.is_empty()) {
+            return Err(Error::argument("stop.strings", "need a tokenizer, and the checkpoint has none; omit them"));
+        }
         let vocab = decoder.backend.model.num_readable_tokens();
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
             return Err(Error::argument("prompt", format!("token id {id} is outside the vocabulary of {vocab}")));
@@ -159,9 +162,10 @@ impl Run {
     }
 
     /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again.
-    pub fn put_back(&mut self, work: Work) {
-        if let Work::Prompt { ids, .. } = work {
-            self.prompt.splice(0..0, ids);
+    pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
+        match work {
+            Work::Prompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),
+            Work::Verify(proposal) => decoder.drafting.take_back(*proposal),
         }
     }
 
@@ -378,8 +382,13 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
         if let Work::Verify(proposal) = &mut work {
             decoder.complete(proposal, &run.cancel)?;
         }
-        let step = run.step(decoder, work, engine.parts.tokenizer.as_deref());
-        run_pass(&mut [step]).pop().unwrap_or(Ok(Done::Prompt(None)))
+        let mut steps = [run.step(decoder, work, engine.parts.tokenizer.as_deref())];
+        loop {
+            match run_pass(&mut steps).pop().unwrap_or(Ok(Done::Prompt(None))) {
+                Err(Error::Memory { .. }) if steps[0].give_up_drafts() => {}
+                done => return done,
+            }
+        }
     });
     run.take(session, done, (path, waited))
 }

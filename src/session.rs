@@ -194,6 +194,9 @@ impl Session {
     /// round, and a recurrent state cannot be rewound. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         let decoder = self.decoder().0;
+        if len == decoder.drafting.tokens.len() {
+            return Ok(());
+        }
         decoder.state.rewind(len)?;
         decoder.drafting.truncate(len);
         Ok(())

@@ -851,7 +851,7 @@ fn calls_in_xml_follow_their_schemas() {
             (&[("name", "null")], r#","name":null"#),
             (
                 &[("list", r#"[{"x": "é"}, {"x": ""}]"#), ("either", "true")],
-                r#","list":[{"x": "é"}, {"x": ""}],"either":true"#,
+                r#","list":[{"x":"é"},{"x":""}],"either":true"#,
             ),
         ] {
             let script = open(parameters);

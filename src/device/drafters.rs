@@ -262,6 +262,10 @@ impl Drafter for DeviceDraftModel {
         Ok(())
     }
 
+    fn holds_pages(&self) -> bool {
+        true
+    }
+
     fn page_bytes(&self, end: usize) -> usize {
         self.sequence.lock().kv().bytes_to_reserve(self.sure, end)
     }

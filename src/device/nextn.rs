@@ -327,6 +327,10 @@ impl Drafter for DeviceNextN {
         }
     }
 
+    fn holds_pages(&self) -> bool {
+        true
+    }
+
     fn page_bytes(&self, end: usize) -> usize {
         self.sequence.lock().kv().bytes_to_reserve(self.rows, end.saturating_sub(self.first))
     }

@@ -92,12 +92,13 @@ impl KvCache {
     /// # Errors
     /// If there are fewer positions, or such a row was overwritten. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
-        if len > self.len || !self.stores.iter().all(|store| store.holds(len, self.written)) {
-            let problem = format!("{} positions cannot be truncated to {len}", self.len);
-            return Err(Error::argument(
-                "len",
-                format!("{problem}: rows of a sliding window were overwritten; start a new session"),
-            ));
+        let problem = format!("{} positions cannot be truncated to {len}", self.len);
+        if len > self.len {
+            return Err(Error::argument("len", problem));
+        }
+        if !self.stores.iter().all(|store| store.holds(len, self.written)) {
+            let problem = format!("{problem}: rows of a sliding window were overwritten; start a new session");
+            return Err(Error::argument("len", problem));
         }
         self.len = len;
         if len == 0 {

@@ -49,7 +49,12 @@ impl Sampler {
 
     /// Whether the token is the argmax of the unmodified logits.
     pub(crate) fn is_plain_greedy(&self) -> bool {
-        self.sampling.temperature == 0.0 && self.history() == 0
+        self.is_greedy() && self.history() == 0
+    }
+
+    /// Whether the most probable token is taken.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0
     }
 
     /// The number of largest logits that a distribution depends on, with those equal to the least; `None` if it depends on all.

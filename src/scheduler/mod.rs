@@ -60,8 +60,9 @@ pub struct Event {
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what it would
 /// have written alone, whatever the others do: byte for byte when greedy, or when sampled with speculation off or one drafter
-/// with a fixed block, except `ngram-mod`, whose table all sequences of the engine fill. Finished sequences keep their K/V until
-/// [`Scheduler::remove`].
+/// with a fixed block, except `ngram-mod`, whose table all sequences of the engine fill; a NextN head behind a cached prefix, which
+/// drafts from its own state only if that is cached as well; and if memory is exhausted by all sequences together, so that they go
+/// on without drafts. Finished sequences keep their K/V until [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
@@ -91,6 +92,8 @@ pub struct Scheduler {
     prefixes: Option<PrefixCache>,
     slots: Vec<Slot>,
     next: u64,
+    /// Whether passes have no drafts, as all sequences waited for memory.
+    plain: bool,
 }
 
 struct Slot {
@@ -107,7 +110,7 @@ impl Scheduler {
         let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
-        Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0 }
+        Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0, plain: false }
     }
 
     /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted. An automatic context counts the memory of
@@ -235,7 +238,8 @@ impl Scheduler {
     }
 
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits for memory: if
-    /// there is none for a sequence's rows, it goes on when another one was removed. If all wait, the newest ends with the error.
+    /// there is none for a sequence's rows, it goes on when another one was removed. If all wait, they go on without drafts, then
+    /// without draft models, and then the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -259,7 +263,7 @@ impl Scheduler {
             let Slot { session, run, waits, .. } = slot;
             let done = match (done, work) {
                 (Err(error @ Error::Memory { .. }), Some(work)) => {
-                    run.put_back(work);
+                    run.put_back(session.decoder().0, work);
                     (*waits, out_of_memory) = (true, Some(error));
                     continue;
                 }
@@ -289,8 +293,9 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
-        if let Some(error) = out_of_memory.filter(|_| !any_done) {
-            events.extend(self.end_newest(error));
+        match out_of_memory {
+            Some(error) if !any_done => events.extend(self.give_way(error)),
+            _ => self.plain = false,
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
@@ -305,10 +310,18 @@ impl Scheduler {
         events
     }
 
-    /// Ends the newest generation: the others go on when it is removed.
-    fn end_newest(&mut self, error: Error) -> Option<Event> {
+    /// If all wait for memory, gives up the drafts of a pass, else the pages of a sequence's drafters, else the newest generation:
+    /// the others go on when it is removed.
+    fn give_way(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
-        let newest = self.slots.iter_mut().rev().find(|slot| slot.run.finish_reason().is_none())?;
+        if !std::mem::replace(&mut self.plain, true) {
+            return None;
+        }
+        let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();
+        if self.slots.iter_mut().rev().filter(running).any(|slot| slot.session.decoder().0.drafting.release()) {
+            return None;
+        }
+        let newest = self.slots.iter_mut().rev().find(running)?;
         let failed = newest.run.fail(&mut newest.session, error);
         Some(newest.event(failed))
     }
@@ -341,6 +354,7 @@ impl Scheduler {
             }
             let most_rows = match session.decoder().0.drafting.chooses() {
                 _ if run.is_reading() => left.min(of_prompts).max(1),
+                _ if self.plain => 1,
                 true if !drafts => 1,
                 _ => usize::MAX,
             };

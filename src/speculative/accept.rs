@@ -35,17 +35,25 @@ pub fn accept(draft: &Draft, target_probs: &[Distribution], rng: &mut impl Rng) 
     }
 }
 
-/// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted.
+/// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted. If it fails behind an
+/// accepted draft, that one is the last token: it is the next round's first, whose row fails again.
 ///
 /// # Errors
-/// Those of `target_probs`.
+/// Those of `target_probs(0)`.
 pub(crate) fn accept_rows<E>(
     draft: &Draft,
     mut target_probs: impl FnMut(usize) -> Result<Distribution, E>,
     rng: &mut impl Rng,
 ) -> Result<Accepted, E> {
+    let mut row = |count: usize| match (target_probs(count), count) {
+        (Err(_), 1..) => Ok(Err(Accepted { count: count - 1, next: draft.tokens[count - 1] })),
+        (target, _) => target.map(Ok),
+    };
     for (count, token) in draft.tokens.iter().enumerate() {
-        let target = target_probs(count)?;
+        let target = match row(count)? {
+            Ok(target) => target,
+            Err(accepted) => return Ok(accepted),
+        };
         let one_hot;
         let proposal = match &draft.probs {
             Some(probs) => &probs[count],
@@ -62,7 +70,10 @@ pub(crate) fn accept_rows<E>(
         }
     }
     let count = draft.tokens.len();
-    let target = target_probs(count)?;
+    let target = match row(count)? {
+        Ok(target) => target,
+        Err(accepted) => return Ok(accepted),
+    };
     let next = match &draft.refused {
         Some(refused) => target.residual(refused).sample(rng),
         None => target.sample(rng),
@@ -136,5 +147,12 @@ mod tests {
         // Neither distribution has the token.
         let draft = Draft { tokens: vec![9], probs: Some(vec![Distribution::certain(8)]), ..Draft::default() };
         assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count: 0, next: 5 });
+        // A row that fails behind an accepted draft.
+        let draft = Draft { tokens: vec![5, 6, 7], ..Draft::default() };
+        for (fails, want) in [(0, Err(0)), (1, Ok((0, 5))), (2, Ok((1, 6))), (3, Ok((2, 7)))] {
+            let probs = |row: usize| if row == fails { Err(row) } else { Ok(Distribution::certain(5 + row as u32)) };
+            let accepted = accept_rows(&draft, probs, &mut rng).map(|accepted| (accepted.count, accepted.next));
+            assert_eq!(accepted, want, "row {fails}");
+        }
     }
 }

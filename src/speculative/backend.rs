@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Observed, Verdict, Verification, accept_rows};
-use crate::Result;
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
 use crate::kv::{KvCache, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
+use crate::{Error, Result};
 
 /// A target, and the sequence on a device if it runs on one. Lengths, limits and rollback are in the host's state in
 /// either case: for a device, its KV cache only counts rows.
@@ -204,7 +204,9 @@ impl ForwardOutput<'_> {
         let logits = self.logits(rows)?;
         let vocab = logits.len() / rows;
         let row = |i: usize| &logits[i * vocab..(i + 1) * vocab];
-        let accepted = accepted(draft, simulated, |i| rule.distribution(row(i), &draft.tokens[..i]), rng)?;
+        // A processor's panic is an error of its row.
+        let distribution = |i: usize| Error::catch(|| rule.distribution(row(i), &draft.tokens[..i]));
+        let accepted = accepted(draft, simulated, distribution, rng)?;
         let logprobs = rule.logprobs.map(|top| {
             let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();
             emitted.map(|(i, token)| TokenLogprobs::of(rule.sampler.isa(), row(i), *token, top)).collect()

@@ -51,6 +51,34 @@ pub(crate) struct Step<'s> {
     pub ends: Ends<'s>,
 }
 
+impl Step<'_> {
+    /// Whether the step without its draft may succeed, and yields what it would have yielded: a greedy text depends on no draft.
+    /// Other texts wait for memory with theirs. A row that is not finite may be the draft's, if only the drafter chose that.
+    fn fails_for_draft(&self, error: &Error) -> bool {
+        let Some(Work::Verify(proposal)) = &self.work else { return false };
+        let is_greedy = self.decoder.drafting.is_greedy();
+        match error {
+            Error::Memory { .. } => is_greedy,
+            Error::NotFinite { .. } => is_greedy || proposal.draft.probs.is_none(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether there was a draft.
+    fn drop_draft(&mut self) -> bool {
+        let Some(Work::Verify(proposal)) = &mut self.work else { return false };
+        let drafted = proposal.drafted();
+        proposal.draft.truncate(0);
+        (proposal.planned_len, proposal.drafter) = (0, None);
+        drafted > 0
+    }
+
+    /// Needs less memory: gives up the draft, else the drafters' pages. Returns whether there was any of these.
+    pub fn give_up_drafts(&mut self) -> bool {
+        self.drop_draft() || self.decoder.drafting.release()
+    }
+}
+
 /// Result of a step.
 pub(crate) enum Done {
     /// Tokens of a prompt were read; after the last ones, the next token is known.
@@ -243,14 +271,14 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
             Ok(done) => return done,
-            Err(error) if steps.len() == 1 && !matches!(error, Error::Memory { .. }) => return vec![Err(error)],
+            Err(error) if steps.len() == 1 && !steps[0].fails_for_draft(&error) => return vec![Err(error)],
             // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
             Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
         }
     }
     let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
     let with_retry = |step: &mut Step<'_>| match Error::catch(|| alone(step)) {
-        Err(Error::Memory { .. }) if step.decoder.drafting.release() => Error::catch(|| alone(step)),
+        Err(error) if step.fails_for_draft(&error) && step.drop_draft() => Error::catch(|| alone(step)),
         done => done,
     };
     steps.iter_mut().map(with_retry).collect()

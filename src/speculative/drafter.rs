@@ -203,6 +203,11 @@ pub trait Drafter: Send {
         0
     }
 
+    /// Whether it holds pages of K and V, so that dropping it frees memory. Default: no.
+    fn holds_pages(&self) -> bool {
+        false
+    }
+
     /// What it has learnt that other sequences may use.
     fn learnt(&self) -> Option<NgramCache> {
         None

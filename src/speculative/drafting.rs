@@ -100,6 +100,7 @@ impl Drafting {
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
         // They do not observe this generation.
         self.forked.clear();
+        self.failed = None;
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
         self.planner = planner(&costs);
         self.settings = settings;
@@ -174,11 +175,21 @@ impl Drafting {
         self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
     }
 
-    /// Frees the memory of models that draft, which then draft nothing until the next generation: drafts change the speed, never
+    /// Whether the text does not depend on its drafts.
+    pub fn is_greedy(&self) -> bool {
+        self.settings.sampler.is_greedy()
+    }
+
+    /// Takes back a proposal that was not verified: the next one is drawn from the same random numbers.
+    pub fn take_back(&mut self, proposal: Proposal) {
+        self.rng = proposal.rng.unwrap_or_else(|| self.rng.clone());
+    }
+
+    /// Frees the pages of models that draft, which then draft nothing until the next generation: drafts change the speed, never
     /// whether a text fits memory. Returns whether there were any.
     pub fn release(&mut self) -> bool {
         let mut released = false;
-        for drafter in self.drafters.iter_mut().filter(|drafter| drafter.cost() == DraftCost::PerToken) {
+        for drafter in self.drafters.iter_mut().filter(|drafter| drafter.holds_pages()) {
             *drafter = Box::new(OutOfMemory { kind: drafter.kind(), reads: drafter.reads() });
             released = true;
         }
@@ -235,7 +246,7 @@ impl Drafting {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        let start = Instant::now();
+        let (start, rng) = (Instant::now(), Some(self.rng.clone()));
         let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
         let most = most_rows - 1;
         let constraint = self.settings.constraint.as_ref();
@@ -272,7 +283,8 @@ impl Drafting {
             let is_model = self.drafters[drafter].cost() == DraftCost::PerToken;
             (chosen, planned_len) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
         }
-        Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time: start.elapsed() })
+        let time = start.elapsed();
+        Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time, rng })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
@@ -429,9 +441,14 @@ impl Drafting {
             let observed = Error::catch(|| drafter.observe(&states.observed(&self.tokens, first, own)));
             self.failed = self.failed.take().or(observed.err());
         }
-        if matches!(self.failed, Some(Error::Memory { .. })) {
-            self.failed = None;
-            self.release();
+        match &self.failed {
+            Some(Error::Memory { .. }) => {
+                self.failed = None;
+                self.release();
+            }
+            // The next generation makes them anew.
+            Some(_) => self.list = None,
+            None => {}
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+
 use super::{Cancel, Decision, Draft, Plan, Reason};
 
 /// One drafter's work in a round.
@@ -22,6 +24,7 @@ pub(crate) struct Proposal {
     pub found: Vec<Draft>, // of every prompt lookup drafter
     pub forced: Vec<u32>,  // tokens that a constraint forces
     pub time: Duration,
+    pub rng: Option<StdRng>, // that of drafts, before
 }
 
 impl Proposal {
@@ -29,8 +32,9 @@ impl Proposal {
     pub fn nothing() -> Self {
         let decision =
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
-        let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
-        Self { draft, planned_len: 0, decision, calls, drafter: None, found: Vec::new(), forced: Vec::new(), time }
+        let (draft, calls, found, forced) = (Draft::default(), Vec::new(), Vec::new(), Vec::new());
+        let time = Duration::ZERO;
+        Self { draft, planned_len: 0, decision, calls, drafter: None, found, forced, time, rng: None }
     }
 
     /// Tokens that it verifies, when complete.

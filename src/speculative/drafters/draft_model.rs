@@ -107,6 +107,10 @@ impl Drafter for DraftModel {
         Some(self)
     }
 
+    fn holds_pages(&self) -> bool {
+        true
+    }
+
     fn page_bytes(&self, end: usize) -> usize {
         self.state.kv().bytes_of_round(end.saturating_sub(self.read.len()))
     }

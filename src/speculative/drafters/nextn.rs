@@ -174,6 +174,10 @@ impl Drafter for NextN {
         }))
     }
 
+    fn holds_pages(&self) -> bool {
+        true
+    }
+
     fn page_bytes(&self, end: usize) -> usize {
         self.cache.bytes_of_round(end.saturating_sub(self.first + self.rows))
     }

@@ -1,0 +1,330 @@
+//! What fails because of a draft does not change the text: memory, rows of rejected tokens, errors behind accepted ones.
+
+mod cases;
+
+use std::sync::Arc;
+
+use foretoken::checkpoint::{Checkpoint, StepCost};
+use foretoken::gemma4::Target;
+use foretoken::kv::{Batch, KvOptions, PagePool, SequenceState};
+use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::speculative::{
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Drafters, Observed,
+};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output,
+    Request, Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
+    Stop,
+};
+use rand::rngs::StdRng;
+
+fn engine(kv_memory: Option<u64>) -> Engine {
+    let case = cases::named("dense");
+    let (assistant, target) = (case.assistant_path(), case.path.join("target"));
+    let options = EngineOptions { threads: Some(1), kv_memory, assistant, ..EngineOptions::new(target) };
+    Engine::load(&options).expect("an engine")
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
+}
+
+/// Tokens to draft after a sequence, at most as many as given.
+type Drafts = Arc<dyn Fn(&[u32], usize) -> Vec<u32> + Send + Sync>;
+
+/// Drafts what a function says; fails to observe sequences of `fails_at` tokens and more.
+struct Given {
+    drafts: Drafts,
+    fails_at: usize,
+}
+
+impl Drafter for Given {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        draft.tokens = (self.drafts)(context.tokens, most);
+        Ok(())
+    }
+
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        if seen.tokens.len() < self.fails_at {
+            return Ok(());
+        }
+        Err(Error::Tokenizer("the drafter's".into()))
+    }
+}
+
+fn given(
+    block: usize,
+    fails_at: usize,
+    drafts: impl Fn(&[u32], usize) -> Vec<u32> + Send + Sync + 'static,
+) -> Speculation {
+    let drafts: Drafts = Arc::new(drafts);
+    let new = move || -> Box<dyn Drafter> { Box::new(Given { drafts: drafts.clone(), fails_at }) };
+    let drafters = Drafters::Custom(CustomDrafter::new("given", new));
+    Speculation::With(SpeculationOptions { drafters, block: BlockSize::Fixed(block), ..SpeculationOptions::default() })
+}
+
+/// The tokens, and the error that ended them.
+fn outcome(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {
+    let (mut ids, mut error) = (Vec::new(), None);
+    for piece in session.generate(prompt, options).expect("a generation") {
+        match piece {
+            Ok(piece) => ids.extend(piece.tokens),
+            Err(failed) => error = Some(failed.to_string()),
+        }
+    }
+    (ids, error)
+}
+
+fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {
+    outcome(&mut engine.session(&SessionOptions::default()).expect("a session"), prompt, options)
+}
+
+#[test]
+fn a_drafter_s_error_does_not_end_a_later_text() {
+    let engine = engine(None);
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let failing = GenerateOptions { speculation: given(3, 8, |_, most| vec![9; most]), ..plain(5) };
+    assert_eq!(outcome(&mut session, &[5, 6, 7], &failing).0.len(), 5);
+    let (ids, error) = outcome(&mut session, &[8], &plain(5));
+    assert_eq!((ids.len(), error), (5, None));
+}
+
+/// Fails after a number of tokens: with an error, or a panic.
+#[derive(Debug)]
+struct Budget {
+    tokens: usize,
+    panics: bool,
+}
+
+impl LogitsProcessor for Budget {
+    fn process(&self, tokens: &[u32], _: &mut [f32]) -> Result<()> {
+        match tokens.len() >= self.tokens {
+            true if self.panics => panic!("the budget"),
+            true => Err(Error::Tokenizer("the budget".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn accepted_tokens_before_an_error_are_kept() {
+    let engine = engine(None);
+    let prompt = [5, 6, 7];
+    let text = alone(&engine, &prompt, &plain(30)).0;
+    for (tokens, panics) in (8..14).flat_map(|tokens| [(tokens, false), (tokens, true)]) {
+        let with = |speculation| {
+            let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(Budget { tokens, panics }));
+            GenerateOptions { speculation, logits_processor, ..plain(30) }
+        };
+        let known = text.clone();
+        let right =
+            given(6, usize::MAX, move |seen, most| known[seen.len() - 3..].iter().copied().take(most).collect());
+        let want = alone(&engine, &prompt, &with(Speculation::Off));
+        assert_eq!(want.0.len(), tokens - 3);
+        assert_eq!(alone(&engine, &prompt, &with(right)), want, "{tokens} {panics}");
+    }
+}
+
+/// A target of which the pass over one token fails.
+struct Poisoned {
+    target: Target,
+    token: u32,
+}
+
+impl Model for Poisoned {
+    fn vocab_size(&self) -> usize {
+        self.target.vocab_size()
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.target.hidden_size()
+    }
+
+    fn max_position_embeddings(&self) -> usize {
+        self.target.max_position_embeddings()
+    }
+
+    fn step_cost(&self) -> StepCost {
+        self.target.step_cost()
+    }
+
+    fn fingerprint(&self) -> Result<u64> {
+        self.target.fingerprint()
+    }
+
+    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
+        self.target.new_state(options, pool)
+    }
+
+    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
+        if batch.ids().contains(&self.token) {
+            return Err(Error::NotFinite { what: "K", layer: Some(0), position: None, found: None });
+        }
+        self.target.forward(batch, request)
+    }
+}
+
+#[test]
+fn the_row_of_a_rejected_draft_may_fail() {
+    let path = cases::named("dense").path.join("target");
+    let target =
+        Checkpoint::open(&path).and_then(|checkpoint| Target::load(&checkpoint, Isa::best())).expect("a target");
+    let engine = Engine::from_model(Arc::new(Poisoned { target, token: 100 }), 1).expect("an engine");
+    let want = alone(&engine, &[5, 6, 7], &plain(10));
+    assert!(want.1.is_none() && !want.0.contains(&100), "{want:?}");
+    let wrong = GenerateOptions { speculation: given(3, usize::MAX, |_, most| vec![100; most]), ..plain(10) };
+    assert_eq!(alone(&engine, &[5, 6, 7], &wrong), want);
+}
+
+/// Rounds of 16 rows, in pages of which the pool has few.
+fn small_sessions() -> SessionOptions {
+    SessionOptions { kv: KvOptions { max_context: Some(256), max_round_rows: 16, ..KvOptions::default() } }
+}
+
+/// Runs generations in a scheduler: their tokens, errors and numbers of drafts.
+fn run(engine: &Engine, works: Vec<(Session, &[u32], &GenerateOptions)>) -> Vec<(Vec<u32>, Option<String>, usize)> {
+    let mut scheduler = Scheduler::new(engine, SchedulerOptions::default());
+    let mut done = vec![(Vec::new(), None, 0); works.len()];
+    let add = |(session, prompt, options)| scheduler.add(session, prompt, options).expect("a sequence");
+    let ids: Vec<_> = works.into_iter().map(add).collect();
+    while scheduler.is_active() {
+        let events = scheduler.step();
+        let mut ended = Vec::new();
+        for event in events {
+            let at = ids.iter().position(|id| *id == event.id).expect("one of them");
+            done[at].2 = scheduler.statistics(event.id).expect("its statistics").drafted;
+            match event.piece {
+                Ok(piece) => done[at].0.extend(piece.tokens),
+                Err(error) => done[at].1 = Some(error.to_string()),
+            }
+            ended.extend(event.finish_reason.map(|_| event.id));
+        }
+        ended.into_iter().for_each(|id| drop(scheduler.remove(id)));
+    }
+    done
+}
+
+#[test]
+fn memory_for_the_text_alone_is_enough() {
+    let prompt: Vec<u32> = (0..120).map(|i| 3 + i * 7 % 50).collect();
+    let free = engine(None);
+    let mut session = free.session(&small_sessions()).expect("a session");
+    let text = outcome(&mut session, &prompt, &plain(8)).0;
+    let small = free.pages().held();
+    outcome(&mut session, &prompt, &plain(5));
+    let limit = free.pages().held().max(2 * small);
+    drop(session);
+    // The text ends before a second page, into which the rows of drafts reach.
+    let end = text[5];
+    let want = text[..=text.iter().position(|token| *token == end).expect("its end")].to_vec();
+    let lookup = SpeculationOptions {
+        drafters: "ngram-simple:n=1:m=15".parse().expect("drafters"),
+        block: BlockSize::Fixed(16),
+        ..SpeculationOptions::default()
+    };
+    for speculation in [
+        Speculation::Off,
+        Speculation::Mtp(MtpOptions { block_size: 16, ..MtpOptions::default() }),
+        given(16, usize::MAX, |_, most| vec![9; most]),
+        Speculation::With(lookup),
+    ] {
+        let mut options = GenerateOptions { speculation, ..plain(64) };
+        options.stop.tokens = vec![end];
+        let engine = engine(Some(limit));
+        let sessions = || {
+            let [session, mut other] = [(); 2].map(|()| engine.session(&small_sessions()).expect("a session"));
+            outcome(&mut other, &prompt[..100], &plain(1));
+            (session, other)
+        };
+        let (mut session, other) = sessions();
+        assert_eq!(outcome(&mut session, &prompt, &options), (want.clone(), None), "{:?}", options.speculation);
+        drop((session, other));
+        let (session, _other) = sessions();
+        let done = run(&engine, vec![(session, &prompt, &options)]);
+        assert_eq!((&done[0].0, &done[0].1), (&want, &None), "{:?}, in a scheduler", options.speculation);
+    }
+}
+
+/// Two sequences and memory for the second page of one: the other waits. Its text and its drafts are those that it has alone.
+#[test]
+fn a_sequence_that_waits_for_memory_keeps_its_drafts() {
+    let prompts: [Vec<u32>; 2] =
+        [(0..122).map(|i| 3 + i * 7 % 50).collect(), (0..118).map(|i| 3 + i * 11 % 50).collect()];
+    let free = engine(None);
+    let mut session = free.session(&small_sessions()).expect("a session");
+    outcome(&mut session, &prompts[0][..100], &plain(1));
+    let page = free.pages().held();
+    outcome(&mut session, &prompts[0][..50], &plain(1));
+    let limit = page + free.pages().held();
+    drop(session);
+    for (temperature, drafts) in
+        [(0.0, DraftSampling::Greedy), (0.9, DraftSampling::Greedy), (0.9, DraftSampling::Sampled)]
+    {
+        for seed in 0..4 {
+            let with = |max_tokens| GenerateOptions {
+                sampling: Sampling { temperature, ..Sampling::default() },
+                seed,
+                speculation: Speculation::Mtp(MtpOptions { block_size: 4, drafts }),
+                ..plain(max_tokens)
+            };
+            let options = [with(20), with(60)];
+            let work = |engine: &Engine, i: usize| {
+                (engine.session(&small_sessions()).expect("a session"), &*prompts[i], &options[i])
+            };
+            let want = [0, 1].map(|i| run(&free, vec![work(&free, i)]).remove(0));
+            let small = engine(Some(limit));
+            let both = run(&small, vec![work(&small, 0), work(&small, 1)]);
+            for (got, want) in both.iter().zip(&want) {
+                assert_eq!((&got.0, &got.1), (&want.0, &None), "temperature {temperature}, {drafts:?}, seed {seed}");
+                assert!(got.2 * 10 >= want.2 * 9, "{} of {} drafts", got.2, want.2);
+            }
+        }
+    }
+}
+
+#[test]
+fn perplexity_refuses_ids_outside_the_vocabulary() {
+    let engine = engine(None);
+    let vocab = engine.target().vocab_size() as u32;
+    for at in [0, 1, 15] {
+        let mut tokens: Vec<u32> = (5..21).collect();
+        tokens[at] = vocab;
+        let options = PerplexityOptions { window: 16, ..PerplexityOptions::default() };
+        let error = perplexity(&engine, &tokens, &options, |_| ()).err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("outside the vocabulary")), "{at}");
+    }
+}
+
+#[test]
+fn stop_strings_need_a_tokenizer() {
+    let engine = engine(None);
+    assert!(engine.tokenizer().is_err());
+    let mut options = plain(4);
+    options.stop.strings = vec!["x".into()];
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let error = session.generate(&[5], &options).err().map(|error| error.to_string());
+    assert!(error.is_some_and(|error| error.contains("stop.strings: need a tokenizer")));
+}
+
+#[test]
+fn rewinding_to_all_tokens_changes_nothing() {
+    let engine = engine(None);
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    outcome(&mut session, &[5, 6, 7], &plain(4));
+    let tokens = session.tokens().to_vec();
+    session.rewind(tokens.len()).expect("nothing to do");
+    assert_eq!(session.tokens(), tokens);
+    let error = session.rewind(tokens.len() + 1).map_err(|error| error.to_string());
+    assert!(error.is_err_and(|error| error.ends_with(&format!("cannot be truncated to {}", tokens.len() + 1))));
+}

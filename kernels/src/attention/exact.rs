@@ -125,7 +125,7 @@ impl<K: Element> KeyRange<'_, K> {
             *q = query.query.as_ptr();
         }
         let mut j = self.range.start;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `N` queries are `head_dim` long, and `range` lies in the block.
         unsafe {
             while j + J <= self.range.end {
                 self.score_some::<L, N, J>(l, q, j, scores);

@@ -75,7 +75,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
     scores: &mut [f64],
 ) {
     let l = unpacker.lanes;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the queries are quantized for the page.
     let means = unsafe { mean_scores(l, page, active, 0) };
     let strips = range.start / LANES..range.end.div_ceil(LANES);
     let mut sums = [TokenFloats([0.0; PAGE_TOKENS]); N];

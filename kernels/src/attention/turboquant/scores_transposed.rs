@@ -75,7 +75,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
     scores: &mut [f64],
 ) {
     let l = unpacker.lanes;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the queries are quantized for the page, and a group begins at `from`.
     let means = unsafe { mean_scores(l, page, active, from) };
     let halves = LANES / L::LANES;
     for chunk in range.start / LANES..range.end.div_ceil(LANES) {

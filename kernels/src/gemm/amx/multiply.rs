@@ -83,7 +83,7 @@ impl AmxOp for MatMul<'_> {
             }
         }
         if let Some(previous) = previous {
-            // SAFETY: as above; the last block's sums are in its C tiles.
+            // SAFETY: `run_tiles` entered the features; the registers have these shapes and the last block's sums.
             unsafe {
                 if even {
                     store_c::<false>(&mut c)
@@ -165,9 +165,8 @@ impl MatMul<'_> {
                 )
             };
         }
-        // SAFETY: as the caller's. An A tile of whole steps is inside the matrix; one at an edge is a copy. Prefetching
-        // reads nothing. Each `asm!` declares the register that it writes; `TileRegisters` explains why later ones can
-        // read it.
+        // SAFETY: the registers are configured; `words` has the row block; an A tile is inside `w` or a copy. Each
+        // `asm!` declares the register that it writes; `TileRegisters` explains why later ones can read it.
         unsafe {
             let here = self.w.as_ptr().add(columns.start * inputs);
             let next = here.wrapping_add(2 * SIDE * inputs);
@@ -258,7 +257,7 @@ impl MatMul<'_> {
             let count = (columns.end - start).min(SIDE);
             for (row, outputs) in (block.rows * SIDE..rows).zip(outputs) {
                 let y = &mut self.y.row_mut(row)[start - columns.start..][..count];
-                // SAFETY: as above; `y` has an element for every lane that is stored.
+                // SAFETY: the caller entered the features; `y` has an element for every lane that is stored.
                 unsafe {
                     match y.first_chunk_mut::<SIDE>() {
                         Some(y) => l.store(y.as_mut_ptr().cast(), outputs),

@@ -28,7 +28,7 @@ const fn prefetch_distance(streams: usize) -> usize {
 /// Xeon, four runs are 25 % faster.
 pub(super) fn reads_one_run_faster() -> bool {
     #[cfg(target_arch = "x86_64")]
-    let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD only
+    let amd = crate::isa::is_amd();
     #[cfg(not(target_arch = "x86_64"))]
     let amd = false;
     amd

@@ -153,7 +153,7 @@ mod tests {
         let mut right = unsafe { right.assume_written() };
         assert_eq!((right.rows(), right.range()), (2, 8..10));
         assert_eq!(right.row_mut(0), [0.0; 2]);
-        // SAFETY: all are initialised above.
+        // SAFETY: the loop wrote every column of both rows.
         assert_eq!(matrix.map(|x| unsafe { x.assume_init() }), [1., 0., 0., 1., 1., 1.]);
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct Function(pub sys::CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread; what they name is immutable while `Opened` lives.
 unsafe impl Send for Opened {}
-// SAFETY: as above; the map is protected by a lock.
+// SAFETY: the driver synchronizes calls with the device, context and modules; a lock protects the maps.
 unsafe impl Sync for Opened {}
 
 impl std::fmt::Debug for Device {
@@ -85,7 +85,7 @@ impl Device {
         let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
         let ordinal = ordinal.ok_or(CudaError::NoDevice { index, count })?;
         let mut device = 0;
-        // SAFETY: as above.
+        // SAFETY: the driver is initialised; the pointer is to a device handle.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
         let info = info(device, driver)?;
         if info.capability.0 < 8 {

@@ -37,7 +37,7 @@ pub struct Recorder {
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: an executable graph may be launched and destroyed on any thread; without `Sync`, one at a time uses it.
 unsafe impl Send for Graph {}
 
 impl Stream {

@@ -80,7 +80,8 @@ impl<T: Pod> Buffer<T> {
     pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), MetalError> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
-        // SAFETY: as in `write_at`; any bytes are a valid `T: Pod`.
+        // SAFETY: `ready` checked the length, and any bytes are a valid `T: Pod`. The lock excludes other threads'
+        // copies, and the contract of `Stream::launch` launches that write these elements.
         unsafe {
             self.bytes.cast::<T>().add(at).cast::<u8>().copy_to(elements.as_mut_ptr().cast(), size_of_val(elements));
         }

@@ -56,7 +56,7 @@ impl Stream {
     /// requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), MetalError> {
         let launch = recorded(&self.device, launch)?;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller guarantees the plan's memory, and that accesses do not conflict, until the launch ends.
         unsafe { lock(&self.state).launch(&self.device.0.memories, &launch) }
     }
 
@@ -87,7 +87,7 @@ impl Stream {
     /// As [`Stream::launch`], for every recorded launch.
     pub unsafe fn replay(&self, graph: &Graph) -> Result<(), MetalError> {
         let mut state = lock(&self.state);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller guarantees each launch's memory, and that accesses do not conflict, until it ends.
         graph.launches.iter().try_for_each(|launch| unsafe { state.launch(&self.device.0.memories, launch) })
     }
 }

@@ -35,25 +35,25 @@ pub(super) struct Batch {
 /// A committed command buffer.
 pub(super) struct Submitted(Retained<ProtocolObject<dyn MTLCommandBuffer>>);
 
-// SAFETY: devices, queues, libraries, pipelines and buffers may be used from any thread.
+// SAFETY: Metal's devices are thread-safe: any thread may use one.
 unsafe impl Send for Gpu {}
-// SAFETY: as above.
+// SAFETY: Metal's devices are thread-safe: several threads may use one at once.
 unsafe impl Sync for Gpu {}
-// SAFETY: as above; `Buffer` synchronizes accesses to the contents.
+// SAFETY: an `MTLBuffer` may be used and released on any thread; `Buffer` synchronizes accesses to the contents.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: an `MTLLibrary` may be used and released on any thread.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: an `MTLLibrary` does not change after it is compiled, so several threads may look up functions at once.
 unsafe impl Sync for Library {}
-// SAFETY: as above.
+// SAFETY: an `MTLComputePipelineState` may be used and released on any thread.
 unsafe impl Send for Pipeline {}
-// SAFETY: as above.
+// SAFETY: an `MTLComputePipelineState` does not change after it is made, so several threads may encode it at once.
 unsafe impl Sync for Pipeline {}
-// SAFETY: as above.
+// SAFETY: Metal's command queues are thread-safe: any thread may use one.
 unsafe impl Send for Queue {}
 // SAFETY: an encoder may be used from any thread, one at a time: its stream's lock protects it.
 unsafe impl Send for Batch {}
-// SAFETY: as above.
+// SAFETY: a committed command buffer may be waited for on any thread, one at a time: its stream's lock protects it.
 unsafe impl Send for Submitted {}
 
 fn text(error: &NSError) -> String {

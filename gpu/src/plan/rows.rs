@@ -214,20 +214,25 @@ pub(super) struct HeadsParams {
     unit: f32,
 }
 
+/// The kernel for heads of this width.
+fn kernel(head_dim: usize) -> Result<&'static str, LaunchError> {
+    check_head_dim(head_dim)?;
+    Ok(match head_dim {
+        32 => "rows_32",
+        64 => "rows_64",
+        128 => "rows_128",
+        256 => "rows_256",
+        _ => "rows_512",
+    })
+}
+
 /// Norm, rotary embedding, order, weight, rotation; then writes the given results.
 ///
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.
 pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<RowsParams>, LaunchError> {
     let Heads { x, rows, heads, head_dim, stride } = *heads;
-    check_head_dim(head_dim)?;
-    let kernel = match head_dim {
-        32 => "rows_32",
-        64 => "rows_64",
-        128 => "rows_128",
-        256 => "rows_256",
-        _ => "rows_512",
-    };
+    let kernel = kernel(head_dim)?;
     if results.channels == 0 || results.channels > head_dim {
         return Err(LaunchError(format!("cannot store {} of {head_dim} channels", results.channels)));
     }

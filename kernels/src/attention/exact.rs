@@ -125,7 +125,7 @@ impl<K: Element> KeyRange<'_, K> {
             *q = query.query.as_ptr();
         }
         let mut j = self.range.start;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `N` queries are `head_dim` long, and `range` lies in the block.
         unsafe {
             while j + J <= self.range.end {
                 self.score_some::<L, N, J>(l, q, j, scores);
@@ -253,6 +253,22 @@ impl<V: Element> ValueRange<'_, V> {
                 }
                 i += S * L::LANES;
             }
+            self.add_rest(l, out, weights, i);
+        }
+        N
+    }
+
+    /// [`ValueRange::add`] of the channels from `first` on, one vector at a time.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the outputs are `head_dim` long, `range` lies in the block,
+    /// and `weights` has the block's weights of `N` queries.
+    #[inline(always)]
+    unsafe fn add_rest<L: Lanes, const N: usize>(&self, l: L, out: [*mut f32; N], weights: *const f32, first: usize) {
+        let (head_dim, len) = (self.head_dim, self.v.len() / self.head_dim);
+        let (v, mut i) = (self.v.as_ptr(), first);
+        // SAFETY: the outputs are `head_dim` long, `range` is inside the block, and there are weights of `N` queries.
+        unsafe {
             while i < head_dim {
                 let width = L::LANES.min(head_dim - i);
                 let part = width < L::LANES;
@@ -272,6 +288,5 @@ impl<V: Element> ValueRange<'_, V> {
                 i += width;
             }
         }
-        N
     }
 }

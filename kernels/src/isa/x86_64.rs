@@ -68,6 +68,11 @@ impl Amx {
     }
 }
 
+/// Whether this is an AMD processor: only AMD's have SSE4a.
+pub(crate) fn is_amd() -> bool {
+    is_x86_feature_detected!("sse4a")
+}
+
 /// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.
 fn has_amx() -> bool {
     // CPUID leaf 7, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE, bit 25 AMX-INT8.

@@ -46,7 +46,7 @@ struct GeluTanh;
 impl Pointwise for GeluTanh {
     #[inline(always)]
     unsafe fn of<L: Lanes>(l: L, x: L::V) -> L::V {
-        // SAFETY: as the caller's. 0.044715 and sqrt(2 / pi) = 0.7978846: Hendrycks and Gimpel, 2016.
+        // SAFETY: the caller entered the features. 0.044715 and sqrt(2 / pi) = 0.7978846: Hendrycks and Gimpel, 2016.
         unsafe {
             let cubic = l.fma(l.mul(x, x), l.mul(x, l.splat(0.044_715)), x);
             // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without cancellation for tanh u near -1.
@@ -61,7 +61,7 @@ pub(super) struct Silu;
 impl Pointwise for Silu {
     #[inline(always)]
     unsafe fn of<L: Lanes>(l: L, x: L::V) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { l.div(x, l.add(l.splat(1.0), l.exp(l.sub(l.splat(0.0), x)))) }
     }
 }
@@ -71,7 +71,7 @@ struct Sigmoid;
 impl Pointwise for Sigmoid {
     #[inline(always)]
     unsafe fn of<L: Lanes>(l: L, x: L::V) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { l.div(l.splat(1.0), l.add(l.splat(1.0), l.exp(l.sub(l.splat(0.0), x)))) }
     }
 }

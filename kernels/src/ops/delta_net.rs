@@ -310,7 +310,7 @@ impl Block {
         key: Option<*const f32>,
         scratch: &mut [f32],
     ) -> [L::V; VECTORS] {
-        // SAFETY: as the caller's; `count` columns are inside the state's row `i`.
+        // SAFETY: the caller entered the features; state, scratch and key have row `i`, the state's these columns.
         unsafe {
             let mut known = [l.splat(0.0); VECTORS];
             for i in 0..self.key_dim {
@@ -336,7 +336,7 @@ impl Block {
         for i in 0..self.key_dim {
             for j in 0..VECTORS {
                 let at = i * self.value_dim + self.first + j * L::LANES;
-                // SAFETY: as the caller's; `count` columns are inside the state's row `i`.
+                // SAFETY: the caller entered the features; state and scratch have row `i`, the state's these columns.
                 unsafe {
                     let v = l.load(scratch.as_ptr().add((i * VECTORS + j) * L::LANES));
                     store(l, state.as_mut_ptr().wrapping_add(at), v, self.count(l, j));
@@ -359,7 +359,7 @@ impl Block {
         known: &mut [L::V; VECTORS],
         scratch: &mut [f32],
     ) -> [L::V; VECTORS] {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; query, keys and scratch have row `i`, the value these columns.
         unsafe {
             let (decay, beta) = (l.splat(row.decay), l.splat(row.beta));
             let mut delta = [l.splat(0.0); VECTORS];
@@ -395,7 +395,7 @@ impl Block {
 /// The caller is inside a function with `L`'s features; `from` has `count` readable elements.
 #[inline(always)]
 unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; `from` has `count` readable elements.
     unsafe {
         match count {
             0 => l.splat(0.0),
@@ -411,7 +411,7 @@ unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
 /// As [`load`], of writable elements.
 #[inline(always)]
 unsafe fn store<L: Lanes>(l: L, to: *mut f32, v: L::V, count: usize) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; `to` has `count` writable elements.
     unsafe {
         match count {
             0 => {}

@@ -241,12 +241,12 @@ impl<L: ByteLanes> Loops for VectorLoops<L> {
     }
     #[inline(always)]
     fn first(self, x: &[f32], largest: u32) -> f32 {
-        // SAFETY: as above.
+        // SAFETY: `run_panels` entered the features; `x` is whole vectors and has an element of that magnitude.
         unsafe { x[self.0.first_of_magnitude(x, largest)] }
     }
     #[inline(always)]
     fn round(self, x: &[f32], inverse: f32, out: &mut [u8]) {
-        // SAFETY: as above.
+        // SAFETY: `run_panels` entered the features; `x` is whole vectors, and `out` as long.
         unsafe { self.0.round_to_bytes(x, inverse, out) }
     }
 }

@@ -39,7 +39,7 @@ unsafe fn offset<F: Format>(x: *const i32, stride: usize, s: usize) -> i32 {
 /// As [`add_block`]; a block of 256, with `pairs` of this many sums.
 #[inline(always)]
 unsafe fn pair_totals<L: ByteLanes, const R: usize>(l: L, pairs: &[L::I], x: *const i32, stride: usize) -> [L::I; R] {
-    // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
+    // SAFETY: the caller entered the features; `x` has the bsums that `layout.rs` lists, `stride` words apart.
     unsafe {
         let at = if pairs.len() == 4 { q8k::BSUMS_OF_32 } else { q8k::BSUMS_OF_16 };
         let mut totals = [l.zero(); R];
@@ -63,7 +63,7 @@ const fn has_offset<L: ByteLanes, F: Format, S: Source<L, F>>() -> bool {
 /// As [`add_block`]; the activation block has the index, and the row block the row.
 #[inline(always)]
 unsafe fn float<L: ByteLanes>(l: L, x: *const i32, stride: usize, index: usize, r: usize) -> L::V {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the activation block has word `index`, the row block row `r`.
     unsafe { l.splat(f32::from_bits(*x.add(index * stride + r) as u32)) }
 }
 
@@ -104,7 +104,7 @@ pub(super) unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, c
             }
         })*};
     }
-    // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
+    // SAFETY: the caller entered the features; `x` has the words that `layout.rs` lists, of every activation block.
     unsafe {
         add_scales!(0);
         if const { F::SCALES > 1 } {
@@ -119,7 +119,7 @@ pub(super) unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, c
 /// As [`add_block`], of a format with blocks of 256.
 #[inline(always)]
 unsafe fn scale_pairs<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>) -> [L::I; 8] {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features.
     unsafe {
         let mut pairs = [l.zero(); 8];
         for (p, pair) in pairs[..F::SCALES / 2].iter_mut().enumerate() {
@@ -144,7 +144,7 @@ unsafe fn end_rows<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     stride: usize,
     mut add: impl FnMut(usize, L::V, L::V),
 ) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; `x` has the words that `layout.rs` lists, of `R` rows.
     unsafe {
         if const { has_offset::<L, F, S>() } {
             let totals = pair_totals::<L, R>(l, &pairs[..F::SCALES / 2], x, stride);
@@ -178,7 +178,7 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
     stride: usize,
     mut add: impl FnMut(usize, L::V, L::V),
 ) {
-    // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
+    // SAFETY: the caller entered the features; `x` has the words that `layout.rs` lists, the source every scale.
     unsafe {
         let (mut sums, mut quants) = (l.begin([0; R]), Quants { next: x, stride });
         for first in (0..F::SCALES).step_by(S::UNROLLED) {

@@ -78,7 +78,7 @@ pub(super) trait Source<L: ByteLanes, F: Format>: Sized {
         scale: Option<Scale<L::I>>,
         sums: &mut [L::Sum; R],
     ) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block has scale `s`, and `R` rows of its quants are next.
         unsafe { add_quads_of_scale::<L, F, Self, R>(l, self, x, s, scale, sums) }
     }
 }
@@ -158,12 +158,12 @@ impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for P
     }
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `self.block` has a scale `s`.
         unsafe { F::cursor(l, opaque_if_few_registers::<L, _>(self.block), self.lane, s) }
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the scale that `cursor` is of has quad `g`.
         unsafe { if const { has_indices::<L, F, R>() } { F::indices(l, cursor, g) } else { F::quad(l, cursor, g) } }
     }
 }
@@ -198,7 +198,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     }
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
-        // SAFETY: as the caller's; `to` has space for every quad.
+        // SAFETY: the caller entered the features; the block has scale `s`, and `to` space for every quad.
         unsafe {
             let to = self.to.add(s * const { unpacked_scale_bytes::<L, F>() });
             (F::cursor(l, opaque(self.block), self.lane, s), to)
@@ -206,7 +206,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, (cursor, to): Self::Cursor, g: usize) -> L::I {
-        // SAFETY: as the caller's; `to` has space for the scale's quads.
+        // SAFETY: the caller entered the features; the scale has quad `g`, and `to` space for it.
         unsafe {
             let quad = F::quad(l, cursor, g);
             l.store_words(to.add(g * 4 * L::LANES), quad);
@@ -222,7 +222,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
         scale: Option<Scale<L::I>>,
         sums: &mut [L::Sum; R],
     ) {
-        // SAFETY: as the caller's; `to` has space for the scale's quads, twice if there are masks, and one more.
+        // SAFETY: the caller entered the features; the block has scale `s`, and `to` its `unpacked_scale_bytes`.
         unsafe {
             if const { has_masks::<L, F>() } {
                 assert!(R == 0, "blocks with masks are unpacked before they are multiplied");
@@ -255,7 +255,7 @@ impl UnpackedSource {
     pub(super) unsafe fn block<L: ByteLanes, F: Format>(&self, b: usize) -> Self {
         let Prefetched { from, step } = self.prefetched;
         let prefetched = Prefetched { from: from.wrapping_add(b * (F::TYPE.block_len() / 8) * step), step };
-        // SAFETY: as the caller's.
+        // SAFETY: the caller names a block that the memory has.
         Self { from: unsafe { self.from.add(b * const { unpacked_block_bytes::<L, F>() }) }, prefetched }
     }
 }
@@ -278,7 +278,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, cursor: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the scale that begins at `cursor` has quad `g`.
         unsafe { l.load_words(cursor.add(g * 4 * L::LANES)) }
     }
     #[inline(always)]
@@ -290,7 +290,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
         scale: Option<Scale<L::I>>,
         sums: &mut [L::Sum; R],
     ) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the memory has scale `s`, and `R` rows of its quants are next.
         unsafe {
             if const { has_masks::<L, F>() } {
                 let cursor = Source::<L, F>::cursor(self, l, s);
@@ -329,7 +329,8 @@ unsafe fn add_quads<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     scale: Option<Scale<L::I>>,
     sums: &mut [L::Sum; R],
 ) {
-    // SAFETY: as the caller's. Words can be read up to the next multiple of four rows: other arrays follow the quants.
+    // SAFETY: the caller entered the features; the scale has quads `g` and `g + 1`. Words of `x` can be read up to the
+    // next multiple of four rows: other arrays follow the quants.
     unsafe {
         source.prefetch(s, g);
         let weights = [source.quad(l, cursor, g), source.quad(l, cursor, g + 1)];
@@ -352,7 +353,7 @@ unsafe fn add_quads_of_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: 
     scale: Option<Scale<L::I>>,
     sums: &mut [L::Sum; R],
 ) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the block has scale `s`, and the scale `QUADS_PER_SCALE` quads.
     unsafe {
         let cursor = source.cursor(l, s);
         add_quads::<L, F, S, R>(l, source, cursor, x, (s, 0), scale, sums);

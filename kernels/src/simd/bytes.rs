@@ -120,7 +120,7 @@ pub(crate) trait ByteLanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn shift_bytes(self, a: Self::I, by: i32) -> Self::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { self.shift(a, by) }
     }
     /// Replaces bytes below 16 by the table's entries.
@@ -150,7 +150,7 @@ pub(crate) trait ByteLanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn byte_scale(self, words: Self::I, b: i32, up: i32) -> Self::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { self.to_scale(self.and(self.shift(words, up - 8 * b), self.splat_word(0xff << up))) }
     }
     /// Adds `by` to every scale.

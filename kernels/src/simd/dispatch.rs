@@ -84,7 +84,7 @@ impl VectorIsa {
         if const { cfg!(test) } {
             unreachable!("unit tests attend in scalar code");
         }
-        // SAFETY: as above; AVX-512 without VBMI has AVX2's features.
+        // SAFETY: an `Isa` is only constructed if its arm's features were detected; an `Avx512` also proves AVX2's.
         unsafe {
             match self.0 {
                 Isa::Scalar => unreachable!("Isa::vectors() excludes it"),

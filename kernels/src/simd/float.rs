@@ -76,7 +76,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn load_bf16_half<const HALF: usize>(self, from: *const bf16) -> Self::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `2 * LANES` elements are readable from `from` on.
         unsafe { self.load_bf16(from.add(HALF * Self::LANES)) }
     }
     /// Reads `count < LANES` elements; the other lanes are zero.
@@ -132,7 +132,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn sum4(self, a: [Self::V; 4]) -> [f32; 4] {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { [self.sum(a[0]), self.sum(a[1]), self.sum(a[2]), self.sum(a[3])] }
     }
     /// The sums of sixteen vectors, each with the bits of [`Lanes::sum`].
@@ -142,7 +142,7 @@ pub(crate) trait Lanes: Floats {
     #[inline(always)]
     unsafe fn sum16(self, a: [Self::V; 16]) -> [f32; 16] {
         let mut sums = [0.0; 16];
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe {
             for (sums, a) in sums.chunks_exact_mut(4).zip(a.chunks_exact(4)) {
                 sums.copy_from_slice(&self.sum4([a[0], a[1], a[2], a[3]]));
@@ -168,7 +168,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn exp(self, x: Self::V) -> Self::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe {
             // x comes second: x86's min and max return the second operand if either is NaN, so NaN stays NaN.
             let x = self.min(self.splat(88.376_26), self.max(self.splat(-88.0), x));
@@ -191,7 +191,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn tanh(self, x: Self::V) -> Self::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe {
             let one = self.splat(1.0);
             let e = self.exp(self.add(x, x));
@@ -219,7 +219,7 @@ pub(crate) trait Element: Copy {
     /// As the trait's.
     #[inline(always)]
     unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `2 * LANES` elements are readable from `from` on.
         unsafe { Self::load(lanes, from.add(HALF * L::LANES)) }
     }
 
@@ -243,7 +243,7 @@ pub(crate) trait Element: Copy {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `LANES` elements are readable.
         unsafe { lanes.load(from) }
     }
     #[inline(always)]
@@ -252,7 +252,7 @@ impl Element for f32 {
     }
     #[inline(always)]
     unsafe fn load_part<L: Lanes>(lanes: L, from: *const Self, count: usize) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `count` elements are readable.
         unsafe { lanes.load_part(from, count) }
     }
 }
@@ -260,7 +260,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `LANES` elements are readable.
         unsafe { lanes.load_f16(from) }
     }
     #[inline(always)]
@@ -272,12 +272,12 @@ impl Element for f16 {
 impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `LANES` elements are readable.
         unsafe { lanes.load_bf16(from) }
     }
     #[inline(always)]
     unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `2 * LANES` elements are readable.
         unsafe { lanes.load_bf16_half::<HALF>(from) }
     }
     #[inline(always)]

@@ -357,7 +357,7 @@ impl<const UPPER: usize, const LOWER: usize> AmxOp for AddValues<'_, '_, UPPER, 
         let zeros = [[0; DEPTH]; ROWS];
         let mut integers = IntegerWeights { upper: ATiles(zeros), lower: ATiles(zeros), units: [0.0; ROWS] };
         let (mut b, mut sums) = (BTiles::UNINIT, [CTiles::UNINIT; 2]);
-        // SAFETY: as for keys.
+        // SAFETY: `run_tiles` entered the features and has the tiles; `attend_block` checked lengths, `suits` groups.
         unsafe {
             let mut tiles = Tiles::new(count.min(ROWS));
             let unpacker = Unpacker::<_, UPPER, LOWER>::new(l, page, 0);

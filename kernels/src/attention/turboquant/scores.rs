@@ -75,7 +75,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
     scores: &mut [f64],
 ) {
     let l = unpacker.lanes;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the queries are quantized for the page.
     let means = unsafe { mean_scores(l, page, active, 0) };
     let strips = range.start / LANES..range.end.div_ceil(LANES);
     let mut sums = [TokenFloats([0.0; PAGE_TOKENS]); N];
@@ -128,7 +128,18 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
             }
         }
     }
-    let tokens = strips.start * LANES..strips.end * LANES;
+    write_scores(active, &sums, means, strips.start * LANES..strips.end * LANES, scores);
+}
+
+/// Writes the sums of `tokens` plus the queries' products with the mean.
+#[inline(always)]
+fn write_scores<const N: usize>(
+    active: [ActiveQuery<'_>; N],
+    sums: &[TokenFloats; N],
+    means: [f64; N],
+    tokens: Range<usize>,
+    scores: &mut [f64],
+) {
     for n in 0..N {
         let scores = &mut scores[active[n].row * PAGE_TOKENS..][..PAGE_TOKENS][tokens.clone()];
         for (score, sum) in scores.iter_mut().zip(&sums[n].0[tokens.clone()]) {

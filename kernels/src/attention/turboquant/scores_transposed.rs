@@ -75,7 +75,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
     scores: &mut [f64],
 ) {
     let l = unpacker.lanes;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the queries are quantized for the page, and a group begins at `from`.
     let means = unsafe { mean_scores(l, page, active, from) };
     let halves = LANES / L::LANES;
     for chunk in range.start / LANES..range.end.div_ceil(LANES) {
@@ -85,15 +85,13 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
             let mut sums = [[l.splat(0.0); N]; 2];
             for group in page.layout.scale_groups().filter(|group| group.first >= from) {
                 let mut dots = [[l.splat_word(0); N]; 2];
+                let mut words = [std::ptr::null(); N];
                 for n in 0..N {
+                    words[n] = active[n].words.quads().as_ptr();
                     if L::BIAS != 0 {
                         let offset = l.splat_word(active[n].words.offset(group));
                         (dots[0][n], dots[1][n]) = (offset, offset);
                     }
-                }
-                let mut words = [std::ptr::null(); N];
-                for n in 0..N {
-                    words[n] = active[n].words.quads().as_ptr();
                 }
                 let (run, strip_bytes) = page.layout.runs(group);
                 for strip in 0..group.len / LANES {
@@ -125,15 +123,34 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
                 }
             }
             for (half, sums) in sums.into_iter().enumerate().take(halves) {
-                for n in 0..count {
-                    let mut lanes = [0.0f32; LANES];
-                    l.store(lanes.as_mut_ptr(), sums[n]);
-                    let at = active[n].row * PAGE_TOKENS + chunk * LANES + half * L::LANES;
-                    for (score, sum) in scores[at..at + L::LANES].iter_mut().zip(lanes) {
-                        *score += f64::from(sum) + means[n];
-                    }
-                }
+                let token = chunk * LANES + half * L::LANES;
+                add_to_scores(l, (&active, count), sums, means, token, scores);
             }
+        }
+    }
+}
+
+/// Adds the sums of the tokens from `token` on, a vector, and the queries' products with the mean to the scores of the
+/// first `count` queries.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features.
+#[inline(always)]
+unsafe fn add_to_scores<L: LevelLanes, const N: usize>(
+    l: L,
+    (active, count): (&[ActiveQuery<'_>; N], usize),
+    sums: [L::V; N],
+    means: [f64; N],
+    token: usize,
+    scores: &mut [f64],
+) {
+    for n in 0..count {
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: the caller entered the features; `lanes` has space for a vector.
+        unsafe { l.store(lanes.as_mut_ptr(), sums[n]) };
+        let at = active[n].row * PAGE_TOKENS + token;
+        for (score, sum) in scores[at..at + L::LANES].iter_mut().zip(lanes) {
+            *score += f64::from(sum) + means[n];
         }
     }
 }

@@ -40,7 +40,7 @@ impl<L: LevelLanes, const UPPER: usize, const LOWER: usize> Unpacker<L, UPPER, L
     /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     pub unsafe fn new(lanes: L, page: &Page<'_>, bias: u8) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         Self { lanes, table: unsafe { lanes.table(&table(page, bias)) }, bias }
     }
 

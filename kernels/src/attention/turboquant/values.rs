@@ -87,7 +87,7 @@ unsafe fn add_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, const 
     for group in page.layout.scale_groups() {
         let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
         for n in 0..N {
-            // SAFETY: as the caller's.
+            // SAFETY: the caller entered the features; `scales` are those of the page's tokens.
             offsets_and_units[n] = unsafe { integer_weights(l, page, page_weights[part[n]], scales, &mut weights[n]) };
         }
         let (run, strip_bytes) = page.layout.runs(group);

@@ -83,7 +83,7 @@ impl AmxOp for MatMul<'_> {
             }
         }
         if let Some(previous) = previous {
-            // SAFETY: as above; the last block's sums are in its C tiles.
+            // SAFETY: `run_tiles` entered the features; the registers have these shapes and the last block's sums.
             unsafe {
                 if even {
                     store_c::<false>(&mut c)
@@ -124,6 +124,88 @@ unsafe fn store_c<const EVEN: bool>(c: &mut CTiles) {
     unsafe { if EVEN { store!("tmm4", "tmm5") } else { store!("tmm6", "tmm7") } }
 }
 
+/// An instruction on one C tile of a block: `$a` of an even block, `$b` of an odd one.
+macro_rules! on_c {
+    ($even:expr, $instruction:literal, $a:tt, $b:tt, $operands:literal) => {
+        if $even {
+            asm!(concat!($instruction, " ", $a, $operands), out($a) _, options(nomem, nostack, preserves_flags))
+        } else {
+            asm!(concat!($instruction, " ", $b, $operands), out($b) _, options(nomem, nostack, preserves_flags))
+        }
+    };
+}
+
+/// Loads one tile.
+macro_rules! load {
+    ($tile:tt, $from:expr, $stride:expr) => {
+        asm!(
+            concat!("tileloadd ", $tile, ", [{from} + {stride}*1]"),
+            from = in(reg) $from,
+            stride = in(reg) $stride,
+            out($tile) _,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+}
+
+/// The weights of a later step: a cache line of each output.
+#[derive(Clone, Copy)]
+struct Prefetched {
+    from: *const bf16,
+    inputs: usize,
+    enabled: bool,
+}
+
+impl Prefetched {
+    #[inline(always)]
+    fn outputs(self, outputs: Range<usize>) {
+        if self.enabled {
+            for output in outputs {
+                prefetch(self.from.wrapping_add(output * self.inputs).cast());
+            }
+        }
+    }
+}
+
+/// Adds the products of a step's A tiles, whose outputs are `stride` bytes apart, with the B tiles that begin at `words`
+/// to a block's C tiles. Prefetches are spread between the products: 32 at once would fill the line fill buffers and
+/// stall.
+///
+/// # Safety
+/// The tile registers are configured as in [`MatMul::eval`]; `a` are two A tiles, and `words` has the step's
+/// [`PARTS`] parts of rows of `width` words.
+#[inline(always)]
+unsafe fn multiply_step<const EVEN: bool>(
+    a: [*const bf16; 2],
+    stride: usize,
+    words: *const u32,
+    width: usize,
+    prefetched: Prefetched,
+) {
+    let (part, side) = (DEPTH / 2 * width, 4 * width);
+    // SAFETY: the registers are configured, and the tiles are readable. Each `asm!` declares the register that it
+    // writes; `TileRegisters` explains why later ones can read it.
+    unsafe {
+        prefetched.outputs(0..6);
+        load!("tmm0", a[0], stride);
+        load!("tmm2", words.add(2 * part), side);
+        on_c!(EVEN, "tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
+        prefetched.outputs(6..12);
+        load!("tmm1", a[1], stride);
+        on_c!(EVEN, "tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
+        prefetched.outputs(12..18);
+        load!("tmm3", words.add(part), side);
+        on_c!(EVEN, "tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm3");
+        prefetched.outputs(18..24);
+        on_c!(EVEN, "tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm3");
+        prefetched.outputs(24..28);
+        load!("tmm2", words, side);
+        on_c!(EVEN, "tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
+        prefetched.outputs(28..32);
+        on_c!(EVEN, "tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
+    }
+}
+
 impl MatMul<'_> {
     /// Computes a block's C tiles, and meanwhile writes those of the `previous` block to `y`.
     ///
@@ -142,39 +224,16 @@ impl MatMul<'_> {
     ) {
         let (inputs, steps) = (self.inputs, self.inputs.div_ceil(DEPTH));
         let width = width(self.y.rows());
-        let (part, side) = (DEPTH / 2 * width, 4 * width);
         let columns = block.column..self.y.range().end.min(block.column + 2 * SIDE);
-        // An instruction on one C tile of the block: `$a` of an even block, `$b` of an odd one.
-        macro_rules! on_c {
-            ($instruction:literal, $a:tt, $b:tt, $operands:literal) => {
-                if EVEN {
-                    asm!(concat!($instruction, " ", $a, $operands), out($a) _, options(nomem, nostack, preserves_flags))
-                } else {
-                    asm!(concat!($instruction, " ", $b, $operands), out($b) _, options(nomem, nostack, preserves_flags))
-                }
-            };
-        }
-        macro_rules! load {
-            ($tile:tt, $from:expr, $stride:expr) => {
-                asm!(
-                    concat!("tileloadd ", $tile, ", [{from} + {stride}*1]"),
-                    from = in(reg) $from,
-                    stride = in(reg) $stride,
-                    out($tile) _,
-                    options(nostack, readonly, preserves_flags),
-                )
-            };
-        }
-        // SAFETY: as the caller's. An A tile of whole steps is inside the matrix; one at an edge is a copy. Prefetching
-        // reads nothing. Each `asm!` declares the register that it writes; `TileRegisters` explains why later ones can
-        // read it.
+        // SAFETY: the registers are configured; `words` has the row block; an A tile is inside `w` or a copy. Each
+        // `asm!` declares the register that it writes; `TileRegisters` explains why later ones can read it.
         unsafe {
             let here = self.w.as_ptr().add(columns.start * inputs);
             let next = here.wrapping_add(2 * SIDE * inputs);
             let whole = if columns.len() == 2 * SIDE { inputs / DEPTH } else { 0 };
             let mut words = self.words.as_ptr().add(block.rows * block_words(width, inputs));
-            on_c!("tilezero", "tmm4", "tmm6", "");
-            on_c!("tilezero", "tmm5", "tmm7", "");
+            on_c!(EVEN, "tilezero", "tmm4", "tmm6", "");
+            on_c!(EVEN, "tilezero", "tmm5", "tmm7", "");
             for step in 0..steps {
                 let (a, stride) = if step < whole {
                     let a = here.add(step * DEPTH);
@@ -183,37 +242,14 @@ impl MatMul<'_> {
                     (self.copy_edges(&columns, step * DEPTH, edges), 2 * DEPTH)
                 };
                 let ahead = step + PREFETCH_STEPS.min(steps);
-                let prefetched = if ahead < steps {
+                let from = if ahead < steps {
                     here.wrapping_add(ahead * DEPTH)
                 } else {
                     next.wrapping_add((ahead - steps) * DEPTH)
                 };
-                // Spread between the products: 32 prefetches at once would fill the line fill buffers and stall.
-                let prefetch_outputs = |outputs: Range<usize>| {
-                    if block.prefetches {
-                        for output in outputs {
-                            prefetch(prefetched.wrapping_add(output * inputs).cast());
-                        }
-                    }
-                };
-                prefetch_outputs(0..6);
-                load!("tmm0", a[0], stride);
-                load!("tmm2", words.add(2 * part), side);
-                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
-                prefetch_outputs(6..12);
-                load!("tmm1", a[1], stride);
-                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
-                prefetch_outputs(12..18);
-                load!("tmm3", words.add(part), side);
-                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm3");
-                prefetch_outputs(18..24);
-                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm3");
-                prefetch_outputs(24..28);
-                load!("tmm2", words, side);
-                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
-                prefetch_outputs(28..32);
-                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
-                words = words.add(PARTS * part);
+                let prefetched = Prefetched { from, inputs, enabled: block.prefetches };
+                multiply_step::<EVEN>(a, stride, words, width, prefetched);
+                words = words.add(PARTS * DEPTH / 2 * width);
                 if let Some(previous) = previous {
                     if step == STORE_STEP.min(steps - 1) {
                         if EVEN { store_c::<false>(c) } else { store_c::<true>(c) }
@@ -258,7 +294,7 @@ impl MatMul<'_> {
             let count = (columns.end - start).min(SIDE);
             for (row, outputs) in (block.rows * SIDE..rows).zip(outputs) {
                 let y = &mut self.y.row_mut(row)[start - columns.start..][..count];
-                // SAFETY: as above; `y` has an element for every lane that is stored.
+                // SAFETY: the caller entered the features; `y` has an element for every lane that is stored.
                 unsafe {
                     match y.first_chunk_mut::<SIDE>() {
                         Some(y) => l.store(y.as_mut_ptr().cast(), outputs),

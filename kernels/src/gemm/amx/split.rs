@@ -32,7 +32,7 @@ impl AmxOp for Split<'_> {
             for (step, words) in words.chunks_exact_mut(PARTS * DEPTH / 2 * width).enumerate() {
                 for (r, row) in x.chunks_exact(self.inputs).enumerate() {
                     let row = &row[step * DEPTH..];
-                    // SAFETY: as above; both halves lie within the row.
+                    // SAFETY: `run_tiles` entered the features.
                     unsafe {
                         let halves = [load_up_to(l, row), load_up_to(l, &row[row.len().min(DEPTH / 2)..])];
                         for (parts, pairs) in parts.iter_mut().zip(thirds(halves)) {
@@ -41,7 +41,7 @@ impl AmxOp for Split<'_> {
                     }
                 }
                 for (words, pairs) in words.chunks_exact_mut(DEPTH / 2 * width).zip(&parts) {
-                    // SAFETY: as above; there is a word for every lane that is stored.
+                    // SAFETY: `run_tiles` entered the features; there is a word for every lane that is stored.
                     unsafe {
                         if width == 1 {
                             l.store(words.as_mut_ptr().cast(), pairs[0]);

@@ -64,7 +64,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
     let mut sums: [Sums; 2] = [const { [const { [const { CTile::EMPTY }; 2] }; TILES] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, tiles: 0, block: 0, factors: 1 };
-    // SAFETY: as the caller's; the panels have these blocks, and `x` was packed for them.
+    // SAFETY: the caller entered the features and configured the registers; `x` was packed for the panels' blocks.
     unsafe {
         let (mut scaled, mut factors) = (ScaledWeights::new(l), [Factors::new(l); 2]);
         let mut epilogue = Epilogue { l, x, results };
@@ -124,7 +124,7 @@ impl Epilogue<'_> {
         let l = self.l;
         let (tile, first) = (half / 2, half % 2 * HALF);
         let row = (batch.row_tile + tile) * ROWS + first;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the batch is within `x`, has these rows, and `sums` are stored.
         unsafe {
             let bsums = self.x.bsums::<F>(batch.block, row);
             let mut mins = [l.zero(); HALF];
@@ -159,7 +159,7 @@ impl Factors {
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn new(l: Avx512Lanes) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { Self { d: l.splat(0.0), dmin: l.splat(0.0), mins: [l.zero(); 8] } }
     }
 }
@@ -180,7 +180,7 @@ impl ScaledWeights {
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn new(l: Avx512Lanes) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         let scales = unsafe { BlockScales::empty(l) };
         Self { low: [MaybeUninit::uninit(); _], high: [MaybeUninit::uninit(); _], scales }
     }
@@ -261,7 +261,7 @@ unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, weights: &ScaledWeights
     #[cfg(test)]
     if !crate::simd::amx::has_tiles() {
         for (a, [of_low, of_high]) in [a, next_tile].into_iter().zip(sums) {
-            // SAFETY: as the caller's; `clear` initialised the sums.
+            // SAFETY: the caller gives A and B tiles of this depth; `clear` initialised the sums.
             unsafe {
                 scalar::multiply(a, low, scalar::B::Unsigned, depth::<F>(), of_low);
                 scalar::multiply(a, high, scalar::B::Signed, depth::<F>(), of_high);

@@ -60,7 +60,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
     let mut products = [const { [const { CTile::EMPTY }; BLOCKS] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, first: 0, count: 0, buffer: 1 };
-    // SAFETY: as the caller's; the panels have these blocks, and `x` was packed for them.
+    // SAFETY: the caller entered the features and configured the registers; `x` was packed for the panels' blocks.
     unsafe {
         let mut buffers = [UnpackedWeights::new(l), UnpackedWeights::new(l)];
         let mut epilogue = Epilogue { l, x, results };
@@ -128,7 +128,7 @@ impl Epilogue<'_> {
     unsafe fn begin(&mut self, batch: Batch, y: &mut [__m512; ROWS]) {
         let l = self.l;
         for (y, result) in y.iter_mut().zip(self.results(batch)) {
-            // SAFETY: as the caller's.
+            // SAFETY: the caller entered the features; a row's result is a vector.
             *y = unsafe { l.load(result.as_ptr()) };
         }
     }
@@ -146,7 +146,7 @@ impl Epilogue<'_> {
         y: &mut [__m512; ROWS],
     ) {
         let l = self.l;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the batch is within `x` and has block `i`; `product` is stored.
         unsafe {
             let d = *weights.d.get_unchecked(i);
             let bsums = self.x.bsums::<F>(batch.first + i, batch.row_tile * ROWS);
@@ -167,7 +167,7 @@ impl Epilogue<'_> {
     unsafe fn end(&mut self, batch: Batch, y: &[__m512; ROWS]) {
         let l = self.l;
         for (result, y) in self.results(batch).iter_mut().zip(y) {
-            // SAFETY: as the caller's.
+            // SAFETY: the caller entered the features; a row's result is a vector.
             unsafe { l.store(result.as_mut_ptr(), *y) };
         }
     }
@@ -188,7 +188,7 @@ impl UnpackedWeights {
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn new(l: Avx512Lanes) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         let zeros = unsafe { [l.splat(0.0); _] };
         Self { b: [MaybeUninit::uninit(); _], d: zeros, mins: zeros }
     }
@@ -229,7 +229,7 @@ unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u
     if !crate::simd::amx::has_tiles() {
         c.0.fill(MaybeUninit::new(0));
         let bytes = if F::ZERO_POINT.is_some() { scalar::B::Signed } else { scalar::B::Unsigned };
-        // SAFETY: as the caller's; `c` is initialised.
+        // SAFETY: the caller gives A and B tiles of this depth; `fill` initialised `c`.
         return unsafe { scalar::multiply(a, b, bytes, depth::<F>(), c) };
     }
     macro_rules! multiply {

@@ -99,7 +99,7 @@ impl PackedActivations {
     /// The row is below `rows`, and `pack` was called with such a block.
     #[inline(always)]
     pub unsafe fn bsums<F: Format>(&self, i: usize, row: usize) -> *const i32 {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's row is below `rows`, and `pack` packed block `i`: its words are in `bsums`.
         unsafe { self.bsums.as_ptr().add(i * bsum_words::<F>().len() * self.rows + row).cast() }
     }
 

@@ -24,7 +24,7 @@ pub(super) unsafe fn panel_block<F: Format>(
     tail: &mut PackedBlock,
 ) -> *const u8 {
     match weights.panel(panel) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller gives a block that the panel has.
         Panel::Packed(panel) => unsafe { panel.as_ptr().add(block * PANEL_ROWS * F::TYPE.packed_block_bytes()) },
         Panel::Rows(rows) => {
             tail_block(F::TYPE, rows, weights.row_bytes(), block, tail);

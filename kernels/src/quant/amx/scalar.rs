@@ -38,7 +38,7 @@ pub(super) unsafe fn multiply(
                     }
             });
             let c = &mut c.0[m * PANEL_ROWS + n];
-            // SAFETY: as the caller's.
+            // SAFETY: the caller initialised `c`.
             c.write(unsafe { c.assume_init() } + dot.sum::<i32>());
         }
     }

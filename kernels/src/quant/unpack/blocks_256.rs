@@ -24,7 +24,7 @@ impl<L: ByteLanes> Plane<L> {
     /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     unsafe fn new(l: L, from: *const u8, mask: i32, up: i32) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { Self { from, mask: l.splat_word(if L::ALL_BYTES { mask << up } else { mask }), up } }
     }
 
@@ -52,7 +52,7 @@ impl<L: ByteLanes> Plane<L> {
 /// As [`Format::load_scales`], of Q4_K or Q5_K.
 #[inline(always)]
 unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, up: i32, scales: &mut BlockScales<L>) {
-    // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
+    // SAFETY: the caller entered the features; both formats begin with two scales and twelve bytes.
     unsafe {
         scales.d[0] = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << up) as f32));
         let [a, b, c] = [load_field(l, block, 4, lane), load_field(l, block, 8, lane), load_field(l, block, 12, lane)];
@@ -83,17 +83,17 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `block` is one of Q4_K.
         unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::up(4), scales) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block has a scale `s`: per row 16 bytes, then 32 per two scales.
         unsafe { Plane::new(l, block.add(16 * (16 + s / 2 * 32) + 4 * lane), 0x0f0f_0f0f, s as i32 % 2 * 4) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, cursor: Plane<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the plane has quad `g` of its scale.
         unsafe { cursor.quad(l, g) }
     }
 }
@@ -111,17 +111,17 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `block` is one of Q5_K.
         unsafe { load_six_bit_scales(l, block, lane, 0, scales) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> *const u8 {
-        // SAFETY: as the caller's; a scale's quads take five words.
+        // SAFETY: the caller's block has a scale `s`; a scale's quads take five words.
         unsafe { block.add(16 * const { weights_at(Self::TYPE) } + 5 * s * QUAD_BYTES + 4 * lane) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the five words of the scale's quads begin at `from`.
         unsafe { five_bits(l, from, g) }
     }
 }
@@ -140,7 +140,7 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
+        // SAFETY: the caller entered the features; byte `s` of lane `n` is at `16 s + n` of the scales.
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             for s in 0..16 {
@@ -150,7 +150,7 @@ impl Format for Q6K {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
-        // SAFETY: as the caller's; the quads of two scales take six words.
+        // SAFETY: the caller's block has a scale `s`; the quads of two scales take six words.
         unsafe {
             let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
             (weights.add(s / 2 * 6 * QUAD_BYTES), s % 2 * 4)
@@ -158,7 +158,7 @@ impl Format for Q6K {
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, (from, first): Self::Cursor<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the six words that contain quad `first + g` begin at `from`.
         unsafe { six_bits(l, from, first + g) }
     }
 }
@@ -170,7 +170,7 @@ impl Format for Q6K {
 #[inline(always)]
 unsafe fn six_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
     let t = q % 4;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; six quads of bytes begin at `from`.
     unsafe {
         let word = from.add(t * QUAD_BYTES);
         if q < 4 {
@@ -195,7 +195,7 @@ impl Format for Q2K {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; a row has 16 bytes of scales and mins, 64 of weights, and two `f16`.
         unsafe {
             let max_up = Plane::<L>::up(6);
             scales.d[0] = l.mul(load_halves(l, block, 80, lane), l.splat(1.0 / (1u32 << max_up) as f32));
@@ -215,7 +215,7 @@ impl Format for Q2K {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block has a scale `s`, whose four quads begin at `from`.
         unsafe {
             let from = block.add(16 * (16 + s / 8 * 32 + s % 2 * 16) + 4 * lane);
             Plane::new(l, from, 0x0303_0303, s as i32 % 8 / 2 * 2)
@@ -223,7 +223,7 @@ impl Format for Q2K {
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, cursor: Plane<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the plane has quad `g` of its scale.
         unsafe { cursor.quad(l, g) }
     }
 }
@@ -241,7 +241,7 @@ impl Format for Q3K {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
+        // SAFETY: the caller entered the features; a scale's 6 bits are a nibble of `a` or `b` and a pair of `high`.
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             let (a, b, high) =
@@ -260,7 +260,7 @@ impl Format for Q3K {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
-        // SAFETY: as the caller's; the quads of two scales take three words.
+        // SAFETY: the caller's block has a scale `s`; the quads of two scales take three words.
         unsafe {
             let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
             (weights.add(s / 2 * 3 * QUAD_BYTES), s % 2 * 4)
@@ -268,7 +268,7 @@ impl Format for Q3K {
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, (from, first): Self::Cursor<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the three words that contain quad `first + g` begin at `from`.
         unsafe { three_bits(l, from, first + g) }
     }
 }

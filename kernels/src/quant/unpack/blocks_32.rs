@@ -11,7 +11,7 @@ use crate::simd::bytes::{ByteLanes, Bytes};
 /// The caller is inside a function with `L`'s features; four quads of bytes begin at `from`.
 #[inline(always)]
 pub(super) unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-    // SAFETY: as the caller's; `g % 4` is one of the four quads.
+    // SAFETY: the caller entered the features; `g % 4` is one of the four quads at `from`.
     unsafe {
         let bytes = l.load_words(from.add(g % 4 * QUAD_BYTES));
         l.and(l.shift_bytes(bytes, -(g as i32 / 4 * 4)), l.splat_word(0x0f0f_0f0f))
@@ -40,7 +40,7 @@ macro_rules! blocks_of_32 {
 
             #[inline(always)]
             unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-                // SAFETY: as the caller's; the block begins with its scales.
+                // SAFETY: the caller entered the features; the block begins with its scales.
                 unsafe {
                     scales.d[0] = load_halves(l, block, 0, lane);
                     if $has_min {
@@ -50,12 +50,12 @@ macro_rules! blocks_of_32 {
             }
             #[inline(always)]
             unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, _: usize) -> *const u8 {
-                // SAFETY: as the caller's.
+                // SAFETY: the caller's block has its scales, and mins if `$has_min`, then its weights.
                 unsafe { block.add(16 * if $has_min { 4 } else { 2 } + 4 * lane) }
             }
             #[inline(always)]
             unsafe fn quad<L: ByteLanes>($l: L, $from: *const u8, $g: usize) -> L::I {
-                // SAFETY: as the caller's.
+                // SAFETY: the caller entered the features; the block's weights begin at `$from` and have quad `$g`.
                 unsafe { $weights }
             }
         }
@@ -69,7 +69,7 @@ macro_rules! blocks_of_32 {
 #[inline(always)]
 pub(super) unsafe fn five_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
     let t = g % 4;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; five quads of bytes begin at `from`.
     unsafe {
         let word = from.add(t * QUAD_BYTES);
         if g < 4 {

@@ -24,7 +24,7 @@ impl<L: ByteLanes> BlockScales<L> {
     /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     pub unsafe fn empty(l: L) -> Self {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features.
         unsafe { Self { scales: [l.zero(); 16], mins: [l.zero(); 8], d: [l.splat(0.0); 4], dmin: l.splat(0.0) } }
     }
 }
@@ -33,7 +33,7 @@ impl<L: ByteLanes> BlockScales<L> {
 ///
 /// # Safety
 /// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being a packed
-/// block of this format.
+/// block of this format, `lane` the first of `L::LANES` of its rows, and a cursor being [`Format::cursor`]'s.
 pub(in crate::quant) trait Format {
     /// The type, or one of those whose packed blocks are the same.
     const TYPE: WeightType;
@@ -125,6 +125,6 @@ pub(super) unsafe fn load_field<L: ByteLanes>(l: L, block: *const u8, offset: us
 /// The caller is inside a function with `L`'s features; a quad of bytes begins at `from`.
 #[inline(always)]
 pub(super) unsafe fn shifted_bits<L: ByteLanes>(l: L, from: *const u8, up: i32, mask: i32) -> L::I {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; a quad of bytes begins at `from`.
     unsafe { l.and(l.shift_bytes(l.load_words(from), up), l.splat_word(mask)) }
 }

@@ -46,22 +46,22 @@ impl Format for Iq4Nl {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block begins with its scales.
         unsafe { scales.d[0] = load_halves(l, block, 0, lane) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, _: usize) -> *const u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's block has 2 bytes of scale per row, then its weights.
         unsafe { block.add(16 * 2 + 4 * lane) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; four quads of nibbles begin at `from`.
         unsafe { l.lookup(&BIASED_IQ4_NL, nibbles(l, from, g)) }
     }
     #[inline(always)]
     unsafe fn indices<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; four quads of nibbles begin at `from`.
         unsafe { nibbles(l, from, g) }
     }
 }
@@ -80,8 +80,8 @@ impl Format for Iq4Xs {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's; the lower four bits of scale `s` are nibble `s` of a word, its upper two are bits `2 s` of
-        // two bytes, of which byte `n` of lane `m` is at `16 n + m`.
+        // SAFETY: the caller entered the features; the lower four bits of scale `s` are nibble `s` of a word, its upper
+        // two are bits `2 s` of two bytes, of which byte `n` of lane `m` is at `16 n + m`.
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             let low = load_field(l, block, 4, lane);
@@ -102,17 +102,17 @@ impl Format for Iq4Xs {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> *const u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's block has a scale `s`: 8 bytes of scales per row, then 16 of weights per scale.
         unsafe { block.add(16 * (8 + 16 * s) + 4 * lane) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; four quads of nibbles begin at `from`.
         unsafe { l.lookup(&BIASED_IQ4_NL, nibbles(l, from, g)) }
     }
     #[inline(always)]
     unsafe fn indices<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; four quads of nibbles begin at `from`.
         unsafe { nibbles(l, from, g) }
     }
 }
@@ -130,7 +130,7 @@ impl Format for Mxfp4 {
     /// `2^(16 h - 113)` and `2^(l - 15)`.
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's; lane `n`'s exponent is byte `n`.
+        // SAFETY: the caller entered the features; lane `n`'s exponent is byte `n` of the block.
         unsafe {
             let exponent = l.load_signed_bytes(block.add(lane));
             let high = l.or(l.and(exponent, l.splat_word(0xf0)), l.splat_word(0x0e));
@@ -140,12 +140,12 @@ impl Format for Mxfp4 {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, _: usize) -> *const u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's block has 1 byte of exponent per row, then its weights.
         unsafe { block.add(16 + 4 * lane) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; four quads of nibbles begin at `from`.
         unsafe { l.lookup(&E2M1, nibbles(l, from, g)) }
     }
 }
@@ -164,7 +164,7 @@ impl Format for Nvfp4 {
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         const BIAS: f32 = f32::from_bits((127 + 119) << 23);
-        // SAFETY: as the caller's; scale `s` is byte `s` of a word.
+        // SAFETY: the caller entered the features; the block begins with a word per row, whose byte `s` is scale `s`.
         unsafe {
             let bytes = load_field(l, block, 0, lane);
             for s in 0..4 {
@@ -175,13 +175,13 @@ impl Format for Nvfp4 {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> *const u8 {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's block has a scale `s`: 4 bytes of scales per row, then 8 of weights per scale.
         unsafe { block.add(16 * (4 + 8 * s) + 4 * lane) }
     }
     /// Quads 0 and 1 are the low nibbles of two words, 2 and 3 the high ones.
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; two quads of nibbles begin at `from`.
         unsafe {
             let bytes = l.shift_bytes(l.load_words(from.add(g % 2 * QUAD_BYTES)), -(g as i32 / 2 * 4));
             l.lookup(&E2M1, l.and(bytes, l.splat_word(0x0f0f_0f0f)))
@@ -202,8 +202,7 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     scales: &mut [L::I],
     d: &mut L::V,
 ) {
-    // SAFETY: as the caller's; the block begins with `f32`, and nibble `s % 8` of word `s / 8` after them is scale
-    // `s`'s.
+    // SAFETY: the caller entered the features; `f32` begin the block; then nibble `s % 8` of word `s / 8` is scale `s`.
     unsafe {
         *d = l.load(block.add(4 * lane).cast());
         for (w, scales) in scales.chunks_exact_mut(8).enumerate() {
@@ -231,7 +230,7 @@ pub(super) unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -
     /// The word, and how far up its bits are shifted.
     const LOW: [(usize, i32); 8] = [(0, 0), (0, -3), (1, 0), (0, -6), (1, -3), (2, 0), (2, -3), (2, -6)];
     let ((word, up), is_split) = (LOW[q % 8], q % 4 == 3);
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; three quads of bytes begin at `from`.
     unsafe {
         let low = shifted_bits(l, from.add(word * QUAD_BYTES), up, if is_split { 0x0303_0303 } else { 0x0707_0707 });
         if !is_split {
@@ -260,13 +259,13 @@ macro_rules! levels {
 
             #[inline(always)]
             unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-                // SAFETY: as the caller's.
+                // SAFETY: the caller entered the features; the block has `SCALES` scales.
                 unsafe { load_odd_scales(l, block, lane, &mut scales.scales[..Self::SCALES], &mut scales.d[0]) }
             }
             #[inline(always)]
             unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
                 let quad = s * $quads;
-                // SAFETY: as the caller's; eight quads take `$bits` words.
+                // SAFETY: the caller's block has a scale `s`; eight quads take `$bits` words from `weights_at` on.
                 unsafe {
                     let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
                     (weights.add(quad / 8 * $bits * QUAD_BYTES), quad % 8)
@@ -276,7 +275,7 @@ macro_rules! levels {
             unsafe fn quad<L: ByteLanes>($l: L, ($from, first): Self::Cursor<L>, g: usize) -> L::I {
                 const LEVELS: [u8; 16] = shifted($levels, $zero_point);
                 let $q = first + g;
-                // SAFETY: as the caller's.
+                // SAFETY: the caller entered the features; the `$bits` words that contain quad `$q` begin at `$from`.
                 unsafe { $l.lookup(&LEVELS, $number) }
             }
         }

@@ -14,7 +14,7 @@ use crate::simd::bytes::{ByteLanes, Bytes};
 /// The caller is inside a function with `L`'s features; the two bits of 64 quads begin at `from`, and they include the quad.
 #[inline(always)]
 unsafe fn pairs<L: ByteLanes>(l: L, from: *const u8, s: usize, g: usize, up: i32) -> L::I {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; the two bits of 64 quads begin at `from`, and they include this one.
     unsafe { shifted_bits(l, from.add((s / 4 * 8 + g) * QUAD_BYTES), up - s as i32 % 4 * 2, 0x0303_0303 << up) }
 }
 
@@ -30,7 +30,7 @@ impl Format for Tq {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block begins with its scales.
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             scales.scales[..Self::SCALES].fill(l.to_scale(l.splat_word(1)));
@@ -38,12 +38,12 @@ impl Format for Tq {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's block has 2 bytes of scale per row, then its weights.
         unsafe { (block.add(16 * 2 + 4 * lane), s) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, (from, s): Self::Cursor<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the two bits of 64 quads begin at `from`; scale `s` has quad `g`.
         unsafe { pairs(l, from, s, g, 0) }
     }
 }
@@ -59,12 +59,12 @@ impl Format for Iq1S {
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block has `SCALES` scales.
         unsafe { load_odd_scales(l, block, lane, &mut scales.scales[..Self::SCALES], &mut scales.d[0]) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the block has offsets at byte 8 of a row, weights at `weights_at`.
         unsafe {
             let offsets = l.shift_bytes(load_field(l, block, 8, lane), 1 - s as i32);
             let from = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
@@ -73,7 +73,7 @@ impl Format for Iq1S {
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, (from, s, offset): Self::Cursor<L>, g: usize) -> L::I {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the two bits of 64 quads begin at `from`; scale `s` has quad `g`.
         unsafe { l.or(pairs(l, from, s, g, 3), offset) }
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn stride<L: ByteLanes, const R: usize>(rows: RowBlock) -> usize {
 /// The caller is inside a function with `L`'s features.
 #[inline(always)]
 pub(super) unsafe fn align_frame<L: ByteLanes>(l: L) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features.
     let aligned = unsafe { l.zero() };
     opaque(&raw const aligned);
 }

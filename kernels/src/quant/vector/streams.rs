@@ -28,7 +28,7 @@ const fn prefetch_distance(streams: usize) -> usize {
 /// Xeon, four runs are 25 % faster.
 pub(super) fn reads_one_run_faster() -> bool {
     #[cfg(target_arch = "x86_64")]
-    let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD only
+    let amd = crate::isa::is_amd();
     #[cfg(not(target_arch = "x86_64"))]
     let amd = false;
     amd
@@ -77,6 +77,48 @@ pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
     }
 }
 
+/// The first block of each of `S` streams. Streams without a whole panel read another one, which is prefetched anyway;
+/// [`streams`] replaces their results.
+///
+/// # Safety
+/// `panels` is not empty, and the matrix has a whole panel.
+#[inline(always)]
+unsafe fn first_blocks<F: Format, const S: usize>(weights: &PackedMatrix<'_>, panels: &[usize]) -> [*const u8; S] {
+    let panel_bytes = weights.blocks() * PANEL_ROWS * F::TYPE.packed_block_bytes();
+    let last = weights.outputs() / PANEL_ROWS - 1;
+    let mut blocks = [weights.bytes().as_ptr(); S];
+    for (stream, block) in blocks.iter_mut().enumerate() {
+        // SAFETY: the matrix has the whole panels up to `last`.
+        *block = unsafe { block.add(panels[stream.min(panels.len() - 1)].min(last) * panel_bytes) };
+    }
+    blocks
+}
+
+/// Adds one block's products with `R` rows to `y`, weights unpacked in registers.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the source is a packed block of format `F`, and `x` points at
+/// the first of `R` rows in its activation blocks, of a row block of `stride` rows.
+#[inline(always)]
+unsafe fn add_packed_block<L: ByteLanes, F: Format, const R: usize, const S: usize>(
+    l: L,
+    source: &PackedSource<F, R, S>,
+    scales: &mut BlockScales<L>,
+    x: *const i32,
+    stride: usize,
+    y: &mut [L::V; R],
+) {
+    // SAFETY: the caller entered the features; `source.block` is a packed block, and `x` has its words of `R` rows.
+    unsafe {
+        F::load_scales(l, source.block, source.lane, scales);
+        if const { F::TYPE.block_len() < 256 } {
+            add_short_block::<L, F, _, R>(l, source, (scales.d, scales.dmin), x, stride, y);
+        } else {
+            add_block::<L, F, _, R>(l, source, scales, x, stride, |r, sum, by| y[r] = l.fma(sum, by, y[r]));
+        }
+    }
+}
+
 /// A row block, `R` rows at a time, times up to `S` panels that are read side by side, [`STREAM_INPUTS`] inputs of each in turn.
 struct Streams<'a, F, const R: usize, const S: usize> {
     weights: &'a PackedMatrix<'a>,
@@ -97,7 +139,6 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
         let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
         let stride = stride::<L, R>(rows);
         let block_words = block_words::<F>() * stride;
-        let panel_bytes = weights.blocks() * block_bytes;
         let first_row = |part: usize| part * (rows.rows - R);
         // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's rows are
         // the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
@@ -105,13 +146,8 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
             let mut scales = BlockScales::empty(l);
             align_frame(l);
             let x = self.x.words(rows, 0).as_ptr();
-            // Streams without a whole panel read another one, which is prefetched anyway; `streams` replaces its
-            // results.
-            let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
-            let mut blocks = [weights.bytes().as_ptr(); S];
-            for (stream, block) in blocks.iter_mut().enumerate() {
-                *block = block.add(self.panels[stream.min(streams - 1)].min(last) * panel_bytes);
-            }
+            let streams = self.panels.len();
+            let mut blocks = first_blocks::<F, S>(weights, self.panels);
             // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of several
             // streams arrive sooner than as many of one.
             let share = prefetched_bytes::<L, F>(S) / parts;
@@ -137,16 +173,9 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                                 }
                                 ahead += share;
                                 let block = blocks[stream].add(b * block_bytes);
-                                F::load_scales(l, block, lane, &mut scales);
                                 let source = PackedSource::<F, R, S> { block, lane, prefetched, format: PhantomData };
                                 let x = x.add((done + b) * block_words + first_row(part));
-                                if const { F::TYPE.block_len() < 256 } {
-                                    let factors = (scales.d, scales.dmin);
-                                    add_short_block::<L, F, _, R>(l, &source, factors, x, stride, &mut y);
-                                } else {
-                                    let add = |r: usize, sum, by| y[r] = l.fma(sum, by, y[r]);
-                                    add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
-                                }
+                                add_packed_block(l, &source, &mut scales, x, stride, &mut y);
                             }
                             for (r, y) in y.into_iter().enumerate() {
                                 l.store(sums[r].as_mut_ptr().add(lane), y);
@@ -192,15 +221,8 @@ impl<F: Format> PanelOp for Ragged<'_, F> {
             for b in 0..weights.blocks() {
                 tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
                 let block = tail.0.as_ptr();
-                F::load_scales(l, block, lane, &mut scales);
                 let source = PackedSource::<F, 1, 1> { block, lane, prefetched: [block], format: PhantomData };
-                if const { F::TYPE.block_len() < 256 } {
-                    add_short_block::<L, F, _, 1>(l, &source, (scales.d, scales.dmin), x, rows.rows, &mut y);
-                } else {
-                    add_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, |_, sum, by| {
-                        y[0] = l.fma(sum, by, y[0])
-                    });
-                }
+                add_packed_block(l, &source, &mut scales, x, rows.rows, &mut y);
                 x = x.add(block_words::<F>() * rows.rows);
             }
             l.store(self.results.as_mut_ptr().add(lane), y[0]);

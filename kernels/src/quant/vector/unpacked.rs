@@ -43,7 +43,7 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     let mut unpacked = UnpackedBlocks(MaybeUninit::uninit());
     const { assert!(group_blocks::<F>() * unpacked_block_bytes::<L, F>() <= size_of::<UnpackedBlocks>()) };
     let memory = unpacked.0.as_mut_ptr().cast::<u8>();
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features.
     let mut scales = unsafe { BlockScales::empty(l) };
     let parts = pass.clone().map(|b| x.row_blocks().get(b).rows.div_ceil(L::MAX_ROWS)).sum::<usize>();
     let passes = PANEL_ROWS / L::LANES * parts;
@@ -84,7 +84,7 @@ unsafe fn packed_block<F: Format>(
     tail: &mut MaybeUninit<PackedBlock>,
 ) -> *const u8 {
     match weights.panel(panel) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller names a block that the panel has.
         Panel::Packed(panel) => unsafe { panel.as_ptr().add(b * PANEL_ROWS * F::TYPE.packed_block_bytes()) },
         Panel::Rows(rows) => {
             let tail = tail.write(PackedBlock::new());
@@ -111,7 +111,7 @@ unsafe fn unpack_short<L: ByteLanes, F: Format>(
 ) {
     let together = if matches!(weights.panel(panel), Panel::Packed(_)) { blocks.len() } else { 1 };
     for b in blocks.clone().step_by(together) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the panel has the blocks, and `to` space for them.
         unsafe {
             let block = packed_block::<F>(weights, panel, b, tail);
             let to = to.add((b - blocks.start) * const { unpacked_block_bytes::<L, F>() });
@@ -147,12 +147,12 @@ unsafe fn add_rows<L: ByteLanes, F: Format>(
 ) {
     let Group { source, scales, blocks } = group;
     let (lane, first, blocks) = (source.lane, blocks.start, blocks.len());
-    // SAFETY: as the caller's.
+    // SAFETY: the caller's row blocks are `x`'s and have the group's blocks.
     let words = |rows: RowBlock| unsafe { x.words(rows, 0).as_ptr().add(first * block_words::<F>() * rows.rows) };
     if F::SLOW_TO_UNPACK {
         let rows = x.row_blocks().get(pass.start);
         let rows = Part { blocks, scales, x: words(rows), lane, rows, results: &mut [] };
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `scales` are these lanes', of the source's block.
         unsafe { l.call(Unpacking::<F, 0> { source, rows }) };
     }
     let (mut done, mut part) = (0, 0);
@@ -162,7 +162,7 @@ unsafe fn add_rows<L: ByteLanes, F: Format>(
             with_rows!(L, most.min(rows.rows - row), |R| {
                 let results = results[done + row..].first_chunk_mut().expect("rows of a pass");
                 let source = UnpackingSource { prefetched: prefetched(part), ..source };
-                // SAFETY: as the caller's; the row block has the row.
+                // SAFETY: the caller entered the features; `scales` are these lanes'; the row block has `row`.
                 unsafe {
                     let rows = Part { blocks, scales, x: words(rows).add(row), lane, rows, results };
                     add_part::<L, F, R>(l, part, source, rows);
@@ -188,11 +188,11 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
     let unpacking = !unpacks_before::<F>() && part == 0;
     // Only instances that are needed: the first row block has five rows at least, the others four.
     if const { !unpacks_before::<F>() && R > 2 } && unpacking {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `rows.scales` are these lanes', of the source's block.
         unsafe { l.call(Unpacking::<F, R> { source, rows }) }
     } else if const { R > 1 } && !unpacking {
         let source = UnpackedSource { from: source.to, prefetched: source.prefetched };
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `rows.scales` are these lanes', of the source's block.
         unsafe { l.call(Unpacked::<F, R> { source, rows, format: PhantomData }) }
     } else {
         unreachable!("part {part} of {R} rows")
@@ -205,7 +205,7 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
 /// The caller is inside a function with `L`'s features; `block` is an unpacked block.
 #[inline(always)]
 unsafe fn store_factors<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>, block: *mut u8) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; an unpacked block has space for its factors after the quads.
     unsafe {
         let to = block.add(factors_at::<L, F>()).cast::<f32>();
         for s in 0..F::SCALES {
@@ -223,7 +223,7 @@ unsafe fn store_factors<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>, 
 /// As its own.
 #[inline(always)]
 unsafe fn load_factors<L: ByteLanes, F: Format>(l: L, block: *const u8) -> ([L::V; 4], L::V) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; `store_factors` wrote the block's factors.
     unsafe {
         let from = block.add(factors_at::<L, F>()).cast::<f32>();
         let load = |s: usize| l.load(from.add(s.min(F::SCALES - 1) * L::LANES));
@@ -252,7 +252,7 @@ impl<const R: usize> Part<'_, R> {
     #[inline(always)]
     unsafe fn add<L: ByteLanes, F: Format, S: Source<L, F>>(self, l: L, source: &S) {
         let stride = stride::<L, R>(self.rows);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; `self.scales` points at these lanes' scales of the source's block.
         unsafe {
             let scales = &*self.scales.cast::<BlockScales<L>>();
             align_frame(l);
@@ -271,7 +271,7 @@ impl<const R: usize> Part<'_, R> {
     #[inline(always)]
     unsafe fn add_short<L: ByteLanes, F: Format>(self, l: L, source: &UnpackedSource) {
         let stride = stride::<L, R>(self.rows);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller entered the features; the source has `self.blocks` blocks, with their factors.
         unsafe {
             let mut y = [l.splat(0.0); R];
             for (y, result) in y.iter_mut().zip(&*self.results) {
@@ -340,7 +340,7 @@ struct Unpacked<'a, F, const R: usize> {
 impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: as above.
+        // SAFETY: `unpacked_panel` called this with its own lanes, blocks and scales, inside the lanes' features.
         unsafe {
             if const { F::TYPE.block_len() < 256 } {
                 self.rows.add_short::<L, F>(l, &self.source);

@@ -20,7 +20,7 @@ pub(crate) trait Enter: YmmProducts {
 impl Enter for Multiply {
     #[inline(always)]
     unsafe fn call<O: PanelOp>(op: O) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller is inside a function with AVX2, FMA and F16C.
         unsafe { entry::avx2_panels::eval(op) }
     }
 }
@@ -28,7 +28,7 @@ impl Enter for Multiply {
 impl Enter for Vnni {
     #[inline(always)]
     unsafe fn call<O: PanelOp>(op: O) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller is inside a function with AVX-VNNI, AVX2, FMA and F16C.
         unsafe { entry::avx_vnni_panels::eval(op) }
     }
 }
@@ -344,7 +344,7 @@ unsafe fn add_quad<P: YmmProducts>(
     quad: (usize, usize),
     scale: Option<Scale<[__m256i; 2]>>,
 ) {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller entered the features; `x` and the scale's offsets have row `r`.
     unsafe {
         let offsets = scale.and_then(|scale| scale.offsets);
         let max = largest::<P>(bytes, offsets.is_some());

@@ -75,7 +75,8 @@ impl<P: YmmProducts> Floats for Ymm<P> {
     }
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `Lanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: YmmProducts> Lanes for Ymm<P> {
     #[inline(always)]

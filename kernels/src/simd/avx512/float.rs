@@ -141,7 +141,8 @@ impl Floats for Avx512Lanes {
     }
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `Lanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Avx512Lanes {
     #[inline(always)]

@@ -117,7 +117,8 @@ impl ByteProducts for Widen {
     }
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl ByteProducts for Dot {
     const ALL_BYTES: bool = false;
@@ -192,7 +193,8 @@ unsafe fn load_rows<const R: usize>(x: *const i32, first: usize) -> int32x4_t {
 const MATRIX_ROWS: usize = 5;
 
 /// Of a pair of rows, the first sum has words `[0, 0, 1, 1]` of rows `[0, 1, 0, 1]`, the second words 2 and 3.
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl ByteProducts for Matrix {
     const ALL_BYTES: bool = true;
@@ -272,7 +274,8 @@ pub(crate) struct ScaledSum<S> {
     dots: [S; 2],
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;

@@ -33,7 +33,8 @@ impl LevelProducts for Widen {
     }
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `LevelLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl LevelProducts for Dot {
     #[inline(always)]
@@ -48,7 +49,8 @@ const PARTS: [u8; 16] = [1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 2
 /// The byte order of a 4 by 4 transpose.
 const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `LevelLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: LevelProducts> LevelLanes for NeonPair<P> {
     const QUERIES: usize = 4;

@@ -64,7 +64,8 @@ impl<P: Copy> Floats for NeonPair<P> {
     }
 }
 
-// SAFETY of every block below: as above.
+// SAFETY of every block below: the caller gives pointers that are valid for the elements read or written, as `Lanes`
+// requires; every aarch64 has the instructions.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: Copy> Lanes for NeonPair<P> {
     #[inline(always)]

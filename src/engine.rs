@@ -17,7 +17,7 @@ use crate::loading::{self, ReadModels};
 use crate::model::Model;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
-use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, NgramPool, Sources};
+use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, Sources};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -44,6 +44,29 @@ pub(crate) struct Parts {
     /// Plans batches of this engine's sequences.
     pub(crate) batches: Mutex<BatchPlanner>,
     pub(crate) sessions: AtomicU64,
+}
+
+impl Parts {
+    /// Without a device, a tokenizer, and what a checkpoint says. `processor` is what round costs are measured on.
+    fn new(sources: Sources, pool: rayon::ThreadPool, isa: Isa, processor: String) -> Self {
+        let (threads, cost) = (pool.current_num_threads(), sources.model.step_cost());
+        let machine = Machine { processor, threads, step_bytes: cost.bytes, step_multiply_adds: cost.multiply_adds };
+        Self {
+            sources,
+            models: None,
+            tokenizer: None,
+            constraints: Compiler::default(),
+            chat: None,
+            end_of_generation: Vec::new(),
+            suppressed: Vec::new(),
+            sampling_defaults: None,
+            pool,
+            isa,
+            costs: Mutex::new(Costs::new(machine)),
+            batches: Mutex::default(),
+            sessions: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Maximum number of threads.
@@ -85,38 +108,25 @@ impl Engine {
         let Loaded { model, gemma4, nextn, .. } = target;
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
-        let machine = Machine {
-            processor: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
-            threads,
-            step_bytes: model.step_cost().bytes,
-            step_multiply_adds: model.step_cost().multiply_adds,
-        };
-        let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
+        let processor = models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name());
+        let pages = models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone());
         let sources = Sources {
-            model,
             gemma4,
             assistant,
             nextn,
             device_nextn: nextn_on_device,
             device_draft_model: draft_on_device.zip(draft_model.as_ref().map(|draft| draft.model.clone())),
             draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
-            ngrams: Arc::new(NgramPool::default()),
-            pages: models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone()),
+            ..Sources::new(model, pages)
         };
         let parts = Parts {
-            sources,
             models,
             tokenizer: tokenizer.map(Arc::new),
-            constraints: Compiler::default(),
             chat,
             end_of_generation,
             suppressed,
             sampling_defaults,
-            pool,
-            isa,
-            costs,
-            batches: Mutex::default(),
-            sessions,
+            ..Parts::new(sources, pool, isa, processor)
         };
         Ok(Self { parts: Arc::new(parts) })
     }
@@ -127,40 +137,8 @@ impl Engine {
     /// If the threads cannot be started.
     pub fn from_model(model: Arc<dyn Model>, threads: usize) -> Result<Self> {
         let isa = Isa::best();
-        let cost = model.step_cost();
-        let machine = Machine {
-            processor: isa.name().into(),
-            threads,
-            step_bytes: cost.bytes,
-            step_multiply_adds: cost.multiply_adds,
-        };
-        let sources = Sources {
-            model,
-            gemma4: None,
-            assistant: None,
-            nextn: None,
-            device_nextn: None,
-            draft_model: None,
-            device_draft_model: None,
-            ngrams: Arc::new(NgramPool::default()),
-            pages: PagePool::new(None),
-        };
-        let parts = Parts {
-            sources,
-            models: None,
-            tokenizer: None,
-            constraints: Compiler::default(),
-            chat: None,
-            end_of_generation: Vec::new(),
-            suppressed: Vec::new(),
-            sampling_defaults: None,
-            pool: thread_pool(threads)?,
-            isa,
-            costs: Mutex::new(Costs::new(machine)),
-            batches: Mutex::default(),
-            sessions: AtomicU64::new(0),
-        };
-        Ok(Self { parts: Arc::new(parts) })
+        let sources = Sources::new(model, PagePool::new(None));
+        Ok(Self { parts: Arc::new(Parts::new(sources, thread_pool(threads)?, isa, isa.name().into())) })
     }
 
     /// Whether the drafter `mtp` is available: an assistant is loaded, or the model has a NextN head.

@@ -8,7 +8,7 @@ pub use prefix_cache::PrefixCacheOptions;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::not_started::NotStarted;
@@ -102,6 +102,14 @@ struct Slot {
     run: Run,
     /// Whether it found no memory for its last step, and goes on when another sequence was removed.
     waits: bool,
+}
+
+/// A sequence's part of a pass.
+struct PartDone {
+    id: SequenceId,
+    counts: Others,
+    work: Option<Work>, // if it was not done
+    done: Result<Done>,
 }
 
 impl Scheduler {
@@ -257,40 +265,17 @@ impl Scheduler {
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (Others::default(), 0);
-        let (any_done, mut out_of_memory) = (done.iter().any(|(.., done)| done.is_ok()), None);
-        for (id, counts, work, done) in done {
-            let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
-            let Slot { session, run, waits, .. } = slot;
-            let done = match (done, work) {
-                (Err(error @ Error::Memory { .. }), Some(work)) => {
-                    run.put_back(session.decoder().0, work);
-                    (*waits, out_of_memory) = (true, Some(error));
-                    continue;
+        let (any_done, mut out_of_memory) = (done.iter().any(|one| one.done.is_ok()), None);
+        for one in done {
+            let counts = one.counts;
+            match self.take(one, time) {
+                Ok(event) => {
+                    pass = pass + counts;
+                    let pieces = event.iter().flat_map(|event| &event.piece);
+                    tokens += pieces.map(|piece| piece.tokens.len()).sum::<usize>();
+                    events.extend(event);
                 }
-                (done, _) => done,
-            };
-            let was_reading = counts.prompt_rows > 0;
-            pass = pass + counts;
-            match was_reading {
-                true => run.statistics.prefill += time,
-                false => run.statistics.decode += time,
-            }
-            let prefixes = &mut self.prefixes;
-            let piece = Error::catch(|| {
-                let taken = run.take(session, done, (Path::Sync, None))?;
-                if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
-                    prefixes.insert(session);
-                }
-                match run.has_first() {
-                    true if run.nothing_to_generate() => Ok(Some(Piece::default())),
-                    true => run.hand_out(session),
-                    false => Ok(taken),
-                }
-            });
-            let piece = piece.or_else(|error| run.fail(session, error).map(Some));
-            if let Some(piece) = piece.transpose() {
-                tokens += piece.as_ref().map_or(0, |piece| piece.tokens.len());
-                events.push(slot.event(piece));
+                Err(error) => out_of_memory = Some(error),
             }
         }
         match out_of_memory {
@@ -308,6 +293,43 @@ impl Scheduler {
             }
         }
         events
+    }
+
+    /// Takes a sequence's part of a pass that took `time`.
+    ///
+    /// # Errors
+    /// If memory was exhausted: the sequence waits then, with its work.
+    fn take(&mut self, one: PartDone, time: Duration) -> Result<Option<Event>> {
+        let PartDone { id, counts, work, done } = one;
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { return Ok(None) };
+        let Slot { session, run, waits, .. } = slot;
+        let done = match (done, work) {
+            (Err(error @ Error::Memory { .. }), Some(work)) => {
+                run.put_back(session.decoder().0, work);
+                *waits = true;
+                return Err(error);
+            }
+            (done, _) => done,
+        };
+        let was_reading = counts.prompt_rows > 0;
+        match was_reading {
+            true => run.statistics.prefill += time,
+            false => run.statistics.decode += time,
+        }
+        let prefixes = &mut self.prefixes;
+        let piece = Error::catch(|| {
+            let taken = run.take(session, done, (Path::Sync, None))?;
+            if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
+                prefixes.insert(session);
+            }
+            match run.has_first() {
+                true if run.nothing_to_generate() => Ok(Some(Piece::default())),
+                true => run.hand_out(session),
+                false => Ok(taken),
+            }
+        });
+        let piece = piece.or_else(|error| run.fail(session, error).map(Some));
+        Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 
     /// If all wait for memory, gives up the drafts of a pass, else the pages of a sequence's drafters, else the newest generation:
@@ -406,8 +428,8 @@ impl Scheduler {
         prefixes.drop_until_available(needs.sum());
     }
 
-    /// Runs the pass: each sequence's rows, its work if that was not done, and its result.
-    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, Others, Option<Work>, Result<Done>)> {
+    /// Runs the pass.
+    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<PartDone> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
         let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
         let mut planned = planned;
@@ -420,7 +442,8 @@ impl Scheduler {
         }
         let done = run_pass(&mut steps);
         let works = steps.into_iter().map(|step| step.work);
-        ids.into_iter().zip(works).zip(done).map(|(((id, counts), work), done)| (id, counts, work, done)).collect()
+        let parts = ids.into_iter().zip(works).zip(done);
+        parts.map(|(((id, counts), work), done)| PartDone { id, counts, work, done }).collect()
     }
 }
 

@@ -34,6 +34,21 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
+    /// A target without models that draft.
+    pub fn new(model: Arc<dyn Model>, pages: PagePool) -> Self {
+        Self {
+            model,
+            gemma4: None,
+            assistant: None,
+            nextn: None,
+            device_nextn: None,
+            draft_model: None,
+            device_draft_model: None,
+            ngrams: Arc::default(),
+            pages,
+        }
+    }
+
     /// The resolved list of [`Drafters`].
     pub fn list(&self, drafters: &Drafters) -> Vec<DrafterOptions> {
         match drafters {

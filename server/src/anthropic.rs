@@ -151,7 +151,7 @@ fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String
         FinishReason::StopString => ("stop_sequence", output.stop_string(ended)),
         FinishReason::MaxTokens => ("max_tokens", None),
         FinishReason::Context => ("model_context_window_exceeded", None),
-        _ if !output.calls.is_empty() => ("tool_use", None),
+        _ if output.calls().next().is_some() => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
@@ -159,6 +159,18 @@ fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String
 /// A call's block. In a stream, `input` is empty and its text follows in events.
 fn tool_use(call: &foretoken::chat::ToolCall, input: Value) -> Value {
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+}
+
+/// A part's block.
+fn block(part: &ReplyPart) -> Option<Value> {
+    match part {
+        ReplyPart::Reasoning(text) => Some(json!({"type": "thinking", "thinking": text, "signature": ""})),
+        ReplyPart::ToolCall(call) => {
+            Some(tool_use(call, serde_json::from_str(&call.arguments.to_string()).unwrap_or_default()))
+        }
+        ReplyPart::Text(text) => Some(json!({"type": "text", "text": text})),
+        _ => None,
+    }
 }
 
 impl Reply for Answer {
@@ -207,16 +219,9 @@ impl Reply for Answer {
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let (output, ended) = &choices[0];
         let (reason, sequence) = stop_of(output, ended);
-        let mut content = Vec::new();
-        if !output.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": output.reasoning, "signature": ""}));
-        }
-        if !output.content.is_empty() || (output.calls.is_empty() && content.is_empty()) {
-            content.push(json!({"type": "text", "text": output.content}));
-        }
-        for call in &output.calls {
-            let input = serde_json::from_str(&call.arguments.to_string()).unwrap_or_default();
-            content.push(tool_use(call, input));
+        let mut content: Vec<_> = output.parts.iter().filter_map(block).collect();
+        if content.is_empty() {
+            content.push(json!({"type": "text", "text": ""}));
         }
         let mut message = Self::message(output);
         message["content"] = json!(content);

@@ -388,15 +388,7 @@ impl Reply for Answer {
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let (output, ended) = &choices[0];
-        if !output.reasoning.is_empty() {
-            self.reasoning(&output.reasoning, output);
-        }
-        if !output.content.is_empty() {
-            self.text(&output.content, output);
-        }
-        for call in &output.calls {
-            self.call(call, output);
-        }
+        self.piece(&Piece::default(), &output.parts, output);
         self.finish_item(output, status(Some(ended)).0);
         self.response(output, Some(ended))
     }

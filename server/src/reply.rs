@@ -52,11 +52,8 @@ pub(crate) struct ChoiceOutput {
     pub tokens: Vec<u32>,
     /// The text without control tokens.
     pub text: String,
-    /// Of a chat: the text without reasoning and calls.
-    pub content: String,
-    pub reasoning: String,
-    /// Tool calls, with ids.
-    pub calls: Vec<ToolCall>,
+    /// The parts of the text in the order of generation, adjacent ones of a kind as one. Calls have ids.
+    pub parts: Vec<ReplyPart>,
     /// Of all tokens; `None` of a stream, whose events have them.
     pub logprobs: Option<Vec<TokenLogprobs>>,
     pub parser: Option<ReplyParser>,
@@ -117,17 +114,33 @@ impl ChoiceOutput {
         self.parser.as_ref().map_or(0, ReplyParser::reasoning_tokens)
     }
 
+    /// All texts of a chat's reply, without reasoning and calls.
+    pub fn content(&self) -> String {
+        let text = |part: &ReplyPart| if let ReplyPart::Text(text) = part { Some(text.clone()) } else { None };
+        self.parts.iter().filter_map(text).collect()
+    }
+
+    /// All reasoning of a chat's reply.
+    pub fn reasoning(&self) -> String {
+        let text = |part: &ReplyPart| if let ReplyPart::Reasoning(text) = part { Some(text.clone()) } else { None };
+        self.parts.iter().filter_map(text).collect()
+    }
+
+    /// The tool calls.
+    pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
+        self.parts.iter().filter_map(|part| if let ReplyPart::ToolCall(call) = part { Some(call) } else { None })
+    }
+
     /// Adds the parts, and gives calls their ids.
     fn take(&mut self, mut parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
         for part in &mut parts {
-            match part {
-                ReplyPart::Reasoning(text) => self.reasoning += text,
-                ReplyPart::ToolCall(call) => {
-                    call.id = Some(format!("call_{:024x}", rand::random::<u128>() >> 32));
-                    self.calls.push(call.clone());
-                }
-                ReplyPart::Text(text) => self.content += text,
-                _ => {}
+            if let ReplyPart::ToolCall(call) = part {
+                call.id = Some(format!("call_{:024x}", rand::random::<u128>() >> 32));
+            }
+            match (self.parts.last_mut(), &*part) {
+                (Some(ReplyPart::Text(to)), ReplyPart::Text(text))
+                | (Some(ReplyPart::Reasoning(to)), ReplyPart::Reasoning(text)) => to.push_str(text),
+                (_, part) => self.parts.push(part.clone()),
             }
         }
         parts

@@ -352,6 +352,45 @@ fn responses() {
     );
 }
 
+/// Texts, reasoning and calls in the order of generation, whole as streamed.
+#[test]
+fn parts_are_in_order() {
+    let (server, script) = start();
+    let call = "<|tool_call>call:now{}<tool_call|>";
+    script.set(&format!("<|channel>thought\nOne\n<channel|>two{call}three{call}four"));
+    let tools: Vec<_> =
+        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
+    let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "max_tokens": 200});
+    let whole = server.ask("/v1/messages", &body);
+    let shown = |block: &Value| {
+        let text = ["thinking", "text", "name"].iter().find_map(|name| block[name].as_str());
+        format!("{} {}", block["type"].as_str().expect("a type"), text.unwrap_or_default())
+    };
+    let blocks: Vec<_> = whole["content"].as_array().expect("a list").iter().map(shown).collect();
+    assert_eq!(blocks, ["thinking One", "text two", "tool_use now", "text three", "tool_use now", "text four"]);
+
+    let flat: Vec<_> =
+        tools.iter().map(|tool| json!({"type": "function", "name": tool["name"], "parameters": {}})).collect();
+    let mut body = json!({"input": "?", "tools": flat});
+    let whole = server.ask("/v1/responses", &body);
+    body["stream"] = json!(true);
+    let events = server.stream("/v1/responses", &body);
+    let last: Value = serde_json::from_str(&events.last().expect("an event").1).expect("JSON");
+    let items = |response: &Value| -> Vec<String> {
+        let shown = |item: &Value| {
+            let text = item["content"][0]["text"].as_str().or(item["name"].as_str()).unwrap_or_default();
+            format!("{} {text}", item["type"].as_str().expect("a type"))
+        };
+        response["output"].as_array().expect("a list").iter().map(shown).collect()
+    };
+    let want =
+        ["reasoning One", "message two", "function_call now", "message three", "function_call now", "message four"];
+    assert_eq!(
+        (items(&whole), items(&last["response"])),
+        (want.map(String::from).to_vec(), want.map(String::from).to_vec())
+    );
+}
+
 /// A server whose model writes what it likes: Rust.
 fn start_free() -> TestServer {
     TestServer::start_on(engine().clone(), ServerOptions { chat_template: Some(template()), ..options() })

@@ -357,11 +357,15 @@ pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
     engine.sampling_defaults().cloned().unwrap_or_default()
 }
 
-/// Which stop string ended a text: the one that follows it in the decoded tokens.
-pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], text: &str, strings: &[String]) -> Option<String> {
-    let whole = engine.tokenizer().ok()?.decode(tokens).ok()?;
-    let rest = whole.strip_prefix(text)?;
-    strings.iter().filter(|string| rest.starts_with(string.as_str())).max_by_key(|string| string.len()).cloned()
+/// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within it. Of
+/// several at the same place, the longest.
+pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
+    let tokenizer = engine.tokenizer().ok()?;
+    let last = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;
+    let bytes: Vec<u8> = last.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    let found = strings.iter().filter_map(|string| Some((text.find(string.as_str())?, string)));
+    found.min_by_key(|(at, string)| (*at, std::cmp::Reverse(string.len()))).map(|(_, string)| string.clone())
 }
 
 /// The tokens of a piece, each with its text, and whether it was drafted.

@@ -154,7 +154,7 @@ impl ChoiceOutput {
     /// The stop string that ended the text, if one did.
     pub fn stop_string(&self, ended: &Ended) -> Option<String> {
         let stopped = ended.finish == FinishReason::StopString;
-        stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.text, &self.stop_strings))?
+        stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.stop_strings))?
     }
 }
 

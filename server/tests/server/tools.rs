@@ -45,6 +45,12 @@ fn engine() -> &'static Engine {
 struct Script(Arc<Mutex<Vec<u32>>>);
 
 impl Script {
+    /// The next replies, by the names of their tokens.
+    fn set_tokens(&self, names: &[&str]) {
+        let id = |name: &&str| engine().tokenizer().ok().and_then(|tokenizer| tokenizer.id(name)).expect("a token");
+        *self.0.lock().expect("the script") = names.iter().map(id).chain([1]).collect();
+    }
+
     /// The next replies: in `text`, control tokens are by their names.
     fn set(&self, text: &str) {
         let ids = engine().tokenizer().and_then(|tokenizer| tokenizer.encode(text)).expect("tokens");
@@ -389,6 +395,37 @@ fn parts_are_in_order() {
         (items(&whole), items(&last["response"])),
         (want.map(String::from).to_vec(), want.map(String::from).to_vec())
     );
+}
+
+/// A stop string is not found across the end of reasoning or of a call.
+#[test]
+fn stop_strings_end_at_control_tokens() {
+    let (server, script) = start();
+    let ask = |text: &str, stop: &str| {
+        script.set(text);
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools(), "stop": stop});
+        let choice = server.ask(CHAT, &body)["choices"][0].clone();
+        (choice["message"].clone(), choice["finish_reason"].clone())
+    };
+    let (message, reason) = ask("<|channel>thought\nreason<channel|>answer", "nan");
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("reason"), &json!("answer")));
+    assert_eq!(reason, "stop");
+    let (message, reason) = ask("xy<|tool_call>call:now{}<tool_call|>z", "}z");
+    assert_eq!((&message["content"], &message["tool_calls"][0]["function"]["name"]), (&json!("xyz"), &json!("now")));
+    assert_eq!(reason, "tool_calls");
+}
+
+/// The stop string is named after bytes that are no character, too.
+#[test]
+fn stop_strings_after_invalid_bytes() {
+    let (server, script) = start();
+    script.set_tokens(&["<0xC3>", "<0xA9>", "<0xFF>", "E", "N", "D", "!"]);
+    let body =
+        json!({"messages": [{"role": "user", "content": "?"}], "max_tokens": 9, "stop_sequences": ["ND", "END"]});
+    let whole = server.ask("/v1/messages", &body);
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("stop_sequence"), &json!("END")), "{whole}");
+    let whole = server.ask("/completion", &json!({"prompt": "fn", "stop": ["ND", "END"]}));
+    assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
 }
 
 /// A server whose model writes what it likes: Rust.

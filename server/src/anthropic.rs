@@ -26,13 +26,13 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields:
     answer(&app, id, generate).await
 }
 
-/// The number of a chat's tokens.
+/// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let (chat, ..) = chat(&mut fields)?;
     fields.end()?;
     let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
-        convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, Prompt::Chat(chat))
+        convert::chat_tokens(&app.engine, app.chat_template.as_ref(), None, &chat)
     })
     .await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
@@ -79,7 +79,7 @@ fn chat(fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
     };
     fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
-    Ok((Chat { messages, options }, tools, Structured::output_config(fields)?))
+    Ok((Chat { messages, options, body_bytes: fields.body_bytes }, tools, Structured::output_config(fields)?))
 }
 
 /// The type of the open content block.

@@ -55,7 +55,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
-    let chat = Chat { messages, options: chat_options };
+    let chat = Chat { messages, options: chat_options, body_bytes: fields.body_bytes };
     let choices = openai::choices(&mut fields, app.parallel)?;
     take_ignored(&mut fields, &options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;

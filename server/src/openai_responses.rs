@@ -53,8 +53,9 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
     take_ignored(&mut fields, &options, &structured)?;
     take_unsupported(&mut fields)?;
+    let body_bytes = fields.body_bytes;
     fields.end()?;
-    let chat = Chat { messages, options: chat_options };
+    let chat = Chat { messages, options: chat_options, body_bytes };
     let echoed = json!({
         "instructions": instructions,
         "max_output_tokens": most,

@@ -193,5 +193,10 @@ pub(crate) async fn encode<T: Send + 'static>(
 
 /// A JSON response.
 pub(crate) fn json(value: &Value) -> Response {
-    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    json_text(value.to_string())
+}
+
+/// A JSON response of a text that is JSON.
+pub(crate) fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }

@@ -157,6 +157,26 @@ fn openai_calls() {
     assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens(rendered, Thinking::Off));
 }
 
+/// What the template writes of calls and tools counts against the context before it is encoded.
+#[test]
+fn long_calls_and_tools_are_refused() {
+    let (server, _) = start();
+    let text = "x;".repeat(250_000);
+    let call = json!({"id": "1", "function": {"name": "now", "arguments": json!({"a": text}).to_string()}});
+    let tool = json!({"type": "function", "function": {"name": "f", "description": text}});
+    let user = json!({"role": "user", "content": "?"});
+    for body in [
+        json!({"messages": [user, {"role": "assistant", "tool_calls": [call]}, user], "tools": tools()}),
+        json!({"messages": [user], "tools": [tool]}),
+    ] {
+        let (status, error) = server.post(CHAT, &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        let tokens = message.strip_prefix("messages: ").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        // As many as 60 bytes each, and not those of the text.
+        assert!(status == 400 && tokens.is_some_and(|tokens| (8192..10_000).contains(&tokens)), "{error}");
+    }
+}
+
 #[test]
 fn calls_that_are_none() {
     let (server, script) = start();

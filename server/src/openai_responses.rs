@@ -176,7 +176,7 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
         }
         Some("reasoning") => {
             let content = item.list("content")?.unwrap_or_default();
-            conversation.reason(content.iter().filter_map(|part| part["text"].as_str()).collect());
+            content.iter().filter_map(|part| part["text"].as_str()).for_each(|text| conversation.reason(text));
             item.ignore(&["id", "summary", "encrypted_content"]);
         }
         Some(_) => {

@@ -448,6 +448,45 @@ fn stop_strings_after_invalid_bytes() {
     assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
 }
 
+/// Reasoning in several blocks, also between calls, is that of one message.
+#[test]
+fn reasoning_in_several_blocks() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let question = json!({"role": "user", "content": "Umbrella?"});
+    let anthropic: Vec<_> =
+        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
+    let flat: Vec<_> = functions()
+        .iter()
+        .map(|tool| json!({"type": "function", "name": tool["name"], "parameters": tool["parameters"]}))
+        .collect();
+    let thinking = |text: &str| json!({"type": "thinking", "thinking": text, "signature": ""});
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "now", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "1"});
+    let body = |reasoning: [&str; 3]| {
+        let [first, second, third] = reasoning.map(thinking);
+        let messages = json!([question, {"role": "assistant", "content": [first, second, call("a"), third, call("b")]},
+            {"role": "user", "content": [result("a"), result("b")]}]);
+        json!({"messages": messages, "tools": anthropic, "max_tokens": 9})
+    };
+    let input = |reasoning: [&str; 3]| anthropic_input(&server.ask("/v1/messages", &body(reasoning)));
+    let whole = input(["One. ", "Two. ", "Three."]);
+    assert_eq!(whole, input(["One. Two. Three.", "", ""]));
+    assert_ne!(whole, input(["", "", "Three."]));
+
+    let responses = |reasoning: [&str; 3]| {
+        let thought = |text: &str| json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]});
+        let [first, second, third] = reasoning.map(thought);
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"});
+        let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "1"});
+        let input = json!([question, first, second, call("a"), third, call("b"), output("a"), output("b")]);
+        server.ask("/v1/responses", &json!({"input": input, "tools": flat}))["usage"]["input_tokens"].clone()
+    };
+    let whole = responses(["One. ", "Two. ", "Three."]);
+    assert_eq!(whole, responses(["One. Two. Three.", "", ""]));
+    assert_ne!(whole, responses(["", "", "Three."]));
+}
+
 /// A server whose model writes what it likes: Rust.
 fn start_free() -> TestServer {
     TestServer::start_on(engine().clone(), ServerOptions { chat_template: Some(template()), ..options() })

@@ -231,7 +231,7 @@ impl Reply for Answer {
         message
     }
 
-    fn api(&self) -> Api {
-        Api::Anthropic
+    fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
+        named(&error.body(Api::Anthropic, &output.request_id))
     }
 }

@@ -408,6 +408,11 @@ pub(crate) fn logprobs(engine: &Engine, of: &TokenLogprobs) -> Value {
     value
 }
 
+/// A number with the digits of the 32-bit one, not those of its 64-bit neighbor.
+pub(crate) fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 /// Counts and times under llama.cpp's names; times are in milliseconds.
 pub(crate) fn timings(statistics: &Statistics) -> Value {
     let ms = |time: std::time::Duration| 1e3 * time.as_secs_f64();

@@ -81,9 +81,9 @@ pub(crate) trait Reply: Send {
     /// The response as one object.
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value;
 
-    /// The API whose error format it has.
-    fn api(&self) -> Api {
-        Api::OpenAi
+    /// The event of an error, after which there are none.
+    fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
+        event(&error.body(Api::OpenAi, &output.request_id))
     }
 }
 

@@ -487,6 +487,63 @@ fn reasoning_in_several_blocks() {
     assert_ne!(whole, responses(["", "", "Three."]));
 }
 
+/// An error in a stream is an event of the route's API.
+#[test]
+fn errors_of_streams() {
+    let (server, script) = start();
+    // The script, which writes nothing else, fails where the schema does not allow it.
+    script.set("Rain.");
+    let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "it", "schema": schema});
+    let error = |path: &str, body: Value| {
+        let (name, data) = server.stream(path, &body).pop().expect("an event");
+        (name, serde_json::from_str::<Value>(&data).expect("JSON"))
+    };
+    let (name, event) = error("/v1/responses", json!({"input": "?", "stream": true, "text": {"format": format}}));
+    assert_eq!((name.as_str(), &event["type"], &event["sequence_number"]), ("error", &json!("error"), &json!(2)));
+    assert_eq!(
+        (&event["code"], event.as_object().map(|fields| fields.len())),
+        (&json!("invalid_request_error"), Some(5))
+    );
+    assert!(event["message"].is_string() && event["param"].is_string(), "{event}");
+    let messages = json!([{"role": "user", "content": "?"}]);
+    let config = json!({"format": {"type": "json_schema", "schema": schema}});
+    let body = json!({"messages": messages, "max_tokens": 9, "stream": true, "output_config": config});
+    let (name, event) = error("/v1/messages", body);
+    assert_eq!((name.as_str(), &event["type"]), ("error", &json!("error")));
+    assert_eq!(event["error"]["type"], "invalid_request_error");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
+    let (name, event) = error(CHAT, json!({"messages": messages, "stream": true, "response_format": format}));
+    assert_eq!((name.as_str(), &event["error"]["type"]), ("", &json!("invalid_request_error")));
+}
+
+/// Responses repeat what the request has, also what it does not use.
+#[test]
+fn responses_repeat_the_request() {
+    let mut options = ServerOptions { chat_template: Some(template()), ..options() };
+    options.defaults.top_p = Some(0.95);
+    let server = TestServer::start_on(engine().clone(), options);
+    let parameters = json!({"type": "object", "properties": {}});
+    let mut tool =
+        json!({"type": "function", "name": "f", "description": "x", "parameters": parameters, "strict": true});
+    let ask = |tool: &Value, more: Value| {
+        let mut body = json!({"input": "?", "max_output_tokens": 1, "tools": [tool]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        server.ask("/v1/responses", &body)
+    };
+    let given = json!({"tool_choice": "none", "parallel_tool_calls": false, "top_p": 0.35, "temperature": 0.7,
+        "truncation": "auto"});
+    let whole = ask(&tool, given.clone());
+    for (name, value) in given.as_object().expect("an object") {
+        assert_eq!(whole[name], *value, "{name}");
+    }
+    assert_eq!(whole["tools"], json!([tool]));
+    tool.as_object_mut().expect("an object").remove("strict");
+    let whole = ask(&tool, json!({}));
+    assert_eq!((&whole["tools"][0]["strict"], &whole["top_p"]), (&json!(false), &json!(0.95)));
+    assert_eq!((&whole["parallel_tool_calls"], &whole["truncation"]), (&json!(true), &json!("disabled")));
+}
+
 /// A server whose model writes what it likes: Rust.
 fn start_free() -> TestServer {
     TestServer::start_on(engine().clone(), ServerOptions { chat_template: Some(template()), ..options() })

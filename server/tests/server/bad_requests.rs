@@ -284,6 +284,13 @@ fn bodies_that_are_wrong() {
         let response = request.send(json!({"prompt": PROMPT}).to_string()).expect("an answer");
         assert_eq!(response.status().as_u16(), 415, "{content_type}");
     }
+    for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("Identity", 400)] {
+        let request = agent().post(server.url(TEXT)).content_type("application/json");
+        let mut response = request.header("content-encoding", encoding).send("{}").expect("an answer");
+        let error = response.body_mut().read_to_string().expect("a text");
+        assert_eq!(response.status().as_u16(), status, "{encoding}");
+        assert_eq!(error.contains("content-encoding: only identity"), status == 415, "{error}");
+    }
     // More than the context has room for, as a text and as ids.
     for prompt in [json!("let x = 1;\n".repeat(100_000)), json!(vec![5; 8192 + 1])] {
         let (status, error) = server.post(TEXT, &json!({"prompt": prompt}));

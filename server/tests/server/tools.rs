@@ -448,6 +448,25 @@ fn stop_strings_after_invalid_bytes() {
     assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
 }
 
+/// Tokens within a character are their bytes, and offsets are those of the text.
+#[test]
+fn log_probabilities_of_parts_of_characters() {
+    let (server, script) = start();
+    let names = ["x", "<0xE2>", "<0x82>", "<0xAC>", "y", "<0xFF>", "z", "<|tool>", "w"];
+    script.set_tokens(&names);
+    let body = json!({"prompt": "fn", "logprobs": 1, "max_tokens": names.len()});
+    let choice = server.ask("/v1/completions", &body)["choices"][0].clone();
+    assert_eq!(choice["text"], "x\u{20ac}y\u{fffd}zw");
+    let tokens =
+        ["x", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "y", "bytes:\\xff", "z", "<|tool>", "w"].map(String::from);
+    let lists = &choice["logprobs"];
+    assert_eq!(lists["tokens"], json!(tokens));
+    assert_eq!(lists["text_offset"], json!([0, 1, 1, 1, 2, 3, 4, 5, 5]));
+    for (i, token) in tokens.iter().enumerate() {
+        assert_eq!(lists["top_logprobs"][i][token], lists["token_logprobs"][i], "{lists}");
+    }
+}
+
 /// Reasoning in several blocks, also between calls, is that of one message.
 #[test]
 fn reasoning_in_several_blocks() {

@@ -64,7 +64,7 @@ impl TextEnd {
                 self.control.push(ControlToken { id: token, at: self.text.len() });
             }
         }
-        let found = self.stop_strings.iter().filter_map(|stop| self.text.find(stop)).min();
+        let found = self.find();
         if let Some(at) = found {
             self.text.truncate(at);
             self.control.retain(|control| control.at <= at);
@@ -78,8 +78,19 @@ impl TextEnd {
         Ok(self.ended.is_some())
     }
 
+    /// Where the first stop string begins. None has a control token within it: the texts on both sides are separate.
+    fn find(&self) -> Option<usize> {
+        let ends = self.control.iter().map(|control| control.at).chain([self.text.len()]);
+        let mut begin = 0;
+        let mut parts = ends.map(|end| (std::mem::replace(&mut begin, end), end));
+        parts.find_map(|(begin, end)| {
+            let part = &self.text[begin..end];
+            self.stop_strings.iter().filter_map(|stop| part.find(stop)).min().map(|at| begin + at)
+        })
+    }
+
     /// The text that can be emitted, and its control tokens: everything at the end, else all but a possible prefix of a stop
-    /// string.
+    /// string, which no control token follows.
     pub fn take(
         &mut self,
         tokenizer: Option<&Tokenizer>,
@@ -95,13 +106,11 @@ impl TextEnd {
             let rest = &self.text[*at..];
             self.stop_strings.iter().any(|stop| stop.starts_with(rest))
         };
-        let keep = (0..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
+        let begin = self.control.last().map_or(0, |control| control.at);
+        let keep = (begin..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
         let keep = keep.unwrap_or(self.text.len());
         let rest = self.text.split_off(keep);
-        let (taken, mut held): (Vec<_>, Vec<_>) = self.control.iter().partition(|control| control.at <= keep);
-        held.iter_mut().for_each(|control: &mut ControlToken| control.at -= keep);
-        self.control = held;
-        Ok((std::mem::replace(&mut self.text, rest), taken))
+        Ok((std::mem::replace(&mut self.text, rest), std::mem::take(&mut self.control)))
     }
 }
 
@@ -111,11 +120,56 @@ mod tests {
 
     use super::*;
 
+    fn tokenizer() -> Tokenizer {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+        Tokenizer::read(&path, 4096).expect("the demo model's")
+    }
+
+    /// A stop string is not found across a control token, before which nothing is held back.
+    #[test]
+    fn a_stop_string_has_no_control_token_within_it() {
+        let tokenizer = tokenizer();
+        let stop = Stop { strings: vec!["nan".into(), "}z".into()], ..Stop::default() };
+        for (text, want, stops) in [
+            ("xn<|channel>an", "xn|an", false),
+            ("xna<|channel>n<channel|>y", "xna|n|y", false),
+            ("{}<|channel>z", "{}|z", false),
+            ("x<|channel>nany", "x|", true),
+            ("xn<|channel>{}zy", "xn|{", true),
+            ("xna<|channel>", "xna|", false),
+        ] {
+            let ids = ids(&tokenizer, text);
+            for taken_at_once in [1, 2, 100] {
+                let (mut end, mut written) = (TextEnd::new(&stop, &[]), String::new());
+                for round in ids.chunks(taken_at_once) {
+                    let ends = round.iter().any(|token| end.push(Some(&tokenizer), *token).expect("a token"));
+                    let (mut text, control) = end.take(Some(&tokenizer), end.ended).expect("text");
+                    let is_last_control = round.last().is_some_and(|token| tokenizer.is_control(*token));
+                    assert!(ends || !is_last_control || end.text.is_empty(), "held: {:?}", end.text);
+                    control.iter().rev().for_each(|control| text.insert(control.at, '|'));
+                    written += &text;
+                    if ends {
+                        break;
+                    }
+                }
+                written += &end.take(Some(&tokenizer), Some(FinishReason::MaxTokens)).expect("text").0;
+                let stopped = end.ended == Some(FinishReason::StopString);
+                assert_eq!((written.as_str(), stopped), (want, stops), "{text:?}, {taken_at_once} at a time");
+            }
+        }
+    }
+
+    /// The text's control tokens, by their names, and one token for each other character.
+    fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+        let id = |c: char| tokenizer.id(&c.to_string()).expect("in the vocabulary");
+        let parts = tokenizer.control_names().split(text).into_iter();
+        parts.flat_map(|(text, control)| text.chars().map(id).chain(control).collect::<Vec<_>>()).collect()
+    }
+
     /// A control token within the bytes of a character: it stands after what was begun, and later bytes do not complete it.
     #[test]
     fn a_control_token_ends_a_character() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-        let tokenizer = Tokenizer::read(&path, 4096).expect("the demo model's");
+        let tokenizer = tokenizer();
         let id = |piece: &str| tokenizer.id(piece).expect("in the vocabulary");
         let mut end = TextEnd::new(&Stop::default(), &[]);
         for piece in ["<0xE2>", "<|channel>", "<0x82>", "<0xAC>"] {

@@ -42,9 +42,7 @@ pub(crate) async fn answer(
         index,
         tokens: Vec::new(),
         text: String::new(),
-        content: String::new(),
-        reasoning: String::new(),
-        calls: Vec::new(),
+        parts: Vec::new(),
         logprobs: (!streams).then(Vec::new),
         parser,
     };

@@ -26,13 +26,13 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields:
     answer(&app, id, generate).await
 }
 
-/// The number of a chat's tokens.
+/// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let (chat, ..) = chat(&mut fields)?;
     fields.end()?;
     let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
-        convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, Prompt::Chat(chat))
+        convert::chat_tokens(&app.engine, app.chat_template.as_ref(), None, &chat)
     })
     .await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
@@ -79,7 +79,7 @@ fn chat(fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
     };
     fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
-    Ok((Chat { messages, options }, tools, Structured::output_config(fields)?))
+    Ok((Chat { messages, options, body_bytes: fields.body_bytes }, tools, Structured::output_config(fields)?))
 }
 
 /// The type of the open content block.
@@ -151,7 +151,7 @@ fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String
         FinishReason::StopString => ("stop_sequence", output.stop_string(ended)),
         FinishReason::MaxTokens => ("max_tokens", None),
         FinishReason::Context => ("model_context_window_exceeded", None),
-        _ if !output.calls.is_empty() => ("tool_use", None),
+        _ if output.calls().next().is_some() => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
@@ -159,6 +159,18 @@ fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String
 /// A call's block. In a stream, `input` is empty and its text follows in events.
 fn tool_use(call: &foretoken::chat::ToolCall, input: Value) -> Value {
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+}
+
+/// A part's block.
+fn block(part: &ReplyPart) -> Option<Value> {
+    match part {
+        ReplyPart::Reasoning(text) => Some(json!({"type": "thinking", "thinking": text, "signature": ""})),
+        ReplyPart::ToolCall(call) => {
+            Some(tool_use(call, serde_json::from_str(&call.arguments.to_string()).unwrap_or_default()))
+        }
+        ReplyPart::Text(text) => Some(json!({"type": "text", "text": text})),
+        _ => None,
+    }
 }
 
 impl Reply for Answer {
@@ -207,16 +219,9 @@ impl Reply for Answer {
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let (output, ended) = &choices[0];
         let (reason, sequence) = stop_of(output, ended);
-        let mut content = Vec::new();
-        if !output.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": output.reasoning, "signature": ""}));
-        }
-        if !output.content.is_empty() || (output.calls.is_empty() && content.is_empty()) {
-            content.push(json!({"type": "text", "text": output.content}));
-        }
-        for call in &output.calls {
-            let input = serde_json::from_str(&call.arguments.to_string()).unwrap_or_default();
-            content.push(tool_use(call, input));
+        let mut content: Vec<_> = output.parts.iter().filter_map(block).collect();
+        if content.is_empty() {
+            content.push(json!({"type": "text", "text": ""}));
         }
         let mut message = Self::message(output);
         message["content"] = json!(content);
@@ -226,7 +231,7 @@ impl Reply for Answer {
         message
     }
 
-    fn api(&self) -> Api {
-        Api::Anthropic
+    fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
+        named(&error.body(Api::Anthropic, &output.request_id))
     }
 }

@@ -86,12 +86,24 @@ impl ApiError {
         }
     }
 
+    /// OpenAI's type of the error.
+    pub fn openai_type(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::NOT_IMPLEMENTED => "not_supported_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
     /// The body in the format of the API.
     pub fn body(&self, api: Api, request_id: &str) -> Value {
         match api {
             Api::OpenAi => json!({"error": {
                 "message": self.message,
-                "type": openai_type(self.status),
+                "type": self.openai_type(),
                 "param": self.param,
                 "code": self.code,
             }}),
@@ -149,17 +161,6 @@ fn field_of(argument: &str, prompt: &str) -> String {
         "xtc.probability" => "xtc_probability".into(),
         "xtc.threshold" => "xtc_threshold".into(),
         other => other.into(),
-    }
-}
-
-fn openai_type(status: StatusCode) -> &'static str {
-    match status {
-        StatusCode::UNAUTHORIZED => "authentication_error",
-        StatusCode::NOT_FOUND => "not_found_error",
-        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-        StatusCode::NOT_IMPLEMENTED => "not_supported_error",
-        status if status.is_server_error() => "server_error",
-        _ => "invalid_request_error",
     }
 }
 

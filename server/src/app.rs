@@ -11,7 +11,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use foretoken::Engine;
 use foretoken::chat::ChatTemplate;
 use hyper::body::Body as _;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
 use tokio::time::timeout;
@@ -120,6 +120,10 @@ impl<S: Sync> FromRequest<S> for Fields {
             let message = "content-type: must be application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
+        if !is_identity(request.headers()) {
+            let message = "content-encoding: only identity is supported; send the body uncompressed";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
         let body = timeout(BODY_TIMEOUT, read(request.into_body())).await.map_err(|_| {
             let message = format!("body: was not received within {} s", BODY_TIMEOUT.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
@@ -131,6 +135,14 @@ impl<S: Sync> FromRequest<S> for Fields {
 fn is_json(headers: &HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// Whether the body is sent as it is.
+fn is_identity(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .all(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
 /// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client that is still sending would

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Content, Message, Role};
+use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::sampler::{LogitBias, LogitsProcessor};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -23,6 +23,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 pub(crate) struct Chat {
     pub messages: Vec<Message>,
     pub options: ChatOptions,
+    /// Bytes of the request's body: its texts have no more.
+    pub body_bytes: usize,
 }
 
 /// A prompt.
@@ -30,24 +32,6 @@ pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
     Chat(Chat),
-}
-
-impl Prompt {
-    /// Bytes of the text that is certainly encoded.
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Ids(_) => 0,
-            Self::Chat(chat) => chat.messages.iter().map(content_bytes).sum(),
-        }
-    }
-}
-
-fn content_bytes(message: &Message) -> usize {
-    match &message.content {
-        Content::Text(text) if message.role != Role::Assistant => text.trim().len(),
-        _ => 0,
-    }
 }
 
 /// Maximum number of stop strings, and bytes of one: every token is compared with all of them.
@@ -327,28 +311,61 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
     list.into_iter().enumerate().map(prompt).collect()
 }
 
-/// The tokens of a prompt. Takes time that grows with the prompt.
+/// The tokens of a prompt that a sequence can begin with. Takes time that grows with the prompt.
 ///
 /// # Errors
-/// If the text is empty or certainly longer than `context` tokens, the checkpoint has no tokenizer or no template, or the template
-/// refuses the messages.
+/// If there are none, one is outside the vocabulary, they do not fit `context`, the checkpoint has no tokenizer or no template, or
+/// the template refuses the messages.
 pub(crate) fn tokens(
     engine: &Engine,
     template: Option<&ChatTemplate>,
     context: usize,
     prompt: Prompt,
 ) -> foretoken::Result<Vec<u32>> {
-    let bytes = prompt.bytes();
-    let longest = engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
-    if bytes > context.saturating_mul(longest) {
-        // Without encoding it, which takes seconds for megabytes.
-        return Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: context });
+    let tokens = match prompt {
+        Prompt::Ids(ids) => ids,
+        Prompt::Text(text) => {
+            check_length(engine, context, text.len())?;
+            engine.tokenizer()?.encode(&text)?
+        }
+        Prompt::Chat(chat) => chat_tokens(engine, template, Some(context), &chat)?,
+    };
+    let outside = |problem: String| Err(foretoken::Error::Argument { name: "prompt", problem });
+    let vocab = engine.target().num_readable_tokens();
+    match tokens.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => outside(format!("token id {id} is outside the vocabulary of {vocab}")),
+        None if tokens.is_empty() => outside("is empty; pass at least one token".into()),
+        None if tokens.len() > context => Err(foretoken::Error::Context { needed: tokens.len(), limit: context }),
+        None => Ok(tokens),
     }
-    match (prompt, template) {
-        (Prompt::Ids(ids), _) => Ok(ids),
-        (Prompt::Text(text), _) => engine.tokenizer()?.encode(&text),
-        (Prompt::Chat(chat), None) => engine.encode_chat(&chat.messages, &chat.options),
-        (Prompt::Chat(chat), Some(template)) => template.encode(engine.tokenizer()?, &chat.messages, &chat.options),
+}
+
+/// The tokens of a chat. Takes time that grows with its text.
+///
+/// # Errors
+/// If the checkpoint has no tokenizer or no template, the template refuses the messages, or they are certainly longer than
+/// `context` tokens.
+pub(crate) fn chat_tokens(
+    engine: &Engine,
+    template: Option<&ChatTemplate>,
+    context: Option<usize>,
+    chat: &Chat,
+) -> foretoken::Result<Vec<u32>> {
+    let template = template.map_or_else(|| engine.chat_template(), Ok)?;
+    if let Some(context) = context.filter(|context| check_length(engine, *context, chat.body_bytes).is_err()) {
+        // A template need not write all that the request has.
+        check_length(engine, context, template.render(&chat.messages, &chat.options)?.len())?;
+    }
+    template.encode(engine.tokenizer()?, &chat.messages, &chat.options)
+}
+
+/// # Errors
+/// If a text of so many bytes is certainly longer than `context` tokens. Encoding it would take seconds for megabytes.
+pub(crate) fn check_length(engine: &Engine, context: usize, bytes: usize) -> foretoken::Result<()> {
+    let longest = engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+    match bytes > context.saturating_mul(longest) {
+        true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: context }),
+        false => Ok(()),
     }
 }
 
@@ -357,11 +374,15 @@ pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
     engine.sampling_defaults().cloned().unwrap_or_default()
 }
 
-/// Which stop string ended a text: the one that follows it in the decoded tokens.
-pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], text: &str, strings: &[String]) -> Option<String> {
-    let whole = engine.tokenizer().ok()?.decode(tokens).ok()?;
-    let rest = whole.strip_prefix(text)?;
-    strings.iter().filter(|string| rest.starts_with(string.as_str())).max_by_key(|string| string.len()).cloned()
+/// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within it. Of
+/// several at the same place, the longest.
+pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
+    let tokenizer = engine.tokenizer().ok()?;
+    let last = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;
+    let bytes: Vec<u8> = last.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    let found = strings.iter().filter_map(|string| Some((text.find(string.as_str())?, string)));
+    found.min_by_key(|(at, string)| (*at, std::cmp::Reverse(string.len()))).map(|(_, string)| string.clone())
 }
 
 /// The tokens of a piece, each with its text, and whether it was drafted.
@@ -385,6 +406,11 @@ pub(crate) fn logprobs(engine: &Engine, of: &TokenLogprobs) -> Value {
     let mut value = logprob(engine, of.token, of.logprob);
     value["top_logprobs"] = of.top.iter().map(|(id, value)| logprob(engine, *id, *value)).collect();
     value
+}
+
+/// A number with the digits of the 32-bit one, not those of its 64-bit neighbor.
+pub(crate) fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// Counts and times under llama.cpp's names; times are in milliseconds.

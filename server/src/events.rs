@@ -11,9 +11,9 @@ use hyper::body::{Bytes, Frame};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::api_error::{Api, ApiError};
+use crate::api_error::ApiError;
 use crate::job::{Running, Update};
-use crate::reply::{ChoiceOutput, Reply, event};
+use crate::reply::{ChoiceOutput, Reply};
 
 pub(crate) fn events(body: EventBody) -> Response {
     // nginx buffers responses unless this header turns it off.
@@ -67,12 +67,7 @@ impl EventBody {
             }
             Update::Failed(failure) => {
                 self.done = true;
-                let api = self.reply.api();
-                let body = ApiError::of_failure(&failure, &output.prompt_name).body(api, &output.request_id);
-                match api {
-                    Api::OpenAi => event(&body),
-                    Api::Anthropic => format!("event: error\n{}", event(&body)),
-                }
+                self.reply.failed(&ApiError::of_failure(&failure, &output.prompt_name), output)
             }
         }
     }

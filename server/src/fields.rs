@@ -11,6 +11,8 @@ pub(crate) struct Fields {
     values: Map<String, Value>,
     /// Prepended to names in errors: empty, or `messages[0].`.
     prefix: String,
+    /// Bytes of the body whose object it is; 0 of a nested one.
+    pub body_bytes: usize,
 }
 
 impl Fields {
@@ -25,7 +27,7 @@ impl Fields {
             ApiError::field("body", format!("invalid JSON ({:?} error at {place})", e.classify()))
         };
         match serde_json::from_slice(body).map_err(malformed)? {
-            Value::Object(values) => Ok(Self { values, prefix: String::new() }),
+            Value::Object(values) => Ok(Self { values, prefix: String::new(), body_bytes: body.len() }),
             other => Err(ApiError::field("body", format!("is {}, must be an object", kind(&other)))),
         }
     }
@@ -36,7 +38,7 @@ impl Fields {
     /// If it is not an object.
     pub fn of(value: Value, name: &str) -> Result<Self> {
         match value {
-            Value::Object(values) => Ok(Self { values, prefix: format!("{name}.") }),
+            Value::Object(values) => Ok(Self { values, prefix: format!("{name}."), body_bytes: 0 }),
             other => Err(ApiError::field(name, format!("is {}, must be an object", kind(&other)))),
         }
     }

@@ -33,6 +33,7 @@ mod reply;
 mod routes;
 mod sampling;
 mod server;
+mod socket;
 mod structured;
 mod tools;
 mod worker;

@@ -197,15 +197,16 @@ fn template(app: &App) -> foretoken::Result<&ChatTemplate> {
 }
 
 /// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
-/// `parse_special` is false.
+/// `parse_special` is false. A text that is certainly longer than the context is refused.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     fields.end()?;
-    let (tokens, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
+    let (body, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
+        convert::check_length(&app.engine, app.context, text.len())?;
         // `encode` refuses an empty text, whose only token is <bos>.
         let encoded = match parse_special {
             _ if text.is_empty() => Vec::new(),
@@ -214,14 +215,20 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
         };
         let bos = tokenizer.id("<bos>");
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
-        let tokens: Vec<u32> = bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect();
-        Ok(match with_pieces {
-            false => json!(tokens),
-            true => tokens.into_iter().map(|id| json!({"id": id, "piece": piece(tokenizer, id)})).collect(),
-        })
+        let tokens = bos.filter(|_| add_special).into_iter().chain(own.iter().copied());
+        // Written token by token: an array of values would take far more memory than its text.
+        let mut body = String::from("{\"tokens\":[");
+        for (i, id) in tokens.enumerate() {
+            body += if i > 0 { "," } else { "" };
+            body += &match with_pieces {
+                false => id.to_string(),
+                true => json!({"id": id, "piece": piece(tokenizer, id)}).to_string(),
+            };
+        }
+        Ok(body + "]}")
     })
     .await?;
-    Ok(reply::json(&json!({"tokens": tokens})))
+    Ok(reply::json_text(body))
 }
 
 /// A token's text, or its bytes if they are not UTF-8.

@@ -29,9 +29,9 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// Reasoning that precedes the model's next message or call.
-    pub fn reason(&mut self, text: String) {
-        self.reasoning = Some(text);
+    /// More of the reasoning that precedes the model's next message or call.
+    pub fn reason(&mut self, text: &str) {
+        append(&mut self.reasoning, text);
     }
 
     /// A call, of the model's last message or of a new one.
@@ -39,7 +39,9 @@ impl Conversation {
         self.calls.extend(call.id.clone().map(|id| (id, call.name.clone())));
         match self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
             Some(last) => {
-                last.reasoning = last.reasoning.take().or(self.reasoning.take());
+                if let Some(text) = self.reasoning.take() {
+                    append(&mut last.reasoning, &text);
+                }
                 last.tool_calls.push(call);
             }
             None => self.push(Message { tool_calls: vec![call], ..Message::assistant("") }),
@@ -66,6 +68,11 @@ impl Conversation {
     pub fn into_messages(self) -> Vec<Message> {
         self.messages
     }
+}
+
+/// Adds to a text that may not have begun.
+fn append(to: &mut Option<String>, text: &str) {
+    to.get_or_insert_default().push_str(text);
 }
 
 /// Takes `messages`, an array with at least one.
@@ -212,7 +219,7 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
                 is_text = true;
             }
             ("thinking", Role::Assistant) => {
-                reasoning = Some(required(&mut block, "thinking")?);
+                append(&mut reasoning, &required(&mut block, "thinking")?);
                 block.ignore(&["signature"]);
             }
             ("redacted_thinking", Role::Assistant) => block.ignore(&["data"]),

@@ -74,7 +74,7 @@ pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w ChoiceOutput>) -> 
 pub(crate) fn finish_reason(output: &ChoiceOutput, ended: &Ended) -> &'static str {
     match ended.finish {
         FinishReason::MaxTokens | FinishReason::Context => "length",
-        _ if !output.calls.is_empty() => "tool_calls",
+        _ if output.calls().next().is_some() => "tool_calls",
         _ => "stop",
     }
 }

@@ -55,7 +55,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
-    let chat = Chat { messages, options: chat_options };
+    let chat = Chat { messages, options: chat_options, body_bytes: fields.body_bytes };
     let choices = openai::choices(&mut fields, app.parallel)?;
     take_ignored(&mut fields, &options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;
@@ -119,7 +119,7 @@ impl Reply for Completion {
 
     fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], output: &ChoiceOutput) -> String {
         let of_calls = parts.iter().filter(|part| matches!(part, ReplyPart::ToolCall(_))).count();
-        let mut call_index = output.calls.len() - of_calls;
+        let mut call_index = output.calls().count() - of_calls;
         let delta = |part: &ReplyPart| match part {
             ReplyPart::Reasoning(text) => json!({"reasoning_content": text}),
             ReplyPart::ToolCall(call) => {
@@ -160,13 +160,15 @@ impl Reply for Completion {
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let choice = |(output, ended): &(ChoiceOutput, Ended)| {
-            let mut message = json!({"role": "assistant", "content": output.content, "refusal": null});
-            if !output.reasoning.is_empty() {
-                message["reasoning_content"] = json!(output.reasoning);
+            let (text, reasoning) = (output.content(), output.reasoning());
+            let calls: Vec<_> = output.calls().map(tool_call).collect();
+            let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+            if !reasoning.is_empty() {
+                message["reasoning_content"] = json!(reasoning);
             }
-            if !output.calls.is_empty() {
-                message["tool_calls"] = output.calls.iter().map(tool_call).collect();
-                if output.content.is_empty() {
+            if !calls.is_empty() {
+                message["tool_calls"] = json!(calls);
+                if text.is_empty() {
                     message["content"] = Value::Null;
                 }
             }

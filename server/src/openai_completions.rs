@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::ReplyPart;
+use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{GenerateOptions, Piece, Sampling, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +54,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompt_field: "prompt",
         reply: Box::new(Completion {
             form: Form { logprobs: options.logprobs.is_some(), ..form },
-            offsets: vec![0; all],
+            places: (0..all).map(|_| Default::default()).collect(),
         }),
         options,
         penalizes_output,
@@ -65,8 +66,8 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
 
 struct Completion {
     form: Form,
-    /// For every choice, characters of the tokens before the next piece.
-    offsets: Vec<usize>,
+    /// For every choice, what decodes its tokens, and the characters of the text so far.
+    places: Vec<(StreamDecoder, usize)>,
 }
 
 impl Completion {
@@ -100,17 +101,18 @@ impl Completion {
 
     /// Log-probabilities in the format of completions: an array for each of their parts.
     fn lists(&mut self, output: &ChoiceOutput, logprobs: &[TokenLogprobs]) -> Value {
-        let offset = &mut self.offsets[output.index];
-        let token = |id| {
-            let bytes = output.engine.tokenizer().map(|tokenizer| tokenizer.token_bytes(id));
-            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
-        };
+        let place = &mut self.places[output.index];
+        let tokenizer = output.engine.tokenizer().ok();
+        let token = |id| tokenizer.map_or_else(String::new, |tokenizer| token_text(tokenizer, id));
         let (mut tokens, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for of in logprobs {
             let text = token(of.token);
-            offsets.push(*offset);
-            *offset += text.chars().count();
-            let mut best: Map<_, _> = of.top.iter().map(|(id, logprob)| (token(*id), json!(logprob))).collect();
+            offsets.push(tokenizer.map_or(0, |tokenizer| offset(place, tokenizer, of.token)));
+            let mut best = Map::new();
+            for (id, logprob) in &of.top {
+                // Of tokens with the same text, the most probable one.
+                best.entry(token(*id)).or_insert_with(|| json!(logprob));
+            }
             if !best.is_empty() {
                 best.insert(text.clone(), json!(of.logprob));
             }
@@ -119,6 +121,29 @@ impl Completion {
             tokens.push(text);
         }
         json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets})
+    }
+}
+
+/// A token's text; of one within a character its bytes, as OpenAI writes them (`bytes:\xe2`).
+fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
+    let escaped = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
+    String::from_utf8(tokenizer.token_bytes(id))
+        .unwrap_or_else(|error| format!("bytes:{}", escaped(error.into_bytes())))
+}
+
+/// The characters of the text before a token, or before the character that the token goes on with.
+fn offset((decoder, characters): &mut (StreamDecoder, usize), tokenizer: &Tokenizer, id: u32) -> usize {
+    let count = |text: foretoken::Result<String>| text.map_or(0, |text| text.chars().count());
+    if tokenizer.is_control(id) {
+        // It ends an incomplete character.
+        *characters += count(decoder.finish(tokenizer));
+    }
+    let before = *characters;
+    *characters += count(decoder.push(tokenizer, id));
+    match String::from_utf8(tokenizer.token_bytes(id)) {
+        // What was incomplete before it is in the text as well.
+        Ok(own) if !tokenizer.is_control(id) => characters.saturating_sub(own.chars().count()),
+        _ => before,
     }
 }
 

@@ -34,7 +34,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     app.check_model(&mut fields)?;
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
-    let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
+    let mut echoed = echoed(&fields, instructions.as_deref());
     let tools = tools::openai(&mut fields)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
@@ -50,25 +50,18 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
-    let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
     take_ignored(&mut fields, &options, &structured)?;
     take_unsupported(&mut fields)?;
+    let body_bytes = fields.body_bytes;
     fields.end()?;
-    let chat = Chat { messages, options: chat_options };
-    let echoed = json!({
-        "instructions": instructions,
-        "max_output_tokens": most,
-        "metadata": metadata,
-        "temperature": options.sampling.temperature,
-        "top_p": options.sampling.top_p,
-        "tool_choice": tool_choice,
-        "tools": chat.options.tools.iter().map(flat_tool).collect::<Vec<_>>(),
-        "parallel_tool_calls": calls == tools::Calls::Any,
-        "text": {"format": format},
-        "truncation": "disabled",
-        "previous_response_id": null,
-        "store": false,
-    });
+    let chat = Chat { messages, options: chat_options, body_bytes };
+    echoed["max_output_tokens"] = json!(most);
+    echoed["text"] = json!({"format": format});
+    for (name, used) in [("temperature", options.sampling.temperature), ("top_p", options.sampling.top_p)] {
+        if echoed[name].is_null() {
+            echoed[name] = convert::decimal(used);
+        }
+    }
     let generate = Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
@@ -81,13 +74,34 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     Ok((generate, structured))
 }
 
+/// What a response repeats of the request. Numbers that are not given follow.
+fn echoed(fields: &Fields, instructions: Option<&str>) -> Value {
+    let given = |name: &str, default: Value| fields.peek(name).cloned().unwrap_or(default);
+    json!({
+        "instructions": instructions,
+        "metadata": given("metadata", json!({})),
+        "parallel_tool_calls": given("parallel_tool_calls", json!(true)),
+        "temperature": given("temperature", Value::Null),
+        "tool_choice": given("tool_choice", json!("auto")),
+        "tools": fields.peek("tools").and_then(Value::as_array).into_iter().flatten().map(flat_tool).collect::<Vec<_>>(),
+        "top_p": given("top_p", Value::Null),
+        "truncation": given("truncation", json!("disabled")),
+        "previous_response_id": null,
+        "store": false,
+    })
+}
+
 /// A tool with its fields next to `type`, as in responses.
-fn flat_tool(tool: &foretoken::chat::Json) -> Value {
-    let mut tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
-    let mut flat = tool["function"].take();
-    flat["type"] = json!("function");
-    flat["strict"] = json!(false);
-    flat
+fn flat_tool(tool: &Value) -> Value {
+    let own = tool.get("function").filter(|function| function.is_object()).unwrap_or(tool);
+    let own = |name: &str, default: Value| own.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default);
+    json!({
+        "type": "function",
+        "name": own("name", Value::Null),
+        "description": own("description", Value::Null),
+        "parameters": own("parameters", Value::Null),
+        "strict": own("strict", json!(false)),
+    })
 }
 
 /// What `include` adds to items that no response has, and to reasoning, which is not encrypted.
@@ -175,7 +189,7 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
         }
         Some("reasoning") => {
             let content = item.list("content")?.unwrap_or_default();
-            conversation.reason(content.iter().filter_map(|part| part["text"].as_str()).collect());
+            content.iter().filter_map(|part| part["text"].as_str()).for_each(|text| conversation.reason(text));
             item.ignore(&["id", "summary", "encrypted_content"]);
         }
         Some(_) => {
@@ -386,17 +400,15 @@ impl Reply for Answer {
         last + &self.event(&format!("response.{status}"), json!({"response": response}))
     }
 
+    /// An event without a response: `code` is the type of errors that have no code.
+    fn failed(&mut self, error: &ApiError, _: &ChoiceOutput) -> String {
+        let code = error.code.unwrap_or(error.openai_type());
+        self.event("error", json!({"code": code, "message": error.message, "param": error.param}))
+    }
+
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let (output, ended) = &choices[0];
-        if !output.reasoning.is_empty() {
-            self.reasoning(&output.reasoning, output);
-        }
-        if !output.content.is_empty() {
-            self.text(&output.content, output);
-        }
-        for call in &output.calls {
-            self.call(call, output);
-        }
+        self.piece(&Piece::default(), &output.parts, output);
         self.finish_item(output, status(Some(ended)).0);
         self.response(output, Some(ended))
     }

@@ -52,11 +52,8 @@ pub(crate) struct ChoiceOutput {
     pub tokens: Vec<u32>,
     /// The text without control tokens.
     pub text: String,
-    /// Of a chat: the text without reasoning and calls.
-    pub content: String,
-    pub reasoning: String,
-    /// Tool calls, with ids.
-    pub calls: Vec<ToolCall>,
+    /// The parts of the text in the order of generation, adjacent ones of a kind as one. Calls have ids.
+    pub parts: Vec<ReplyPart>,
     /// Of all tokens; `None` of a stream, whose events have them.
     pub logprobs: Option<Vec<TokenLogprobs>>,
     pub parser: Option<ReplyParser>,
@@ -84,9 +81,9 @@ pub(crate) trait Reply: Send {
     /// The response as one object.
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value;
 
-    /// The API whose error format it has.
-    fn api(&self) -> Api {
-        Api::OpenAi
+    /// The event of an error, after which there are none.
+    fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
+        event(&error.body(Api::OpenAi, &output.request_id))
     }
 }
 
@@ -117,17 +114,33 @@ impl ChoiceOutput {
         self.parser.as_ref().map_or(0, ReplyParser::reasoning_tokens)
     }
 
+    /// All texts of a chat's reply, without reasoning and calls.
+    pub fn content(&self) -> String {
+        let text = |part: &ReplyPart| if let ReplyPart::Text(text) = part { Some(text.clone()) } else { None };
+        self.parts.iter().filter_map(text).collect()
+    }
+
+    /// All reasoning of a chat's reply.
+    pub fn reasoning(&self) -> String {
+        let text = |part: &ReplyPart| if let ReplyPart::Reasoning(text) = part { Some(text.clone()) } else { None };
+        self.parts.iter().filter_map(text).collect()
+    }
+
+    /// The tool calls.
+    pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
+        self.parts.iter().filter_map(|part| if let ReplyPart::ToolCall(call) = part { Some(call) } else { None })
+    }
+
     /// Adds the parts, and gives calls their ids.
     fn take(&mut self, mut parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
         for part in &mut parts {
-            match part {
-                ReplyPart::Reasoning(text) => self.reasoning += text,
-                ReplyPart::ToolCall(call) => {
-                    call.id = Some(format!("call_{:024x}", rand::random::<u128>() >> 32));
-                    self.calls.push(call.clone());
-                }
-                ReplyPart::Text(text) => self.content += text,
-                _ => {}
+            if let ReplyPart::ToolCall(call) = part {
+                call.id = Some(format!("call_{:024x}", rand::random::<u128>() >> 32));
+            }
+            match (self.parts.last_mut(), &*part) {
+                (Some(ReplyPart::Text(to)), ReplyPart::Text(text))
+                | (Some(ReplyPart::Reasoning(to)), ReplyPart::Reasoning(text)) => to.push_str(text),
+                (_, part) => self.parts.push(part.clone()),
             }
         }
         parts
@@ -141,7 +154,7 @@ impl ChoiceOutput {
     /// The stop string that ended the text, if one did.
     pub fn stop_string(&self, ended: &Ended) -> Option<String> {
         let stopped = ended.finish == FinishReason::StopString;
-        stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.text, &self.stop_strings))?
+        stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.stop_strings))?
     }
 }
 
@@ -180,5 +193,10 @@ pub(crate) async fn encode<T: Send + 'static>(
 
 /// A JSON response.
 pub(crate) fn json(value: &Value) -> Response {
-    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    json_text(value.to_string())
+}
+
+/// A JSON response of a text that is JSON.
+pub(crate) fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }

@@ -17,6 +17,8 @@ use crate::app::{App, RequestId};
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same in Anthropic's API, where its clients read it.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Maximum bytes of a client's request id.
 const MAX_REQUEST_ID: usize = 64;
 /// Routes that need no API key: health checks have none, and the page asks for it.
@@ -87,6 +89,9 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         response.headers_mut().extend(allow.map(|allow| (hyper::header::ALLOW, allow)));
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
+        if api == Api::Anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());

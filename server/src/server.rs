@@ -1,5 +1,6 @@
 //! The server: listen, serve connections, shut down gracefully.
 
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use axum::Router;
 use foretoken::chat::ChatTemplate;
 use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions, SessionOptions};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -27,6 +29,7 @@ use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
 use crate::routes::router;
+use crate::socket::watched;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Options of a server.
@@ -242,14 +245,27 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
 async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: watch::Receiver<bool>) {
     // Events are small, and each is sent at once.
     let _ = stream.set_nodelay(true);
+    let (stream, watch) = watched(stream);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(idle));
+    let router = TowerToHyperService::new(router);
+    // A handler is dropped with its client, which ends a generation that is not streamed.
+    let service = service_fn(move |request| {
+        let (handled, watch) = (router.call(request), watch.clone());
+        async move {
+            tokio::select! {
+                biased;
+                Ok(response) = handled => Ok(response),
+                () = watch.closed() => Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
+            }
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let mut connection = pin!(connection);
     let drained = async { draining.wait_for(|draining| *draining).await.is_ok() };
     let result = tokio::select! {

@@ -10,11 +10,19 @@ pub(super) fn problem(fields: &Map<String, Value>) -> Option<String> {
     constants.filter_map(rounded).next().or_else(|| repeated(fields))
 }
 
-/// The problem of a constant that has an integer that is not a 64-bit float.
+/// From this number on, 2^64, serde_json reads integers as floats, which may differ from them.
+const BEYOND_INTEGERS: f64 = u64::MAX as f64;
+
+/// The problem of a constant that has an integer that is not a 64-bit float, or may not be one.
 fn rounded(constant: &Value) -> Option<String> {
     match constant {
         Value::Array(list) => list.iter().find_map(rounded),
         Value::Object(fields) => fields.values().find_map(rounded),
+        Value::Number(number) if number.is_f64() => {
+            let is_beyond = number.as_f64()?.abs() >= BEYOND_INTEGERS;
+            is_beyond
+                .then(|| format!("has the constant {number}, beyond 64-bit integers; use a string, or at most 2^53"))
+        }
         Value::Number(number) => {
             let exact = number.as_i64().map(i128::from).or(number.as_u64().map(i128::from))?;
             let float = number.as_f64()?;

@@ -23,6 +23,8 @@ pub(crate) struct XmlReply {
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
+    /// The start of a reply: line ends before a tag are dropped, and before anything else are text.
+    Start,
     /// Text; at its start after a tag, where line ends are dropped.
     Text { begin: bool },
     /// Reasoning; at its start or after a call, where a tag and line ends are dropped.
@@ -40,19 +42,22 @@ impl XmlReply {
         }
         // The template opens the reasoning in the prompt.
         let thinks = options.thinking == Thinking::On && options.generation_prompt == GenerationPrompt::Add;
-        let state = if thinks { State::Reasoning { begin: true } } else { State::Text { begin: true } };
+        let state = if thinks { State::Reasoning { begin: true } } else { State::Start };
         Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
     }
 
     /// Emits what is certain; returns whether a tag was consumed, so that there may be more.
     fn step(&mut self, parts: &mut Vec<ReplyPart>) -> bool {
+        if self.state == State::Start && !self.start() {
+            return false;
+        }
         if let State::Text { begin: true } | State::Reasoning { begin: true } = self.state {
             self.rest.drain(..self.rest.len() - self.rest.trim_start_matches('\n').len());
         }
         let offered = &CALL[..usize::from(!self.tools.is_empty())];
         let ends: &[&str] = match self.state {
             State::Text { begin: true } => &[&THINK[..1], offered].concat(),
-            State::Text { begin: false } => offered,
+            State::Start | State::Text { begin: false } => offered,
             State::Reasoning { begin: true } => &[&THINK[..], offered].concat(),
             State::Reasoning { begin: false } => &[&THINK[1..], offered].concat(),
             State::Call { in_reasoning: true } => &[CALL[1], THINK[1]],
@@ -85,7 +90,7 @@ impl XmlReply {
                 }
             }
             State::Reasoning { .. } => self.hand_out(before.trim_end_matches('\n').to_owned(), parts),
-            State::Text { .. } => self.hand_out(before, parts),
+            State::Start | State::Text { .. } => self.hand_out(before, parts),
         }
         self.state = match tag {
             "<think>" => State::Reasoning { begin: true },
@@ -105,8 +110,19 @@ impl XmlReply {
                 *begin = *begin && text.is_empty();
                 add(parts, ReplyPart::Text(text));
             }
-            State::Call { .. } => {}
+            State::Start | State::Call { .. } => {}
         }
+    }
+
+    /// Whether what a reply begins with is known. It stays in `rest`.
+    fn start(&mut self) -> bool {
+        let begun = self.rest.trim_start_matches('\n');
+        let mut tags = [THINK[0], CALL[0]].into_iter().take(if self.tools.is_empty() { 1 } else { 2 });
+        let is_open = tags.clone().any(|tag| tag.starts_with(begun) && begun.len() < tag.len());
+        if !is_open {
+            self.state = State::Text { begin: tags.any(|tag| begun.starts_with(tag)) };
+        }
+        !is_open
     }
 
     /// The call in `text`, or `text` itself, with its tags.
@@ -138,11 +154,11 @@ impl ReplySyntax for XmlReply {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.rest);
         match self.state {
-            State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
+            State::Start | State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
             State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
             State::Call { in_reasoning } => add(&mut parts, self.call(&rest, "", in_reasoning)),
         }
-        self.state = State::Text { begin: true };
+        self.state = State::Start;
         parts
     }
 
@@ -302,6 +318,12 @@ mod tests {
         let two = format!("I look.\n{f}\n{f}\n");
         let cases = [
             ("Hello < there\n", vec![text("Hello < there\n")]),
+            // Line ends are dropped at tags only.
+            ("\n\nHello", vec![text("\n\nHello")]),
+            ("\n", vec![text("\n")]),
+            ("\n<thin", vec![text("\n<thin")]),
+            ("\n\n<think>\nA\n</think>\n\nC", vec![reasoning("A"), text("C")]),
+            ("<think></think>\nC", vec![text("C")]),
             ("<think>\nA\n\nB\n</think>\n\nC", vec![reasoning("A\n\nB"), text("C")]),
             (&two, vec![text("I look.\n"), of_f(), of_f()]),
             // Of several lines, of no schema, of the wrong type.
@@ -310,6 +332,7 @@ mod tests {
                  <parameter=n>one</parameter></function></tool_call>",
                 vec![call("f", r#"{"a":"x\n\ny","z":"1","n":"one"}"#)],
             ),
+            ("\n<tool_call><function=g></function></tool_call>\na", vec![call("g", "{}"), text("a")]),
             ("<tool_call><function=g></function>", vec![call("g", "{}")]),
             // Malformed ones are text as it was written.
             ("a<tool_call>{}</tool_call>b", vec![text("a<tool_call>{}</tool_call>b")]),
@@ -324,7 +347,7 @@ mod tests {
         ];
         for (written, want) in cases {
             for size in [1, 2, 7, 1000] {
-                let parts = parts(written, reply(State::Text { begin: true }, true), size);
+                let parts = parts(written, reply(State::Start, true), size);
                 assert_eq!(parts, want, "{written:?} in pieces of {size}");
             }
         }
@@ -342,7 +365,7 @@ mod tests {
         ] {
             let written =
                 format!("<tool_call><function=f><parameter={key}>\n{value}\n</parameter></function></tool_call>");
-            let parts = parts(&written, reply(State::Text { begin: true }, true), 5);
+            let parts = parts(&written, reply(State::Start, true), 5);
             assert_eq!(parts, [call("f", &format!("{{\"{key}\":{want}}}"))]);
         }
         let thinking = || reply(State::Reasoning { begin: true }, true);
@@ -361,7 +384,7 @@ mod tests {
             );
             let malformed = "a <tool_call>x</tool_call> b</think>c";
             assert_eq!(parts(malformed, thinking(), size), [reasoning("a <tool_call>x</tool_call> b"), text("c")]);
-            let without = reply(State::Text { begin: true }, false);
+            let without = reply(State::Start, false);
             assert_eq!(parts(f, without, size), [text(f)], "no tool was offered");
         }
     }
@@ -373,7 +396,7 @@ mod tests {
             control: vec![ControlToken { id: 0, at: 0 }, ControlToken { id: 1, at: 1 }],
             ..Piece::default()
         };
-        let mut reply = reply(State::Text { begin: true }, true);
+        let mut reply = reply(State::Start, true);
         assert_eq!([reply.push(&piece), reply.finish()].concat(), [reasoning("A"), text("B")]);
     }
 
@@ -385,7 +408,7 @@ mod tests {
             tokens.chunks(2).for_each(|tokens| reasoning.push(tokens));
             reasoning.count
         };
-        let (thinking, text) = (State::Reasoning { begin: true }, State::Text { begin: true });
+        let (thinking, text) = (State::Reasoning { begin: true }, State::Start);
         assert_eq!(count(thinking, false, &[7, 8, 9, 1, 7]), 3, "opened by the prompt");
         assert_eq!(count(text, false, &[0, 7, 8, 1, 9]), 2);
         assert_eq!(count(text, false, &[7, 8]), 0);

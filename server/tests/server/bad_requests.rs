@@ -246,11 +246,14 @@ fn fields_that_are_wrong_are_named() {
     let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");
-    // Found when the first prompt is read already.
-    for prompt in [json!([[2, 5], []]), json!([[2, 5], [2, 4_000_000_000u32]])] {
-        let (status, error) = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2}));
-        assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt[1]")));
+    // All prompts are checked before the first is read, so that a stream is refused as well.
+    for prompt in [json!([[2, 5], []]), json!([[2, 5], [2, 4_000_000_000u32]]), json!([[2, 5], vec![5; 8193]])] {
+        for streams in [false, true] {
+            let (status, error) = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2, "stream": streams}));
+            assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt[1]")));
+        }
     }
+    assert_eq!(server.metric("vllm:prompt_tokens_total"), 0.0, "a prompt was read");
 }
 
 #[test]
@@ -281,11 +284,38 @@ fn bodies_that_are_wrong() {
         let response = request.send(json!({"prompt": PROMPT}).to_string()).expect("an answer");
         assert_eq!(response.status().as_u16(), 415, "{content_type}");
     }
+    for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("Identity", 400)] {
+        let request = agent().post(server.url(TEXT)).content_type("application/json");
+        let mut response = request.header("content-encoding", encoding).send("{}").expect("an answer");
+        let error = response.body_mut().read_to_string().expect("a text");
+        assert_eq!(response.status().as_u16(), status, "{encoding}");
+        assert_eq!(error.contains("content-encoding: only identity"), status == 415, "{error}");
+    }
     // More than the context has room for, as a text and as ids.
     for prompt in [json!("let x = 1;\n".repeat(100_000)), json!(vec![5; 8192 + 1])] {
         let (status, error) = server.post(TEXT, &json!({"prompt": prompt}));
         assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")), "{error}");
     }
+    // By the bytes, as 60 is the longest token's length, and not by the tokens of which there would be more.
+    let text = "x;".repeat(250_000);
+    let assistant = json!({"messages": [{"role": "assistant", "content": text}, {"role": "user", "content": "?"}]});
+    let refused = format!("{} tokens do not fit the context of 8192", 500_001_usize.div_ceil(60));
+    for (path, body) in [
+        (TEXT, json!({"prompt": text.clone() + "?"})),
+        ("/tokenize", json!({"content": text.clone() + "?"})),
+        (CHAT, assistant.clone()),
+    ] {
+        let (status, error) = server.post(path, &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(&refused), "{path}: {error}");
+    }
+    // A template need not write the tools; counts have no limit.
+    let tool = json!({"type": "function", "function": {"name": "f", "description": text}});
+    let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "max_tokens": 1});
+    server.ask(CHAT, &body);
+    let user = json!({"messages": [{"role": "user", "content": text}]});
+    let count = server.ask("/v1/messages/count_tokens", &user)["input_tokens"].as_u64();
+    assert!(count >= Some(200_000), "{count:?}");
     // After all of that it serves.
     server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 4}));
 }

@@ -169,6 +169,10 @@ fn numbers_out_of_range_get_true_messages() {
         (r#"{"prompt": "fn", "max_tokens": 99999999999999999999}"#, "max_tokens: is 1e20, must be an integer between"),
         (r#"{"prompt": "fn", "max_tokens": -2}"#, "max_tokens: is -2, must be at least 0, or -1 for no limit"),
         (r#"{"prompt": "fn", "max_tokens": 1.5}"#, "max_tokens: is a fractional number, must be an integer"),
+        (
+            r#"{"prompt": "fn", "response_format": {"type": "json_object", "schema": {"const": 18446744073709551617}}}"#,
+            "response_format.schema: #: has the constant 1.8446744073709552e+19, beyond 64-bit integers",
+        ),
     ] {
         let (status, error) = server.post_bytes(TEXT, body.as_bytes());
         let message = error["error"]["message"].as_str().expect("a message");

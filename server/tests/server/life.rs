@@ -1,6 +1,6 @@
 //! Clients that leave, do not read, or are too many; and the end.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,18 +26,23 @@ fn first_event(stream: &mut std::net::TcpStream) {
 fn clients_that_leave_free_their_sequences() {
     let server = TestServer::start_on(load(), keeping_nothing());
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 60, ..GenerateOptions::default() });
-    // A stream, and a response that is not streamed.
+    // A stream, and responses that are not streamed: alone, or with bytes of a next request behind them.
     let mut streamed = server.open("/v1/completions", &long(8000));
     first_event(&mut streamed);
-    let whole = server.open("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 8000, "ignore_eos": true}));
-    wait_until("two sequences", || server.busy_slots() == 2);
+    let whole = ["", "\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"].map(|next| {
+        let body = json!({"prompt": PROMPT, "max_tokens": 8000, "ignore_eos": true});
+        let mut stream = server.open("/v1/completions", &body);
+        stream.write_all(next.as_bytes()).expect("written");
+        stream
+    });
+    wait_until("four sequences", || server.busy_slots() == 4);
     drop((streamed, whole));
     // Another one is not disturbed.
     let got = server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 60}));
     assert_eq!(got["choices"][0]["text"], want);
-    wait_until("sequences freed", || server.busy_slots() == 0 && server.metric(ABORTED) == 2.0);
+    wait_until("sequences freed", || server.busy_slots() == 0 && server.metric(ABORTED) == 4.0);
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
-    assert!(server.metric("vllm:generation_tokens_total") < 16_000.0, "they were written to the end");
+    assert!(server.metric("vllm:generation_tokens_total") < 32_000.0, "they were written to the end");
 }
 
 #[test]

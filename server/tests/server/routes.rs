@@ -273,4 +273,13 @@ fn request_ids_and_keys() {
 
     assert_eq!(models("x-request-id", "my-id_1.2").1, "my-id_1.2");
     assert_eq!(models("x-request-id", "not a plain id").1.len(), 32);
+    // Anthropic's clients read another header.
+    for (path, is_anthropics) in
+        [("/v1/messages", true), ("/v1/messages/count_tokens", true), ("/v1/completions", false)]
+    {
+        let request = agent().post(server.url(path)).header("x-api-key", "second").content_type("application/json");
+        let response = request.send("{}").expect("an answer");
+        let [own, other] = ["x-request-id", "request-id"].map(|name| response.headers().get(name));
+        assert_eq!(other, own.filter(|_| is_anthropics), "{path}");
+    }
 }

@@ -45,6 +45,12 @@ fn engine() -> &'static Engine {
 struct Script(Arc<Mutex<Vec<u32>>>);
 
 impl Script {
+    /// The next replies, by the names of their tokens.
+    fn set_tokens(&self, names: &[&str]) {
+        let id = |name: &&str| engine().tokenizer().ok().and_then(|tokenizer| tokenizer.id(name)).expect("a token");
+        *self.0.lock().expect("the script") = names.iter().map(id).chain([1]).collect();
+    }
+
     /// The next replies: in `text`, control tokens are by their names.
     fn set(&self, text: &str) {
         let ids = engine().tokenizer().and_then(|tokenizer| tokenizer.encode(text)).expect("tokens");
@@ -149,6 +155,26 @@ fn openai_calls() {
         rendered[at]["name"] = json!(name);
     }
     assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens(rendered, Thinking::Off));
+}
+
+/// What the template writes of calls and tools counts against the context before it is encoded.
+#[test]
+fn long_calls_and_tools_are_refused() {
+    let (server, _) = start();
+    let text = "x;".repeat(250_000);
+    let call = json!({"id": "1", "function": {"name": "now", "arguments": json!({"a": text}).to_string()}});
+    let tool = json!({"type": "function", "function": {"name": "f", "description": text}});
+    let user = json!({"role": "user", "content": "?"});
+    for body in [
+        json!({"messages": [user, {"role": "assistant", "tool_calls": [call]}, user], "tools": tools()}),
+        json!({"messages": [user], "tools": [tool]}),
+    ] {
+        let (status, error) = server.post(CHAT, &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        let tokens = message.strip_prefix("messages: ").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        // As many as 60 bytes each, and not those of the text.
+        assert!(status == 400 && tokens.is_some_and(|tokens| (8192..10_000).contains(&tokens)), "{error}");
+    }
 }
 
 #[test]
@@ -350,6 +376,191 @@ fn responses() {
         (&cut["status"], &cut["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))
     );
+}
+
+/// Texts, reasoning and calls in the order of generation, whole as streamed.
+#[test]
+fn parts_are_in_order() {
+    let (server, script) = start();
+    let call = "<|tool_call>call:now{}<tool_call|>";
+    script.set(&format!("<|channel>thought\nOne\n<channel|>two{call}three{call}four"));
+    let tools: Vec<_> =
+        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
+    let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "max_tokens": 200});
+    let whole = server.ask("/v1/messages", &body);
+    let shown = |block: &Value| {
+        let text = ["thinking", "text", "name"].iter().find_map(|name| block[name].as_str());
+        format!("{} {}", block["type"].as_str().expect("a type"), text.unwrap_or_default())
+    };
+    let blocks: Vec<_> = whole["content"].as_array().expect("a list").iter().map(shown).collect();
+    assert_eq!(blocks, ["thinking One", "text two", "tool_use now", "text three", "tool_use now", "text four"]);
+
+    let flat: Vec<_> =
+        tools.iter().map(|tool| json!({"type": "function", "name": tool["name"], "parameters": {}})).collect();
+    let mut body = json!({"input": "?", "tools": flat});
+    let whole = server.ask("/v1/responses", &body);
+    body["stream"] = json!(true);
+    let events = server.stream("/v1/responses", &body);
+    let last: Value = serde_json::from_str(&events.last().expect("an event").1).expect("JSON");
+    let items = |response: &Value| -> Vec<String> {
+        let shown = |item: &Value| {
+            let text = item["content"][0]["text"].as_str().or(item["name"].as_str()).unwrap_or_default();
+            format!("{} {text}", item["type"].as_str().expect("a type"))
+        };
+        response["output"].as_array().expect("a list").iter().map(shown).collect()
+    };
+    let want =
+        ["reasoning One", "message two", "function_call now", "message three", "function_call now", "message four"];
+    assert_eq!(
+        (items(&whole), items(&last["response"])),
+        (want.map(String::from).to_vec(), want.map(String::from).to_vec())
+    );
+}
+
+/// A stop string is not found across the end of reasoning or of a call.
+#[test]
+fn stop_strings_end_at_control_tokens() {
+    let (server, script) = start();
+    let ask = |text: &str, stop: &str| {
+        script.set(text);
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools(), "stop": stop});
+        let choice = server.ask(CHAT, &body)["choices"][0].clone();
+        (choice["message"].clone(), choice["finish_reason"].clone())
+    };
+    let (message, reason) = ask("<|channel>thought\nreason<channel|>answer", "nan");
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("reason"), &json!("answer")));
+    assert_eq!(reason, "stop");
+    let (message, reason) = ask("xy<|tool_call>call:now{}<tool_call|>z", "}z");
+    assert_eq!((&message["content"], &message["tool_calls"][0]["function"]["name"]), (&json!("xyz"), &json!("now")));
+    assert_eq!(reason, "tool_calls");
+}
+
+/// The stop string is named after bytes that are no character, too.
+#[test]
+fn stop_strings_after_invalid_bytes() {
+    let (server, script) = start();
+    script.set_tokens(&["<0xC3>", "<0xA9>", "<0xFF>", "E", "N", "D", "!"]);
+    let body =
+        json!({"messages": [{"role": "user", "content": "?"}], "max_tokens": 9, "stop_sequences": ["ND", "END"]});
+    let whole = server.ask("/v1/messages", &body);
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("stop_sequence"), &json!("END")), "{whole}");
+    let whole = server.ask("/completion", &json!({"prompt": "fn", "stop": ["ND", "END"]}));
+    assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
+}
+
+/// Tokens within a character are their bytes, and offsets are those of the text.
+#[test]
+fn log_probabilities_of_parts_of_characters() {
+    let (server, script) = start();
+    let names = ["x", "<0xE2>", "<0x82>", "<0xAC>", "y", "<0xFF>", "z", "<|tool>", "w"];
+    script.set_tokens(&names);
+    let body = json!({"prompt": "fn", "logprobs": 1, "max_tokens": names.len()});
+    let choice = server.ask("/v1/completions", &body)["choices"][0].clone();
+    assert_eq!(choice["text"], "x\u{20ac}y\u{fffd}zw");
+    let tokens =
+        ["x", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "y", "bytes:\\xff", "z", "<|tool>", "w"].map(String::from);
+    let lists = &choice["logprobs"];
+    assert_eq!(lists["tokens"], json!(tokens));
+    assert_eq!(lists["text_offset"], json!([0, 1, 1, 1, 2, 3, 4, 5, 5]));
+    for (i, token) in tokens.iter().enumerate() {
+        assert_eq!(lists["top_logprobs"][i][token], lists["token_logprobs"][i], "{lists}");
+    }
+}
+
+/// Reasoning in several blocks, also between calls, is that of one message.
+#[test]
+fn reasoning_in_several_blocks() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let question = json!({"role": "user", "content": "Umbrella?"});
+    let anthropic: Vec<_> =
+        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
+    let flat: Vec<_> = functions()
+        .iter()
+        .map(|tool| json!({"type": "function", "name": tool["name"], "parameters": tool["parameters"]}))
+        .collect();
+    let thinking = |text: &str| json!({"type": "thinking", "thinking": text, "signature": ""});
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "now", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "1"});
+    let body = |reasoning: [&str; 3]| {
+        let [first, second, third] = reasoning.map(thinking);
+        let messages = json!([question, {"role": "assistant", "content": [first, second, call("a"), third, call("b")]},
+            {"role": "user", "content": [result("a"), result("b")]}]);
+        json!({"messages": messages, "tools": anthropic, "max_tokens": 9})
+    };
+    let input = |reasoning: [&str; 3]| anthropic_input(&server.ask("/v1/messages", &body(reasoning)));
+    let whole = input(["One. ", "Two. ", "Three."]);
+    assert_eq!(whole, input(["One. Two. Three.", "", ""]));
+    assert_ne!(whole, input(["", "", "Three."]));
+
+    let responses = |reasoning: [&str; 3]| {
+        let thought = |text: &str| json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]});
+        let [first, second, third] = reasoning.map(thought);
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"});
+        let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "1"});
+        let input = json!([question, first, second, call("a"), third, call("b"), output("a"), output("b")]);
+        server.ask("/v1/responses", &json!({"input": input, "tools": flat}))["usage"]["input_tokens"].clone()
+    };
+    let whole = responses(["One. ", "Two. ", "Three."]);
+    assert_eq!(whole, responses(["One. Two. Three.", "", ""]));
+    assert_ne!(whole, responses(["", "", "Three."]));
+}
+
+/// An error in a stream is an event of the route's API.
+#[test]
+fn errors_of_streams() {
+    let (server, script) = start();
+    // The script, which writes nothing else, fails where the schema does not allow it.
+    script.set("Rain.");
+    let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "it", "schema": schema});
+    let error = |path: &str, body: Value| {
+        let (name, data) = server.stream(path, &body).pop().expect("an event");
+        (name, serde_json::from_str::<Value>(&data).expect("JSON"))
+    };
+    let (name, event) = error("/v1/responses", json!({"input": "?", "stream": true, "text": {"format": format}}));
+    assert_eq!((name.as_str(), &event["type"], &event["sequence_number"]), ("error", &json!("error"), &json!(2)));
+    assert_eq!(
+        (&event["code"], event.as_object().map(|fields| fields.len())),
+        (&json!("invalid_request_error"), Some(5))
+    );
+    assert!(event["message"].is_string() && event["param"].is_string(), "{event}");
+    let messages = json!([{"role": "user", "content": "?"}]);
+    let config = json!({"format": {"type": "json_schema", "schema": schema}});
+    let body = json!({"messages": messages, "max_tokens": 9, "stream": true, "output_config": config});
+    let (name, event) = error("/v1/messages", body);
+    assert_eq!((name.as_str(), &event["type"]), ("error", &json!("error")));
+    assert_eq!(event["error"]["type"], "invalid_request_error");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
+    let (name, event) = error(CHAT, json!({"messages": messages, "stream": true, "response_format": format}));
+    assert_eq!((name.as_str(), &event["error"]["type"]), ("", &json!("invalid_request_error")));
+}
+
+/// Responses repeat what the request has, also what it does not use.
+#[test]
+fn responses_repeat_the_request() {
+    let mut options = ServerOptions { chat_template: Some(template()), ..options() };
+    options.defaults.top_p = Some(0.95);
+    let server = TestServer::start_on(engine().clone(), options);
+    let parameters = json!({"type": "object", "properties": {}});
+    let mut tool =
+        json!({"type": "function", "name": "f", "description": "x", "parameters": parameters, "strict": true});
+    let ask = |tool: &Value, more: Value| {
+        let mut body = json!({"input": "?", "max_output_tokens": 1, "tools": [tool]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        server.ask("/v1/responses", &body)
+    };
+    let given = json!({"tool_choice": "none", "parallel_tool_calls": false, "top_p": 0.35, "temperature": 0.7,
+        "truncation": "auto"});
+    let whole = ask(&tool, given.clone());
+    for (name, value) in given.as_object().expect("an object") {
+        assert_eq!(whole[name], *value, "{name}");
+    }
+    assert_eq!(whole["tools"], json!([tool]));
+    tool.as_object_mut().expect("an object").remove("strict");
+    let whole = ask(&tool, json!({}));
+    assert_eq!((&whole["tools"][0]["strict"], &whole["top_p"]), (&json!(false), &json!(0.95)));
+    assert_eq!((&whole["parallel_tool_calls"], &whole["truncation"]), (&json!(true), &json!("disabled")));
 }
 
 /// A server whose model writes what it likes: Rust.

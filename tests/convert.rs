@@ -17,6 +17,7 @@ use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
+use serde_json::{Value, json};
 use skipped::skipped;
 
 fn demo(part: &str) -> PathBuf {
@@ -112,6 +113,76 @@ fn the_ends_of_texts_are_the_same() {
         assert_eq!([ends(&file), ends(&again)], [ends(&source), ends(&source)], "{}", source.display());
         std::fs::remove_dir_all(again).expect("the directory");
     }
+}
+
+/// A copy of the directory `source`; `change` edits the object in its file `name`, which begins empty if it has none.
+fn changed(source: &Path, to: &Path, name: &str, change: impl FnOnce(&mut Value)) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir(to).expect("a directory");
+    for entry in std::fs::read_dir(source).expect("a directory").map(|entry| entry.expect("an entry")) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+    let text = std::fs::read(to.join(name)).unwrap_or_else(|_| b"{}".to_vec());
+    let mut value = serde_json::from_slice(&text).expect("JSON");
+    change(&mut value);
+    std::fs::write(to.join(name), value.to_string()).expect("written");
+}
+
+/// Those that only config.json lists as well, and more than llama.cpp has keys for.
+#[test]
+fn the_ends_of_texts_in_any_file_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let many: Vec<u32> = (300..400).collect();
+    for source in [demo("target"), cases::demo_qwen().path] {
+        for (ids, has_generation_config) in [(json!([7, 415]), false), (json!([415]), true), (json!(many), false)] {
+            changed(&source, &at("source"), "config.json", |config| {
+                let text =
+                    if config["text_config"]["eos_token_id"].is_null() { config } else { &mut config["text_config"] };
+                text["eos_token_id"] = ids.clone();
+            });
+            if !has_generation_config {
+                std::fs::remove_file(at("source/generation_config.json")).expect("removed");
+            }
+            convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+            let ends = |path: &Path| {
+                let engine = Engine::load(&EngineOptions::new(path)).expect("an engine");
+                engine.end_of_generation().iter().copied().collect::<BTreeSet<u32>>()
+            };
+            let want = ends(&at("source"));
+            let last = ids.as_array().and_then(|ids| ids.last()?.as_u64()).expect("an id");
+            assert!(want.contains(&(last as u32)), "{want:?}");
+            assert_eq!(ends(&at("target.gguf")), want, "{}, {ids}", source.display());
+        }
+    }
+}
+
+/// The publisher's parameters, unless the other format cannot represent them.
+#[test]
+fn the_sampling_parameters_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    for (parameters, is_kept) in [
+        (json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}), true),
+        (json!({"temperature": 0.6, "repetition_penalty": 1.1}), true),
+        (json!({"top_k": 64}), true),
+        (json!({"do_sample": false, "temperature": 0.7}), true),
+        (json!({"temperature": 0.7, "typical_p": 0.9}), false),
+    ] {
+        changed(&demo("target"), &at("source"), "generation_config.json", |config| {
+            config.as_object_mut().expect("an object").extend(parameters.as_object().expect("an object").clone());
+        });
+        let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+        to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+        let want = open(&at("source")).sampling_defaults().expect("parameters").filter(|_| is_kept);
+        for checkpoint in [gguf, open(&at("again"))] {
+            assert_eq!(checkpoint.sampling_defaults().expect("parameters"), want, "{parameters}");
+        }
+        std::fs::remove_dir_all(at("again")).expect("the directory");
+    }
+    changed(&demo("target"), &at("source"), "generation_config.json", |config| config["top_p"] = json!(1.5));
+    let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err("a share").to_string();
+    assert!(error.contains("generation_config.json: top_p") && !at("x.gguf").exists(), "{error}");
 }
 
 /// The reference's ids, from the GGUF file and from the directory converted back.
@@ -256,6 +327,15 @@ fn bad_input_is_refused_by_name() {
         std::fs::write(&path, config.to_string()).expect("written");
         let what = format!("vocab_size: is {size}, but model.embed_tokens.weight has shape [");
         refused(to_gguf(&open(&claims), &at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
+    }
+    // Readers of GGUF files refuse it.
+    for source in [demo("target"), cases::demo_qwen().path] {
+        changed(&source, &at("source"), "config.json", |config| {
+            let text = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+            text["rms_norm_eps"] = json!(0);
+        });
+        let what = "config.json: rms_norm_eps: is 0, which a GGUF file cannot represent";
+        refused(to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).map(drop), what);
     }
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }

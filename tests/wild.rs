@@ -2061,6 +2061,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
     }
+    twin.write(file, "{}");
     let file = twin
         .gguf("target")
         .with("general.sampling.temp", f32_value(1.0))

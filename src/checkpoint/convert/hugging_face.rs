@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::options::Unknown;
 use super::plan::{Change, Directory, LeftOut, get, refused, tensor_error};
 use super::{ORDERING, Report};
+use crate::checkpoint::generation::sampling_fields;
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
 use crate::checkpoint::recode::{RecodeError, recode};
@@ -60,6 +61,9 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     let suppressed = gguf::suppressed_tokens(gguf)?;
     if !suppressed.is_empty() {
         tokens["suppress_tokens"] = json!(suppressed);
+    }
+    if let Some(sampling) = source.sampling_defaults()? {
+        sampling_fields(source.path(), &sampling).into_iter().for_each(|(name, value)| tokens[name] = value);
     }
     write(&at("generation_config.json"), &pretty(&tokens))?;
     if let Some(tokenizer) = gguf::tokenizer(gguf)? {

@@ -185,6 +185,53 @@ fn the_sampling_parameters_are_the_same() {
     assert!(error.contains("generation_config.json: top_p") && !at("x.gguf").exists(), "{error}");
 }
 
+/// A GGUF file has only the vocabulary and the merges: tokenizers with other steps would have other ids.
+#[test]
+fn tokenizers_that_a_gguf_file_cannot_represent_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (gemma, qwen) = (demo("target"), cases::demo_qwen().path);
+    let refused = |source: &Path, field: &str, change: &dyn Fn(&mut Value)| {
+        changed(source, &at("source"), "tokenizer.json", change);
+        let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err(field).to_string();
+        let said = format!("tokenizer.json: {field}: is ");
+        assert!(error.contains(&said) && error.contains("cannot represent") && !error.contains('\n'), "{error}");
+    };
+    let prepended =
+        |step: &Value| json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, step]});
+    refused(&gemma, "normalizer", &|file| file["normalizer"] = prepended(&file["normalizer"]));
+    refused(&gemma, "normalizer", &|file| file["normalizer"] = Value::Null);
+    refused(&qwen, "normalizer", &|file| file["normalizer"] = Value::Null);
+    refused(&gemma, "pre_tokenizer", &|file| {
+        file["pre_tokenizer"] =
+            json!({"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "invert": false})
+    });
+    // Qwen2's.
+    refused(&qwen, "pre_tokenizer", &|file| {
+        let pattern = &mut file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+        *pattern = pattern.as_str().expect("a pattern").replace("[\\p{L}\\p{M}]", "\\p{L}").into();
+    });
+    for source in [&gemma, &qwen] {
+        refused(source, "model.ignore_merges", &|file| file["model"]["ignore_merges"] = true.into());
+        for flag in ["lstrip", "rstrip", "single_word"] {
+            refused(source, &format!("added_tokens.{flag}"), &|file| file["added_tokens"][1][flag] = true.into());
+        }
+    }
+    let bos = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"a": {"id": "a", "ids": [1], "tokens": ["a"]}}});
+    refused(&qwen, "post_processor", &|file| file["post_processor"] = bos.clone());
+    refused(&qwen, "added_tokens.normalized", &|file| {
+        file["added_tokens"][1]["normalized"] = true.into();
+        file["added_tokens"][1]["content"] = "\u{212b}".into();
+    });
+    // Steps that change nothing.
+    changed(&gemma, &at("source"), "tokenizer.json", |file| {
+        file["pre_tokenizer"] = Value::Null;
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [file["normalizer"]]});
+        file["added_tokens"][1]["normalized"] = true.into();
+    });
+    convert(&at("source"), &at("x.gguf"), &options(Outtype::F16));
+}
+
 /// The reference's ids, from the GGUF file and from the directory converted back.
 #[test]
 fn the_text_is_the_same() {

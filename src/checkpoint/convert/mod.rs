@@ -9,6 +9,7 @@ pub(crate) mod gemma4;
 mod hugging_face;
 pub(crate) mod options;
 pub(crate) mod plan;
+mod representable;
 mod vocabulary;
 
 pub use hugging_face::{ToHuggingFace, to_hugging_face};

@@ -6,8 +6,9 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::checkpoint::Fields;
+use super::representable;
 use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::Fields;
 use crate::{Error, Result, chat};
 
 /// Special tokens that stay visible in generated text, for parsers of tool calls.
@@ -28,28 +29,44 @@ const SCORE: f32 = -1000.0;
 const MAX_BYTES: u64 = 1 << 30;
 
 #[derive(Deserialize)]
-struct TokenizerFile {
+pub(super) struct TokenizerFile {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    pub(super) added_tokens: Vec<AddedToken>,
     #[serde(default)]
-    pre_tokenizer: Value,
-    model: Model,
+    pub(super) normalizer: Value,
+    #[serde(default)]
+    pub(super) pre_tokenizer: Value,
+    #[serde(default)]
+    pub(super) post_processor: Value,
+    pub(super) model: Model,
 }
 
 #[derive(Deserialize)]
-struct AddedToken {
+pub(super) struct AddedToken {
     id: u32,
-    content: String,
+    pub(super) content: String,
     #[serde(default)]
     special: bool,
+    #[serde(default)]
+    pub(super) lstrip: bool,
+    #[serde(default)]
+    pub(super) rstrip: bool,
+    #[serde(default)]
+    pub(super) single_word: bool,
+    #[serde(default)]
+    pub(super) normalized: bool,
 }
 
 #[derive(Deserialize)]
-struct Model {
+pub(super) struct Model {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    byte_fallback: bool,
+    pub(super) byte_fallback: bool,
+    #[serde(default)]
+    pub(super) fuse_unk: bool,
+    #[serde(default)]
+    pub(super) ignore_merges: bool,
     unk_token: Option<String>,
     vocab: HashMap<String, u32>,
     merges: Vec<Merge>,
@@ -78,10 +95,12 @@ pub(super) fn declare(
         return declare_ids(file, config);
     }
     let source = read(&path)?;
+    let pre = architecture.strip_suffix("moe").unwrap_or(architecture);
+    representable::check(&path, &source, pre)?;
     let (tokens, kinds) = tokens(&path, &source, vocab_size)?;
     file.value("tokenizer.ggml.model", if source.model.byte_fallback { "gemma4" } else { "gpt2" })?;
     if !source.model.byte_fallback {
-        file.value("tokenizer.ggml.pre", architecture.strip_suffix("moe").unwrap_or(architecture))?;
+        file.value("tokenizer.ggml.pre", pre)?;
     }
     file.array("tokenizer.ggml.tokens", tokens.iter().map(String::as_str))?;
     file.array("tokenizer.ggml.scores", tokens.iter().map(|_| SCORE))?;
@@ -148,7 +167,7 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
         }
         kinds[*id as usize] = if is_byte(token) { BYTE } else { NORMAL };
     }
-    for AddedToken { id, content, special } in &source.added_tokens {
+    for AddedToken { id, content, special, .. } in &source.added_tokens {
         let place = tokens.get_mut(*id as usize).ok_or_else(|| outside(content, *id))?;
         *place = Some(content);
         let visible = !special || VISIBLE.contains(&content.as_str());

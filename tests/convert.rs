@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
+use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message};
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
@@ -230,6 +231,26 @@ fn tokenizers_that_a_gguf_file_cannot_represent_are_refused() {
         file["added_tokens"][1]["normalized"] = true.into();
     });
     convert(&at("source"), &at("x.gguf"), &options(Outtype::F16));
+}
+
+/// Templates see the same tokens, and those with names are kept.
+#[test]
+fn templates_and_their_tokens_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let tokens = "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ mask_token }}";
+    changed(&demo("target"), &at("source"), "tokenizer_config.json", |config| {
+        config["chat_template"] = json!([{"name": "default", "template": tokens}, {"name": "tool_use", "template": format!("tools {tokens}")}]);
+    });
+    let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+    to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+    let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
+    for checkpoint in [open(&at("source")), gguf, open(&at("again"))] {
+        let template = ChatTemplate::of(&checkpoint).expect("no error").expect("a template");
+        let prompt = |options: &ChatOptions| template.render(&[Message::user("Hi")], options).expect("a prompt");
+        assert_eq!(prompt(&ChatOptions::default()), "<bos><eos><pad><unk><mask>");
+        assert_eq!(prompt(&with_tools), "tools <bos><eos><pad><unk><mask>");
+    }
 }
 
 /// The reference's ids, from the GGUF file and from the directory converted back.

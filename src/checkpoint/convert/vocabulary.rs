@@ -1,6 +1,6 @@
 //! The tokenizer of a Hugging Face directory in a GGUF file, as written by llama.cpp's converter.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::representable;
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::Fields;
+use crate::checkpoint::{Fields, regular_file};
 use crate::{Error, Result, chat};
 
 /// Special tokens that stay visible in generated text, for parsers of tool calls.
@@ -109,8 +109,23 @@ pub(super) fn declare(
     declare_ids(file, &named_ids(directory, &source, config)?)?;
     file.value("tokenizer.ggml.add_bos_token", source.model.byte_fallback)?;
     file.value("tokenizer.ggml.add_space_prefix", false)?;
-    if let Some(template) = chat::template_source(directory)? {
-        file.value("tokenizer.chat_template", template.as_str())?;
+    declare_templates(file, chat::template_sources(directory)?)
+}
+
+/// Declares the chat templates: the default one, and those with names, which `tokenizer.chat_templates` lists.
+fn declare_templates(file: &mut GgufWriter, mut templates: BTreeMap<String, String>) -> Result<()> {
+    if let Some(template) = templates.remove(chat::DEFAULT_TEMPLATE) {
+        file.value("tokenizer.chat_template", template)?;
+    }
+    // As in llama.cpp's converter.
+    let plain = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let templates: BTreeMap<_, _> = templates.into_iter().map(|(name, template)| (plain(&name), template)).collect();
+    if templates.is_empty() {
+        return Ok(());
+    }
+    file.array("tokenizer.chat_templates", templates.keys().map(String::as_str))?;
+    for (name, template) in templates {
+        file.value(&format!("tokenizer.chat_template.{name}"), template)?;
     }
     Ok(())
 }
@@ -136,7 +151,7 @@ fn declare_ids(file: &mut GgufWriter, ids: &SpecialIds) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<TokenizerFile> {
-    let len = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    let len = regular_file(path, "a tokenizer.json")?.len();
     if len > MAX_BYTES {
         return Err(Error::file(path, format!("is {len} bytes long, too long for a tokenizer")));
     }

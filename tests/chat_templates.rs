@@ -196,6 +196,54 @@ fn blank_templates_are_none() {
     }
 }
 
+/// As in transformers, from either place.
+#[test]
+fn a_template_for_tools_is_used_with_tools() {
+    let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
+    let prompts = |files: &[(&str, &str)]| {
+        let directory = tempfile::tempdir().expect("a directory");
+        for (name, content) in files {
+            let path = directory.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            std::fs::write(path, content).expect("a file");
+        }
+        let template = ChatTemplate::read(directory.path()).expect("no error").expect("a template");
+        [ChatOptions::default(), with_tools.clone()]
+            .map(|options| template.render(&[Message::user("Hi")], &options).expect("a prompt"))
+    };
+    let own = ("chat_template.jinja", "default");
+    let of_tools = ("additional_chat_templates/tool_use.jinja", "with {{ tools | length }}");
+    let listed = r#"{"chat_template": [{"name": "tool_use", "template": "with {{ tools | length }}"},
+        {"name": "default", "template": "default"}, {"name": "rag", "template": "{{"}]}"#;
+    assert_eq!(prompts(&[own, of_tools]), ["default", "with 1"]);
+    assert_eq!(prompts(&[("tokenizer_config.json", listed)]), ["default", "with 1"]);
+    assert_eq!(prompts(&[own, ("tokenizer_config.json", listed)]), ["default", "default"]);
+    assert_eq!(prompts(&[own]), ["default", "default"]);
+}
+
+/// As in transformers: texts or objects, of either file; others than `bos_token` and `eos_token` are undefined if there are none.
+#[test]
+fn special_tokens_are_variables() {
+    let prompt = |config: &str, map: &str| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let source = "{{ bos_token }}|{{ pad_token }}|{{ unk_token }}|{{ image_token }}|{{ sep_token is defined }}";
+        for (name, content) in
+            [("chat_template.jinja", source), ("tokenizer_config.json", config), ("special_tokens_map.json", map)]
+        {
+            std::fs::write(directory.path().join(name), content).expect("a file");
+        }
+        let template = ChatTemplate::read(directory.path()).expect("no error").expect("a template");
+        template.render(&[Message::user("Hi")], &ChatOptions::default()).expect("a prompt")
+    };
+    let config = r#"{"bos_token": "<b>", "pad_token": {"content": "<p>", "lstrip": false}, "add_bos_token": true,
+        "extra_special_tokens": {"image_token": "<i>"}}"#;
+    assert_eq!(prompt(config, "{}"), "<b>|<p>||<i>|False");
+    assert_eq!(prompt(r#"{"image_token": "<j>", "sep_token": "<s>"}"#, "{}"), "|||<j>|True");
+    let map = r#"{"bos_token": {"content": "<m>"}, "unk_token": "<u>"}"#;
+    assert_eq!(prompt("{}", map), "<m>||<u>||False");
+    assert_eq!(prompt(r#"{"added_tokens_decoder": {}, "bos_token": "<b>"}"#, map), "<b>||||False");
+}
+
 /// Filters and functions besides those of Jinja.
 #[test]
 fn functions_that_transformers_or_others_add() {
@@ -220,6 +268,9 @@ fn functions_that_transformers_or_others_add() {
         "{{ [none is iterable, 1 is iterable, 'a' is iterable, [] is iterable, {} is iterable, x is iterable] }}";
     assert_eq!(prompt(iterable).unwrap(), "[False, False, True, True, True, True]");
     assert_eq!(prompt("a\r\n{{ 'b' }}\rc").unwrap(), "a\nb\nc");
+    // As in Python only where numbers are alone.
+    let numbers = "{{ 1e20 }} {{ 1e20 | tojson }} {{ 1e20 | string }} {{ [1e20] }} {{ 1e20 ~ '' }}";
+    assert_eq!(prompt(numbers).unwrap(), "1e+20 1e+20 1e+20 [1e20] 100000000000000000000.0");
 }
 
 /// A template terminates, whatever it contains.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
+use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message};
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
@@ -17,6 +18,7 @@ use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
+use serde_json::{Value, json};
 use skipped::skipped;
 
 fn demo(part: &str) -> PathBuf {
@@ -111,6 +113,143 @@ fn the_ends_of_texts_are_the_same() {
         to_hugging_face(&gguf, &again, &ToHuggingFace::default()).expect("a directory");
         assert_eq!([ends(&file), ends(&again)], [ends(&source), ends(&source)], "{}", source.display());
         std::fs::remove_dir_all(again).expect("the directory");
+    }
+}
+
+/// A copy of the directory `source`; `change` edits the object in its file `name`, which begins empty if it has none.
+fn changed(source: &Path, to: &Path, name: &str, change: impl FnOnce(&mut Value)) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir(to).expect("a directory");
+    for entry in std::fs::read_dir(source).expect("a directory").map(|entry| entry.expect("an entry")) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+    let text = std::fs::read(to.join(name)).unwrap_or_else(|_| b"{}".to_vec());
+    let mut value = serde_json::from_slice(&text).expect("JSON");
+    change(&mut value);
+    std::fs::write(to.join(name), value.to_string()).expect("written");
+}
+
+/// Those that only config.json lists as well, and more than llama.cpp has keys for.
+#[test]
+fn the_ends_of_texts_in_any_file_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let many: Vec<u32> = (300..400).collect();
+    for source in [demo("target"), cases::demo_qwen().path] {
+        for (ids, has_generation_config) in [(json!([7, 415]), false), (json!([415]), true), (json!(many), false)] {
+            changed(&source, &at("source"), "config.json", |config| {
+                let text =
+                    if config["text_config"]["eos_token_id"].is_null() { config } else { &mut config["text_config"] };
+                text["eos_token_id"] = ids.clone();
+            });
+            if !has_generation_config {
+                std::fs::remove_file(at("source/generation_config.json")).expect("removed");
+            }
+            convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+            let ends = |path: &Path| {
+                let engine = Engine::load(&EngineOptions::new(path)).expect("an engine");
+                engine.end_of_generation().iter().copied().collect::<BTreeSet<u32>>()
+            };
+            let want = ends(&at("source"));
+            let last = ids.as_array().and_then(|ids| ids.last()?.as_u64()).expect("an id");
+            assert!(want.contains(&(last as u32)), "{want:?}");
+            assert_eq!(ends(&at("target.gguf")), want, "{}, {ids}", source.display());
+        }
+    }
+}
+
+/// The publisher's parameters, unless the other format cannot represent them.
+#[test]
+fn the_sampling_parameters_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    for (parameters, is_kept) in [
+        (json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}), true),
+        (json!({"temperature": 0.6, "repetition_penalty": 1.1}), true),
+        (json!({"top_k": 64}), true),
+        (json!({"do_sample": false, "temperature": 0.7}), true),
+        (json!({"temperature": 0.7, "typical_p": 0.9}), false),
+    ] {
+        changed(&demo("target"), &at("source"), "generation_config.json", |config| {
+            config.as_object_mut().expect("an object").extend(parameters.as_object().expect("an object").clone());
+        });
+        let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+        to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+        let want = open(&at("source")).sampling_defaults().expect("parameters").filter(|_| is_kept);
+        for checkpoint in [gguf, open(&at("again"))] {
+            assert_eq!(checkpoint.sampling_defaults().expect("parameters"), want, "{parameters}");
+        }
+        std::fs::remove_dir_all(at("again")).expect("the directory");
+    }
+    changed(&demo("target"), &at("source"), "generation_config.json", |config| config["top_p"] = json!(1.5));
+    let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err("a share").to_string();
+    assert!(error.contains("generation_config.json: top_p") && !at("x.gguf").exists(), "{error}");
+}
+
+/// A GGUF file has only the vocabulary and the merges: tokenizers with other steps would have other ids.
+#[test]
+fn tokenizers_that_a_gguf_file_cannot_represent_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (gemma, qwen) = (demo("target"), cases::demo_qwen().path);
+    let refused = |source: &Path, field: &str, change: &dyn Fn(&mut Value)| {
+        changed(source, &at("source"), "tokenizer.json", change);
+        let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err(field).to_string();
+        let said = format!("tokenizer.json: {field}: is ");
+        assert!(error.contains(&said) && error.contains("cannot represent") && !error.contains('\n'), "{error}");
+    };
+    let prepended =
+        |step: &Value| json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, step]});
+    refused(&gemma, "normalizer", &|file| file["normalizer"] = prepended(&file["normalizer"]));
+    refused(&gemma, "normalizer", &|file| file["normalizer"] = Value::Null);
+    refused(&qwen, "normalizer", &|file| file["normalizer"] = Value::Null);
+    refused(&gemma, "pre_tokenizer", &|file| {
+        file["pre_tokenizer"] =
+            json!({"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "invert": false})
+    });
+    // Qwen2's.
+    refused(&qwen, "pre_tokenizer", &|file| {
+        let pattern = &mut file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+        *pattern = pattern.as_str().expect("a pattern").replace("[\\p{L}\\p{M}]", "\\p{L}").into();
+    });
+    for source in [&gemma, &qwen] {
+        refused(source, "model.ignore_merges", &|file| file["model"]["ignore_merges"] = true.into());
+        for flag in ["lstrip", "rstrip", "single_word"] {
+            refused(source, &format!("added_tokens.{flag}"), &|file| file["added_tokens"][1][flag] = true.into());
+        }
+    }
+    let bos = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"a": {"id": "a", "ids": [1], "tokens": ["a"]}}});
+    refused(&qwen, "post_processor", &|file| file["post_processor"] = bos.clone());
+    refused(&qwen, "added_tokens.normalized", &|file| {
+        file["added_tokens"][1]["normalized"] = true.into();
+        file["added_tokens"][1]["content"] = "\u{212b}".into();
+    });
+    // Steps that change nothing.
+    changed(&gemma, &at("source"), "tokenizer.json", |file| {
+        file["pre_tokenizer"] = Value::Null;
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [file["normalizer"]]});
+        file["added_tokens"][1]["normalized"] = true.into();
+    });
+    convert(&at("source"), &at("x.gguf"), &options(Outtype::F16));
+}
+
+/// Templates see the same tokens, and those with names are kept.
+#[test]
+fn templates_and_their_tokens_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let tokens = "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ mask_token }}";
+    changed(&demo("target"), &at("source"), "tokenizer_config.json", |config| {
+        config["chat_template"] = json!([{"name": "default", "template": tokens}, {"name": "tool_use", "template": format!("tools {tokens}")}]);
+    });
+    let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+    to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+    let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
+    for checkpoint in [open(&at("source")), gguf, open(&at("again"))] {
+        let template = ChatTemplate::of(&checkpoint).expect("no error").expect("a template");
+        let prompt = |options: &ChatOptions| template.render(&[Message::user("Hi")], options).expect("a prompt");
+        assert_eq!(prompt(&ChatOptions::default()), "<bos><eos><pad><unk><mask>");
+        assert_eq!(prompt(&with_tools), "tools <bos><eos><pad><unk><mask>");
     }
 }
 
@@ -256,6 +395,15 @@ fn bad_input_is_refused_by_name() {
         std::fs::write(&path, config.to_string()).expect("written");
         let what = format!("vocab_size: is {size}, but model.embed_tokens.weight has shape [");
         refused(to_gguf(&open(&claims), &at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
+    }
+    // Readers of GGUF files refuse it.
+    for source in [demo("target"), cases::demo_qwen().path] {
+        changed(&source, &at("source"), "config.json", |config| {
+            let text = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+            text["rms_norm_eps"] = json!(0);
+        });
+        let what = "config.json: rms_norm_eps: is 0, which a GGUF file cannot represent";
+        refused(to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).map(drop), what);
     }
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }

@@ -355,6 +355,18 @@ fn importance_is_accepted() {
         assert!(with < 0.9 * without, "{file}: {with} of {without}");
     }
 
+    // Only ratios matter, however small or large the numbers are.
+    let dat = |values: &[f32]| {
+        let head = [int(1), int(name.len()), name.as_bytes().to_vec(), int(1), int(256)].concat();
+        std::fs::write(at("scaled.dat"), [head, bytes(values)].concat()).expect("written");
+        weighted_error(Some(Importance::read(&at("scaled.dat")).expect("importances")))
+    };
+    let with = dat(&mean_squares);
+    for factor in [1e-40, 1e-30, 1e-12, 1e12, 1e30, 3e36] {
+        let scaled = dat(&mean_squares.iter().map(|x| factor * x).collect::<Vec<_>>());
+        assert!((scaled / with - 1.0).abs() < 0.01, "{factor}: {scaled}, {with}");
+    }
+
     // Of another model, negative, or not an importance matrix at all.
     let refused = |bytes: &[u8], what: &str| {
         std::fs::write(at("bad.dat"), bytes).expect("written");

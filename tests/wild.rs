@@ -951,6 +951,36 @@ fn what_stands_in_the_place_of_a_file_is_named() {
     }
 }
 
+/// Devices and pipes: reading one could wait for a writer forever.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_not_read() {
+    for file in ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"] {
+        let twin = Twin::of("dense");
+        let path = twin.path("target").join(file);
+        let _ = std::fs::remove_file(&path);
+        std::os::unix::fs::symlink("/dev/null", &path).expect("a link");
+        refused(engine(&twin.path("target"), None), &[file, "is not a regular file"]);
+    }
+}
+
+/// As in most APIs, so that a template may join it to a text; transformers passes none.
+#[test]
+fn null_content_is_an_empty_text() {
+    let source = "{% for m in messages %}{{ [m.content, 'tool_calls' in m] }}{% endfor %}";
+    let template = ChatTemplate::new(source.into(), String::new(), String::new()).expect("a template");
+    let call = r#"[{"function": {"name": "f", "arguments": {}}}]"#;
+    for (message, want) in [
+        (format!(r#"{{"role": "assistant", "content": null, "tool_calls": {call}}}"#), "['', True]"),
+        (format!(r#"{{"role": "assistant", "tool_calls": {call}}}"#), "['', True]"),
+        (r#"{"role": "assistant", "content": "a", "tool_calls": []}"#.into(), "['a', False]"),
+        (r#"{"role": "assistant", "content": "a", "tool_calls": null}"#.into(), "['a', False]"),
+    ] {
+        let messages = Message::list(&Json::parse(&format!("[{message}]")).expect("JSON")).expect("messages");
+        assert_eq!(template.render(&messages, &ChatOptions::default()).expect("a prompt"), want, "{message}");
+    }
+}
+
 /// Truncated downloads leave files of full length with zeros: detected by the layers' factors.
 #[test]
 fn factors_that_are_zero_are_refused() {
@@ -2061,6 +2091,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
     }
+    twin.write(file, "{}");
     let file = twin
         .gguf("target")
         .with("general.sampling.temp", f32_value(1.0))

@@ -17,6 +17,7 @@ mod reply;
 mod reply_grammar;
 mod rules;
 mod slices;
+mod sources;
 mod template;
 
 pub(crate) use call_grammar::ChannelCalls;
@@ -31,5 +32,5 @@ pub(crate) use rules::{
     CallSyntax, JsonRule, MAX_DEPTH, Refused, Rules, TYPES, Tool, argument, constants, count, has_only, literal,
     of_type,
 };
-pub(crate) use template::template_source;
+pub(crate) use sources::{DEFAULT_TEMPLATE, NAMED_TEMPLATES, gguf_special_tokens, template_sources};
 pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};

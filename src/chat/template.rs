@@ -11,8 +11,8 @@ use super::language::{environment, strftime};
 use super::marks;
 use super::message::Message;
 use super::slices::as_calls;
-use crate::checkpoint::refuse_placeholder;
-use crate::checkpoint::{Checkpoint, Fields, NotGguf};
+use super::sources::{DEFAULT_TEMPLATE, TOOL_TEMPLATE, Texts, gguf_special_tokens, special_tokens, template_sources};
+use crate::checkpoint::Checkpoint;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -64,6 +64,9 @@ pub struct ChatOptions {
     pub now: Option<SystemTime>,
 }
 
+const BOS: &str = "bos_token";
+const EOS: &str = "eos_token";
+
 /// Variables with dedicated options.
 const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "enable_thinking", "strftime_now"];
 
@@ -87,57 +90,52 @@ impl ChatOptions {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    bos: String,
-    eos: String,
+    special_tokens: Texts,
 }
 
-const NAME: &str = "chat_template";
-
 impl ChatTemplate {
-    /// The checkpoint's template; `None` if it has none.
+    /// The checkpoint's template; `None` if it has none. With tools, it is the one named `tool_use` if there is one.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn of(checkpoint: &Checkpoint) -> Result<Option<Self>> {
-        let source = match checkpoint.gguf_text("tokenizer.chat_template") {
-            Err(NotGguf) => template_source(checkpoint.path())?,
-            Ok(source) => source.map(str::to_owned),
-        };
-        let source = source.filter(|source| !is_blank(source));
-        source.map(|source| Self::with_tokens_of(checkpoint, source)).transpose()
+        let Some(gguf) = checkpoint.gguf() else { return Self::read(checkpoint.path()) };
+        let text = |key| gguf.metadata(key).and_then(|source| source.as_str()).map(str::to_owned);
+        let of_tools = text("tokenizer.chat_template.tool_use");
+        Self::with(text("tokenizer.chat_template"), of_tools, || Ok(gguf_special_tokens(gguf)))
     }
 
-    /// A template from its source, with the checkpoint's `bos_token` and `eos_token`.
+    /// A template from its source, with the checkpoint's special tokens.
     ///
     /// # Errors
-    /// If tokenizer_config.json is malformed or the template does not compile.
+    /// If tokenizer_config.json or special_tokens_map.json is malformed or the template does not compile.
     pub fn with_tokens_of(checkpoint: &Checkpoint, source: String) -> Result<Self> {
-        let token = |key| checkpoint.gguf_token(key).map(|token| token.unwrap_or_default().to_owned());
-        match (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id")) {
-            (Ok(bos), Ok(eos)) => Self::new(source, bos, eos),
-            _ => Self::with_tokens_in(checkpoint.path(), source),
-        }
+        let tokens = match checkpoint.gguf() {
+            Some(gguf) => gguf_special_tokens(gguf),
+            None => special_tokens(checkpoint.path())?,
+        };
+        Self::compile(source, None, tokens)
     }
 
     /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that in `chat_template.json` (used
-    /// by older processors); `None` if there is none.
+    /// by older processors); `None` if there is none. With tools, it is the one named `tool_use` if there is one.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
-        let source = template_source(directory)?.filter(|source| !is_blank(source));
-        source.map(|source| Self::with_tokens_in(directory, source)).transpose()
+        let mut sources = template_sources(directory)?;
+        let (default, of_tools) = (sources.remove(DEFAULT_TEMPLATE), sources.remove(TOOL_TEMPLATE));
+        Self::with(default, of_tools, || special_tokens(directory))
     }
 
-    /// With the tokens that tokenizer_config.json names.
-    fn with_tokens_in(directory: &Path, source: String) -> Result<Self> {
-        let config = tokenizer_config(directory)?;
-        let token = |name: &str| {
-            let value = config.as_ref().and_then(|config| config.get(name))?;
-            // Older files have an object with the token's flags.
-            value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
-        };
-        Self::new(source, token("bos_token").unwrap_or_default(), token("eos_token").unwrap_or_default())
+    /// The template, unless it is blank, and the one that is used with tools.
+    fn with(
+        source: Option<String>,
+        of_tools: Option<String>,
+        tokens: impl FnOnce() -> Result<Texts>,
+    ) -> Result<Option<Self>> {
+        let [source, of_tools] = [source, of_tools].map(|source| source.filter(|source| !is_blank(source)));
+        source.map(|source| Self::compile(source, of_tools, tokens()?)).transpose()
     }
 
     /// A template from its source.
@@ -145,26 +143,38 @@ impl ChatTemplate {
     /// # Errors
     /// If it does not compile.
     pub fn new(source: String, bos: String, eos: String) -> Result<Self> {
-        let mut environment = environment().map_err(Error::template)?;
-        // As Jinja reads sources.
-        let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        environment.add_template_owned(NAME, as_calls(&without_generation_tags(&source))).map_err(Error::template)?;
-        Ok(Self { environment, source, bos, eos })
+        Self::compile(source, None, Texts::from([(BOS.into(), bos), (EOS.into(), eos)]))
     }
 
-    /// Its source.
+    fn compile(source: String, of_tools: Option<String>, special_tokens: Texts) -> Result<Self> {
+        let mut environment = environment().map_err(Error::template)?;
+        // As Jinja reads sources.
+        let read = |source: String| source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, of_tools) = (read(source), of_tools.map(read));
+        for (name, source) in [(DEFAULT_TEMPLATE, Some(&source)), (TOOL_TEMPLATE, of_tools.as_ref())] {
+            let source = source.map(|source| as_calls(&without_generation_tags(source)));
+            source.map_or(Ok(()), |source| environment.add_template_owned(name, source)).map_err(Error::template)?;
+        }
+        Ok(Self { environment, source, special_tokens })
+    }
+
+    /// Its source; that of the default one if there is another one for tools.
     pub fn source(&self) -> &str {
         &self.source
     }
 
     /// Its `bos_token`; empty if there is none.
     pub fn bos_token(&self) -> &str {
-        &self.bos
+        self.special_token(BOS)
     }
 
     /// Its `eos_token`; empty if there is none.
     pub fn eos_token(&self) -> &str {
-        &self.eos
+        self.special_token(EOS)
+    }
+
+    fn special_token(&self, name: &str) -> &str {
+        self.special_tokens.get(name).map_or("", String::as_str)
     }
 
     /// Renders a conversation to a prompt.
@@ -198,22 +208,26 @@ impl ChatTemplate {
 
     fn render_values(&self, messages: Vec<Value>, tools: Vec<Value>, options: &ChatOptions) -> Result<String> {
         options.check()?;
-        let template = self.environment.get_template(NAME).map_err(Error::template)?;
+        let of_tools = self.environment.get_template(TOOL_TEMPLATE).ok().filter(|_| !tools.is_empty());
+        let template = of_tools.map_or_else(|| self.environment.get_template(DEFAULT_TEMPLATE), Ok);
+        let template = template.map_err(Error::template)?;
         // None if there are no tools, as in transformers: templates test `tools is not none`.
         let tools = (!tools.is_empty()).then(|| Value::from(tools));
+        // Empty if there is none, as in llama.cpp; others are undefined, as in transformers.
+        let tokens = [BOS, EOS].map(|name| (name, Value::from(self.special_token(name)))).into_iter();
+        let tokens =
+            tokens.chain(self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str().into())));
         let own = [
             ("messages", Value::from(messages)),
             ("tools", Value::from(tools)),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(options.generation_prompt == GenerationPrompt::Add)),
             ("enable_thinking", Value::from(options.thinking == Thinking::On)),
-            ("bos_token", Value::from(self.bos.as_str())),
-            ("eos_token", Value::from(self.eos.as_str())),
             ("strftime_now", strftime(options.now.unwrap_or_else(SystemTime::now))),
         ];
         let variables = options.variables.iter().map(|(name, Json(value))| (name.as_str(), value.clone()));
         let mut prompt = Prompt(Vec::new());
-        let context = Value::from_pairs(own.into_iter().chain(variables));
+        let context = Value::from_pairs(tokens.chain(own).chain(variables));
         template.render_captured_to(context, &mut prompt).map_err(Error::template)?;
         String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("output is not UTF-8: {e}")))
     }
@@ -266,41 +280,4 @@ fn without_generation_tags(source: &str) -> String {
         rest = after;
     }
     out + rest
-}
-
-/// The text of the template, from the files of [`ChatTemplate::read`].
-pub(crate) fn template_source(directory: &Path) -> Result<Option<String>> {
-    let file = directory.join("chat_template.jinja");
-    match file.exists() {
-        true => {
-            let source = std::fs::read_to_string(&file).map_err(Error::io(&file))?;
-            refuse_placeholder(&file, source.as_bytes()).map(|()| Some(source))
-        }
-        false => {
-            let of_tokenizer = tokenizer_config(directory)?.as_ref().and_then(template_in);
-            Ok(of_tokenizer.or(fields_of(directory, "chat_template.json")?.as_ref().and_then(template_in)))
-        }
-    }
-}
-
-fn tokenizer_config(directory: &Path) -> Result<Option<Fields>> {
-    fields_of(directory, "tokenizer_config.json")
-}
-
-fn fields_of(directory: &Path, file: &str) -> Result<Option<Fields>> {
-    let path = directory.join(file);
-    if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
-}
-
-/// The template itself, or the one named `default` in a list of several.
-fn template_in(config: &Fields) -> Option<String> {
-    match config.get("chat_template")? {
-        serde_json::Value::String(source) => Some(source.clone()),
-        serde_json::Value::Array(several) => several
-            .iter()
-            .find(|entry| entry["name"] == "default")
-            .and_then(|entry| entry["template"].as_str())
-            .map(str::to_owned),
-        _ => None,
-    }
 }

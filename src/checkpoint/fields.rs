@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -12,6 +13,19 @@ use crate::{Error, Result};
 
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
 const MAX_BYTES: u64 = 64 << 20;
+
+/// The metadata of the file `path`. Reading a pipe would wait for its writer.
+///
+/// # Errors
+/// If it is missing, or is not a regular file; the error says what is `expected`.
+pub(crate) fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
+    let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+    if meta.is_file() {
+        return Ok(meta);
+    }
+    let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file" };
+    Err(Error::file(path, format!("{kind}; {expected} is expected here")))
+}
 
 /// A JSON object, with the file and the nesting it was found in.
 #[derive(Clone, Debug)]
@@ -29,11 +43,7 @@ impl Fields {
     /// If the file is missing, too large for a configuration, or not a JSON object.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-        if !meta.is_file() {
-            let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file" };
-            return Err(Error::file(path, format!("{kind}; a JSON file is expected here")));
-        }
+        let meta = regular_file(path, "a JSON file")?;
         if meta.len() > MAX_BYTES {
             return Err(Error::file(path, format!("is {} bytes long, too long for a configuration", meta.len())));
         }

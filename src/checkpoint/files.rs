@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::fields::Fields;
-use super::gguf::{Gguf, GgufTensor, Value};
+use super::gguf::{Gguf, GgufTensor};
 use super::head_names::HEADS;
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, tensor_type};
@@ -27,9 +27,6 @@ pub(super) enum Files {
     /// llama.cpp's.
     Gguf(Box<Gguf>),
 }
-
-/// The checkpoint is a directory.
-pub(crate) struct NotGguf;
 
 /// The first bytes of a regular file: some stores have GGUF files under names without an extension.
 fn beginning(path: &Path) -> Result<Vec<u8>> {
@@ -110,22 +107,6 @@ impl Checkpoint {
     pub(super) fn config(&self) -> Result<Fields> {
         let fields = Fields::read(self.path.join("config.json"))?;
         self.config.iter().try_fold(fields, |fields, name| fields.object(name))
-    }
-
-    /// A text of a GGUF file's metadata; `Err` if this is not a GGUF file.
-    pub(crate) fn gguf_text(&self, key: &str) -> Result<Option<&str>, NotGguf> {
-        match &self.files {
-            Files::HuggingFace(_) => Err(NotGguf),
-            Files::Gguf(gguf) => Ok(gguf.metadata(key).and_then(|value| value.as_str())),
-        }
-    }
-
-    /// The token whose id is a GGUF file's metadata value `key`; an error value says that this is not a GGUF file.
-    pub(crate) fn gguf_token(&self, key: &str) -> Result<Option<&str>, NotGguf> {
-        let Files::Gguf(gguf) = &self.files else { return Err(NotGguf) };
-        let id = gguf.metadata(key).and_then(|value| value.as_u64()).and_then(|id| usize::try_from(id).ok());
-        let Some(Value::Array(tokens)) = gguf.metadata("tokenizer.ggml.tokens") else { return Ok(None) };
-        Ok(id.and_then(|id| tokens.iter().nth(id)?.as_str()))
     }
 
     /// The prefix of the text model's tensors.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::fields::Fields;
 use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
@@ -68,6 +70,33 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
             fields.error(if name == "penalties.repeat" { "repetition_penalty" } else { name }, problem)
         }),
     }
+}
+
+/// The fields of the sampling parameters of the file `source`; none, with a warning, if transformers has no such parameters.
+pub(super) fn sampling_fields(source: &Path, sampling: &Sampling) -> Vec<(&'static str, Value)> {
+    let Sampling { temperature, top_k, top_p, min_p, typical_p, penalties, xtc, .. } = sampling;
+    let over_all = penalties.last_n.is_none() || penalties.repeat == 1.0;
+    if let Some(problem) =
+        if xtc.is_some() { Some("XTC") } else { (!over_all).then_some("a penalty of the last tokens") }
+    {
+        tracing::warn!(
+            path = %source.display(),
+            "{problem} is not a parameter of generation_config.json: no sampling parameters are written"
+        );
+        return Vec::new();
+    }
+    // The shortest decimal that is the number in single precision.
+    let number = |x: f32| x.to_string().parse::<f64>().map_or(Value::Null, Value::from);
+    let mut fields = vec![
+        ("do_sample", true.into()),
+        ("temperature", number(*temperature)),
+        ("top_k", top_k.unwrap_or(0).into()),
+        ("top_p", number(*top_p)),
+        ("min_p", number(*min_p)),
+        ("typical_p", number(*typical_p)),
+    ];
+    fields.extend((penalties.repeat != 1.0).then(|| ("repetition_penalty", number(penalties.repeat))));
+    fields
 }
 
 /// Warns that the parameters of a file with Mirostat are ignored.

@@ -32,8 +32,8 @@ pub(crate) use architecture::Architecture;
 pub(crate) use configuration::ConfigSource;
 pub use facts::{Drafts, TargetFacts};
 pub use fields::Fields;
+pub(crate) use fields::regular_file;
 pub use files::Checkpoint;
-pub(crate) use files::NotGguf;
 #[cfg(feature = "hub")]
 pub(crate) use find_assistants::is_assistants_name;
 pub use find_assistants::{FoundAssistants, find_assistants};

@@ -1,5 +1,7 @@
 //! Converts Hugging Face checkpoints to GGUF like llama.cpp's converter, and back.
 
+use std::path::Path;
+
 use foretoken_kernels::ElementType;
 use serde_json::{Value, json};
 
@@ -8,7 +10,7 @@ use super::names::{names, of_expert};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan};
+use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
 use crate::nn::{Bytes, DeltaNetConfig};
@@ -39,8 +41,9 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     planned.iter_mut().for_each(|tensor| tensor.change = change(&config.delta_net, &tensor.name, TensorLayout::Gguf));
     let architecture = if config.moe.is_some() { "qwen35moe" } else { "qwen35" };
     let (vocab_size, bos) = (config.vocab_size, config.bos_token_id);
-    let eos = config.eos_token_ids.first().copied();
-    let describe = move |file: &mut GgufWriter| describe(file, architecture, &config, has_head);
+    let eos = config.eos_token_ids.clone();
+    let path = source.path().to_owned();
+    let describe = move |file: &mut GgufWriter| describe(file, &path, architecture, &config, has_head);
     Ok(Description {
         architecture,
         vocab_size,
@@ -54,7 +57,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
 }
 
 /// Writes the configuration's keys.
-fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_head: bool) -> Result<()> {
+fn describe(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextConfig, has_head: bool) -> Result<()> {
     let key = |name: &str| format!("{architecture}.{name}");
     let net = &config.delta_net;
     let mut sizes = vec![
@@ -87,8 +90,8 @@ fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_
     for (name, size) in sizes {
         file.value(&key(name), size as u32)?;
     }
-    file.value(&key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps as f32)?;
-    file.value(&key("rope.freq_base"), config.rope_theta as f32)?;
+    file.value(&key("attention.layer_norm_rms_epsilon"), positive(path, "rms_norm_eps", config.rms_norm_eps)?)?;
+    file.value(&key("rope.freq_base"), positive(path, "rope_parameters.rope_theta", config.rope_theta)?)?;
     let [time, height, width] = sections(config);
     file.array(&key("rope.dimension_sections"), [time, height, width, 0])?;
     let full = |layer: &LayerType| *layer == LayerType::Full;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
 
-use crate::checkpoint::refuse_placeholder;
+use crate::checkpoint::{refuse_placeholder, regular_file};
 use crate::{Error, Result};
 pub use bpe::{Bpe, Pipeline};
 pub(crate) use bpe::{BpeOptions, Merges};
@@ -45,10 +45,7 @@ impl Tokenizer {
     /// # Errors
     /// If the file is missing or malformed, or an id is outside the model's vocabulary.
     pub fn read(path: &Path, vocab_size: usize) -> Result<Self> {
-        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-        if meta.is_dir() {
-            return Err(Error::file(path, "is a directory; a tokenizer.json is expected here"));
-        }
+        regular_file(path, "a tokenizer.json")?;
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
         let inner = file::tokenizer(&json)

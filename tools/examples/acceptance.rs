@@ -8,6 +8,7 @@ use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
 use foretoken_tools::arguments::CentroidChoice;
 use foretoken_tools::demo;
+use foretoken_tools::println;
 
 /// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print tokens per
 /// second and acceptance at each draft position.

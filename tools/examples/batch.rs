@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use foretoken::{Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken_tools::println;
 use foretoken_tools::{arguments, demo, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
 use foretoken_tools::arguments;
+use foretoken_tools::println;
 use serde_json::{Value, json};
 
 /// Measure the cost of masks, and generation under JSON schemas with and without speculation, interleaved.

@@ -12,6 +12,7 @@ use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, Report, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 
 /// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also read, or a floating-point

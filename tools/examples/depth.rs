@@ -8,6 +8,7 @@ use clap::Parser;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_tools::demo;
+use foretoken_tools::println;
 
 /// Measure decode steps and verifications of four rows deep in a context, for several KV cache formats, interleaved.
 ///

@@ -11,6 +11,7 @@ use foretoken::{
     Statistics, Stop,
 };
 use foretoken_tools::demo;
+use foretoken_tools::println;
 use serde_json::json;
 
 /// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file of

@@ -9,6 +9,7 @@ use foretoken::kv::{KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::demo;
+use foretoken_tools::println;
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
 ///

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requantize, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 
 /// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.

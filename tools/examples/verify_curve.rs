@@ -11,6 +11,7 @@ use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions}
 use foretoken_kernels::measure::int8_multiply_adds;
 use foretoken_tools::demo;
 use foretoken_tools::measure::{self, Rollback};
+use foretoken_tools::println;
 use serde_json::json;
 
 /// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best bandwidth and multiply rate.

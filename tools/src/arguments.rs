@@ -358,8 +358,15 @@ pub struct Prompt {
     pub chat_template_kwargs: Option<String>,
 }
 
-fn read(path: &Path) -> foretoken::Result<String> {
-    std::fs::read_to_string(path).map_err(|cause| foretoken::Error::Io { path: path.to_owned(), cause })
+/// What `read` makes of the JSON in a file; an error names the file.
+fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> foretoken::Result<T> {
+    let text = std::fs::read_to_string(path).map_err(|cause| foretoken::Error::Io { path: path.to_owned(), cause })?;
+    Json::parse(&text).and_then(read).map_err(|error| match error {
+        foretoken::Error::Argument { name, problem } => {
+            foretoken::Error::File { path: path.to_owned(), problem: format!("{name}: {problem}") }
+        }
+        other => other,
+    })
 }
 
 impl Prompt {
@@ -376,7 +383,7 @@ impl Prompt {
         }
         let system = self.system.iter().map(Message::system);
         let messages: Vec<Message> = match &self.messages {
-            Some(path) => system.chain(Message::list(&Json::parse(&read(path)?)?)?).collect(),
+            Some(path) => system.chain(of_json(path, |json| Message::list(&json))?).collect(),
             None => system.chain([Message::user(&self.prompt)]).collect(),
         };
         engine.encode_chat(&messages, &self.chat_options()?)
@@ -400,16 +407,18 @@ impl Prompt {
     pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
         Ok(ChatOptions {
             thinking: if self.think { Thinking::On } else { Thinking::Off },
-            tools: self
-                .tools
-                .as_deref()
-                .map(|path| Json::parse(&read(path)?)?.into_list())
-                .transpose()?
-                .unwrap_or_default(),
+            tools: self.tools.as_deref().map(|path| of_json(path, Json::into_list)).transpose()?.unwrap_or_default(),
             variables: self
                 .chat_template_kwargs
                 .as_deref()
-                .map(|text| Json::parse(text)?.into_fields())
+                .map(|text| {
+                    Json::parse(text).and_then(Json::into_fields).map_err(|error| match error {
+                        foretoken::Error::Argument { problem, .. } => {
+                            foretoken::Error::Argument { name: "--chat-template-kwargs", problem }
+                        }
+                        other => other,
+                    })
+                })
                 .transpose()?
                 .unwrap_or_default(),
             ..ChatOptions::default()

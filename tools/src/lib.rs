@@ -8,6 +8,7 @@ pub mod report;
 pub mod text;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Termination};
 
@@ -30,6 +31,22 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
             eprintln!("Error: {}", one_line(&format!("{error:#}")));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// As the standard macro, but if stdout cannot be written (a full disk), the process ends with an error on one line and exit code 1.
+#[macro_export]
+macro_rules! println {
+    ($($text:tt)*) => {
+        $crate::print_line(format_args!($($text)*))
+    };
+}
+
+/// Prints a line to stdout, or ends the process with exit code 1.
+pub fn print_line(text: std::fmt::Arguments<'_>) {
+    if let Err(error) = std::io::stdout().write_fmt(format_args!("{text}\n")) {
+        eprintln!("Error: stdout: {error}");
+        std::process::exit(1);
     }
 }
 

@@ -274,6 +274,53 @@ fn a_chat_from_files() {
     );
 }
 
+/// An error in JSON names the file or the option that has it.
+#[test]
+fn malformed_json_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    std::fs::write(model.join("chat_template.jinja"), "{{ messages }}").expect("a file");
+    let file = directory.path().join("odd.json");
+    for (content, option, about) in [
+        ("{", "--messages", "odd.json: JSON: cannot be parsed"),
+        ("{}", "--messages", "odd.json: messages: must be a list"),
+        ("[", "--tools", "odd.json: JSON: cannot be parsed"),
+        ("{}", "--tools", "odd.json: JSON: is a map; a list is expected"),
+        ("[", "--chat-template-kwargs", "--chat-template-kwargs: cannot be parsed"),
+        ("[]", "--chat-template-kwargs", "--chat-template-kwargs: is a sequence; an object is expected"),
+    ] {
+        std::fs::write(&file, content).expect("a file");
+        let value = if option == "--chat-template-kwargs" { content } else { utf8(&file) };
+        let output =
+            run("generate", &["--chat", "--no-assistant", "--model", utf8(&model), "--threads", "1", option, value]);
+        let line = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && line.lines().count() == 1 && line.contains(about), "{line}");
+    }
+}
+
+/// What is printed and cannot be written is an error, not a panic.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_stdout_is_one_line() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (target, gguf, quantized) = (demo("target"), at("a.gguf"), at("b.gguf"));
+    for (name, arguments) in [
+        ("generate", &["a", "--max-tokens", "2"][..]),
+        ("convert", &[utf8(&target), utf8(&gguf)]),
+        ("quantize", &[utf8(&gguf), utf8(&quantized), "q8_0"]),
+        ("doctor", &[utf8(&gguf)]),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let output = example(name).args(arguments).stdout(full).output().expect("a run");
+        let errors = text(&output.stderr);
+        let last = errors.lines().last().unwrap_or_default();
+        let is_named = last.starts_with("Error: ") && last.contains("No space left on device");
+        assert!(output.status.code() == Some(1) && is_named && !errors.contains("panicked"), "{name}: {errors}");
+    }
+}
+
 /// Penalties and filters by llama.cpp's names: they change the text, and drafts do not.
 #[test]
 fn sampling_by_llama_cpps_names() {

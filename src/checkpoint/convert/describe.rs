@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::options::AssistantLayout;
+use super::plan::positive;
 use crate::checkpoint::gguf::GgufWriter;
 use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 use crate::{Error, Result};
@@ -63,16 +64,20 @@ fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextCon
     per_layer(file, &key("feed_forward_length"), layers, |layer| layer.intermediate_size)?;
     file.value(&key("attention.head_count"), config.num_attention_heads as u32)?;
     per_layer(file, &key("attention.head_count_kv"), layers, |layer| layer.num_kv_heads)?;
-    file.value(&key("rope.freq_base"), config.rope_full.theta as f32)?;
-    file.value(&key("rope.freq_base_swa"), config.rope_sliding.theta as f32)?;
-    file.value(&key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps as f32)?;
+    for (name, field, value) in [
+        ("rope.freq_base", "rope_parameters.full_attention.rope_theta", config.rope_full.theta),
+        ("rope.freq_base_swa", "rope_parameters.sliding_attention.rope_theta", config.rope_sliding.theta),
+        ("attention.layer_norm_rms_epsilon", "rms_norm_eps", config.rms_norm_eps),
+    ] {
+        file.value(&key(name), positive(path, field, value)?)?;
+    }
     if let Some(moe) = &config.moe {
         file.value(&key("expert_count"), moe.num_experts as u32)?;
         file.value(&key("expert_used_count"), moe.top_k_experts as u32)?;
         file.value(&key("expert_feed_forward_length"), moe.intermediate_size as u32)?;
     }
     if let Some(cap) = config.final_logit_softcapping {
-        file.value(&key("final_logit_softcapping"), cap as f32)?;
+        file.value(&key("final_logit_softcapping"), positive(path, "final_logit_softcapping", cap)?)?;
     }
     file.value(&key("attention.sliding_window"), config.sliding_window as u32)?;
     file.value(&key("attention.shared_kv_layers"), shared as u32)?;

@@ -39,7 +39,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         Ok(gguf_name(name, layout).map(|name| (name, None)))
     };
     let (planned, left_out) = plan(source, options, "Gemma 4", name)?;
-    let (vocab_size, bos, eos) = (text.vocab_size, text.bos_token_id, text.eos_token_ids.first().copied());
+    let (vocab_size, bos, eos) = (text.vocab_size, text.bos_token_id, text.eos_token_ids.clone());
     let constants = describe::rope_freqs(text).map(|freqs| (ROPE_FREQS, freqs)).into_iter().collect();
     let (path, layout) = (source.path().to_owned(), options.layout);
     let architecture = match &config {

@@ -9,11 +9,12 @@ use serde_json::{Map, Value, json};
 use super::options::Unknown;
 use super::plan::{Change, Directory, LeftOut, get, refused, tensor_error};
 use super::{ORDERING, Report};
+use crate::checkpoint::generation::sampling_fields;
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
 use crate::checkpoint::recode::{RecodeError, recode};
 use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType, token_ordering};
-use crate::{Error, Result, family};
+use crate::{Error, Result, chat, family};
 
 /// Options of a conversion to a directory.
 #[derive(Clone, Default)]
@@ -61,16 +62,49 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     if !suppressed.is_empty() {
         tokens["suppress_tokens"] = json!(suppressed);
     }
+    if let Some(sampling) = source.sampling_defaults()? {
+        sampling_fields(source.path(), &sampling).into_iter().for_each(|(name, value)| tokens[name] = value);
+    }
     write(&at("generation_config.json"), &pretty(&tokens))?;
     if let Some(tokenizer) = gguf::tokenizer(gguf)? {
         let text = tokenizer.to_string(false).map_err(|e| Error::Tokenizer(e.to_string()))?;
         write(&at("tokenizer.json"), text.as_bytes())?;
+        write(&at("tokenizer_config.json"), &pretty(&tokenizer_config(gguf)))?;
     }
-    if let Some(template) = gguf.metadata("tokenizer.chat_template").and_then(|value| value.as_str()) {
-        write(&at("chat_template.jinja"), template.as_bytes())?;
-    }
+    templates(gguf, destination)?;
     let bytes = tensors(source, &at("model.safetensors"), &planned, options)?;
     Ok(Report { tensors: planned.len(), bytes, left_out })
+}
+
+/// The special tokens by name.
+fn tokenizer_config(gguf: &Gguf) -> Value {
+    // The class of any tokenizer.json.
+    let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    for (name, token) in chat::gguf_special_tokens(gguf) {
+        config[name] = json!(token);
+    }
+    if let Some(add) = gguf.metadata("tokenizer.ggml.add_bos_token").and_then(|value| value.as_bool()) {
+        config["add_bos_token"] = json!(add);
+    }
+    config
+}
+
+/// Writes the chat templates: the default one, and those with names.
+fn templates(gguf: &Gguf, destination: &Path) -> Result<()> {
+    let text = |key: &str| gguf.metadata(key).and_then(|value| value.as_str());
+    if let Some(template) = text("tokenizer.chat_template") {
+        write(&destination.join("chat_template.jinja"), template.as_bytes())?;
+    }
+    for key in gguf.keys() {
+        let Some(name) = key.strip_prefix("tokenizer.chat_template.") else { continue };
+        let is_file_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if let Some(template) = text(key).filter(|_| is_file_name) {
+            let directory = destination.join(chat::NAMED_TEMPLATES);
+            std::fs::create_dir_all(&directory).map_err(Error::io(&directory))?;
+            write(&directory.join(format!("{name}.jinja")), template.as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 /// Rejects destinations that cannot be a directory, that are meant as a file, or that have a checkpoint, whose files would be

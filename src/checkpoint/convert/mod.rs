@@ -9,17 +9,19 @@ pub(crate) mod gemma4;
 mod hugging_face;
 pub(crate) mod options;
 pub(crate) mod plan;
+mod representable;
 mod vocabulary;
 
 pub use hugging_face::{ToHuggingFace, to_hugging_face};
 pub use options::{AssistantLayout, Outtype, ToGguf, Unknown};
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use foretoken_kernels::Isa;
 
 use super::generation::GenerationTokens;
-use super::gguf::{GgufWriter, TensorWriter};
+use super::gguf::{self, GgufWriter, MAX_IDS, TensorWriter};
 use super::recode::{RecodeError, recode};
 use super::{Checkpoint, Progress, TensorType, token_ordering};
 use crate::{Error, Result, family};
@@ -63,14 +65,9 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     file.value("general.file_type", options.outtype.file_type())?;
     file.value("general.quantization_version", 2u32)?;
     describe(&mut file)?;
-    let ids = SpecialIds { bos, eos, ..SpecialIds::default() };
+    let ids = SpecialIds { bos, eos: eos.first().copied(), ..SpecialIds::default() };
     vocabulary::declare(&mut file, architecture, tokenizer, vocab_size, &ids)?;
-    let GenerationTokens { end, suppressed } = source.generation_tokens()?;
-    for (name, ids) in [("eos_token_ids", end), ("suppress_tokens", suppressed)] {
-        if !ids.is_empty() {
-            file.array(&format!("tokenizer.ggml.{name}"), ids.iter().map(|id| *id as i32))?;
-        }
-    }
+    declare_generation(&mut file, source, &eos)?;
     for (name, values) in &constants {
         file.tensor(name, 0, &[values.len()])?;
     }
@@ -87,6 +84,30 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     let bytes = job.written;
     job.tensors.finish()?;
     Ok(Report { tensors: planned.len() + constants.len(), bytes, left_out })
+}
+
+/// Declares what generation_config.json has: the ends of a text, with those of config.json (`eos`), the suppressed tokens, and the
+/// sampling parameters.
+fn declare_generation(file: &mut GgufWriter, source: &Checkpoint, eos: &[u32]) -> Result<()> {
+    let GenerationTokens { mut end, suppressed } = source.generation_tokens()?;
+    end.extend(eos);
+    let mut seen = HashSet::new();
+    end.retain(|id| seen.insert(*id));
+    for (name, field, ids) in
+        [("eos_token_ids", "eos_token_id", end), ("suppress_tokens", "suppress_tokens", suppressed)]
+    {
+        if ids.len() > MAX_IDS {
+            let problem = format!("has {} tokens in {field}, but a GGUF file may have {MAX_IDS}", ids.len());
+            return Err(Error::file(source.path(), format!("{problem}; remove some from its JSON files")));
+        }
+        if !ids.is_empty() {
+            file.array(&format!("tokenizer.ggml.{name}"), ids.iter().map(|id| *id as i32))?;
+        }
+    }
+    match source.sampling_defaults()? {
+        Some(sampling) => gguf::declare_sampling(file, source.path(), &sampling),
+        None => Ok(()),
+    }
 }
 
 /// Rejects the mapped source as destination, and paths that cannot be a file.

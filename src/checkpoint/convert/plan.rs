@@ -1,6 +1,7 @@
 //! A family's contents of a GGUF file, and of a directory.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use foretoken_kernels::ElementType;
 use serde_json::Value;
@@ -15,7 +16,8 @@ pub(crate) struct Description {
     pub architecture: &'static str,
     pub vocab_size: usize,
     pub bos: Option<u32>,
-    pub eos: Option<u32>,
+    /// End-of-generation tokens of the configuration.
+    pub eos: Vec<u32>,
     /// Declares the configuration's keys.
     pub describe: Describe,
     /// Tensors that only GGUF files have: name and values.
@@ -164,6 +166,22 @@ pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -
         strangers.join(", ")
     );
     Error::file(source.path(), problem)
+}
+
+/// The number `field` of the configuration in `directory` in single precision, as GGUF files have it.
+///
+/// # Errors
+/// If it is not positive and finite there, which readers refuse.
+pub(crate) fn positive(directory: &Path, field: &str, value: f64) -> Result<f32> {
+    let single = value as f32;
+    match single > 0.0 && single.is_finite() {
+        true => Ok(single),
+        false => {
+            let problem =
+                format!("is {value}, which a GGUF file cannot represent (it must be above 0); use the directory");
+            Err(Error::Config { path: directory.join("config.json"), field: field.into(), problem })
+        }
+    }
 }
 
 fn layer(name: &str) -> Option<u32> {

@@ -1,13 +1,14 @@
 //! The tokenizer of a Hugging Face directory in a GGUF file, as written by llama.cpp's converter.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::checkpoint::Fields;
+use super::representable;
 use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::{Fields, regular_file};
 use crate::{Error, Result, chat};
 
 /// Special tokens that stay visible in generated text, for parsers of tool calls.
@@ -28,28 +29,44 @@ const SCORE: f32 = -1000.0;
 const MAX_BYTES: u64 = 1 << 30;
 
 #[derive(Deserialize)]
-struct TokenizerFile {
+pub(super) struct TokenizerFile {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    pub(super) added_tokens: Vec<AddedToken>,
     #[serde(default)]
-    pre_tokenizer: Value,
-    model: Model,
+    pub(super) normalizer: Value,
+    #[serde(default)]
+    pub(super) pre_tokenizer: Value,
+    #[serde(default)]
+    pub(super) post_processor: Value,
+    pub(super) model: Model,
 }
 
 #[derive(Deserialize)]
-struct AddedToken {
+pub(super) struct AddedToken {
     id: u32,
-    content: String,
+    pub(super) content: String,
     #[serde(default)]
     special: bool,
+    #[serde(default)]
+    pub(super) lstrip: bool,
+    #[serde(default)]
+    pub(super) rstrip: bool,
+    #[serde(default)]
+    pub(super) single_word: bool,
+    #[serde(default)]
+    pub(super) normalized: bool,
 }
 
 #[derive(Deserialize)]
-struct Model {
+pub(super) struct Model {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    byte_fallback: bool,
+    pub(super) byte_fallback: bool,
+    #[serde(default)]
+    pub(super) fuse_unk: bool,
+    #[serde(default)]
+    pub(super) ignore_merges: bool,
     unk_token: Option<String>,
     vocab: HashMap<String, u32>,
     merges: Vec<Merge>,
@@ -78,10 +95,12 @@ pub(super) fn declare(
         return declare_ids(file, config);
     }
     let source = read(&path)?;
+    let pre = architecture.strip_suffix("moe").unwrap_or(architecture);
+    representable::check(&path, &source, pre)?;
     let (tokens, kinds) = tokens(&path, &source, vocab_size)?;
     file.value("tokenizer.ggml.model", if source.model.byte_fallback { "gemma4" } else { "gpt2" })?;
     if !source.model.byte_fallback {
-        file.value("tokenizer.ggml.pre", architecture.strip_suffix("moe").unwrap_or(architecture))?;
+        file.value("tokenizer.ggml.pre", pre)?;
     }
     file.array("tokenizer.ggml.tokens", tokens.iter().map(String::as_str))?;
     file.array("tokenizer.ggml.scores", tokens.iter().map(|_| SCORE))?;
@@ -90,8 +109,23 @@ pub(super) fn declare(
     declare_ids(file, &named_ids(directory, &source, config)?)?;
     file.value("tokenizer.ggml.add_bos_token", source.model.byte_fallback)?;
     file.value("tokenizer.ggml.add_space_prefix", false)?;
-    if let Some(template) = chat::template_source(directory)? {
-        file.value("tokenizer.chat_template", template.as_str())?;
+    declare_templates(file, chat::template_sources(directory)?)
+}
+
+/// Declares the chat templates: the default one, and those with names, which `tokenizer.chat_templates` lists.
+fn declare_templates(file: &mut GgufWriter, mut templates: BTreeMap<String, String>) -> Result<()> {
+    if let Some(template) = templates.remove(chat::DEFAULT_TEMPLATE) {
+        file.value("tokenizer.chat_template", template)?;
+    }
+    // As in llama.cpp's converter.
+    let plain = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let templates: BTreeMap<_, _> = templates.into_iter().map(|(name, template)| (plain(&name), template)).collect();
+    if templates.is_empty() {
+        return Ok(());
+    }
+    file.array("tokenizer.chat_templates", templates.keys().map(String::as_str))?;
+    for (name, template) in templates {
+        file.value(&format!("tokenizer.chat_template.{name}"), template)?;
     }
     Ok(())
 }
@@ -117,7 +151,7 @@ fn declare_ids(file: &mut GgufWriter, ids: &SpecialIds) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<TokenizerFile> {
-    let len = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    let len = regular_file(path, "a tokenizer.json")?.len();
     if len > MAX_BYTES {
         return Err(Error::file(path, format!("is {len} bytes long, too long for a tokenizer")));
     }
@@ -148,7 +182,7 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
         }
         kinds[*id as usize] = if is_byte(token) { BYTE } else { NORMAL };
     }
-    for AddedToken { id, content, special } in &source.added_tokens {
+    for AddedToken { id, content, special, .. } in &source.added_tokens {
         let place = tokens.get_mut(*id as usize).ok_or_else(|| outside(content, *id))?;
         *place = Some(content);
         let visible = !special || VISIBLE.contains(&content.as_str());

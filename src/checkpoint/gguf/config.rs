@@ -20,16 +20,14 @@ const TARGET: &str = "gemma4";
 const ASSISTANTS: [&str; 3] = ["gemma4-assistant", "gemma4_assistant", "gemma4_mtp"];
 /// Image and audio towers in a separate file.
 const PROJECTOR: &str = "clip";
-/// Maximum number of suppressed tokens.
-const MAX_SUPPRESSED: usize = 1 << 16;
+/// Maximum number of end-of-generation or suppressed tokens.
+pub(crate) const MAX_IDS: usize = 1 << 16;
 /// Frequency divisor from which a pair counts as not rotated: below 1e-6 radians at position 1e6.
 const NO_ROTATION: f32 = 1e20;
 /// transformers' default, for files without the key.
 const DEFAULT_CENTROID_TOP_K: usize = 32;
 /// Share of the pairs of full layers that rotate, for assistants without `rope_freqs.weight`.
 const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
-/// Maximum number of end-of-generation tokens.
-const MAX_EOS: usize = 64;
 
 /// The configuration of a target (architecture `gemma4`).
 ///
@@ -99,7 +97,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
 /// # Errors
 /// If the key is malformed.
 pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
-    Keys::new(gguf, TARGET).token_ids("tokenizer.ggml.suppress_tokens", MAX_SUPPRESSED)
+    Keys::new(gguf, TARGET).token_ids("tokenizer.ggml.suppress_tokens", MAX_IDS)
 }
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -171,7 +169,7 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
     }
-    ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_EOS)?);
+    ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_IDS)?);
     let mut seen = HashSet::new();
     ids.retain(|id| seen.insert(*id));
     Ok(ids)

@@ -22,13 +22,14 @@ mod tokenizer;
 mod types;
 mod writer;
 
+pub(crate) use config::{MAX_IDS, eos_token_ids, refuse_unsupported, rows};
 pub use config::{assistant_config, suppressed_tokens, target_config};
-pub(crate) use config::{eos_token_ids, refuse_unsupported, rows};
 pub use file::{Gguf, GgufTensor};
 pub use header::TensorInfo;
 pub(crate) use keys::{Keys, truth};
 pub use metadata::{Array, Value, ValueType};
 pub use names::{gguf_names, hugging_face_name};
+pub(crate) use sampling::declare_sampling;
 pub use sampling::sampling_defaults;
 pub use tokenizer::{check_tokenizer, tokenizer};
 pub use types::GgmlType;

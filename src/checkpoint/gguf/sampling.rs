@@ -1,8 +1,11 @@
 //! `general.sampling.*`: the publisher's sampling parameters.
 
+use std::path::Path;
+
 use super::file::Gguf;
 use super::keys::Keys;
 use super::metadata::{Value, shown};
+use super::writer::GgufWriter;
 use crate::Result;
 use crate::checkpoint::generation::{Parameters, without_mirostat, without_parameters};
 use crate::sampler::Sampling;
@@ -57,6 +60,37 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
         name => key(name),
     };
     parameters.sampling(|name, problem| keys.error(&in_file(name), problem))
+}
+
+/// Declares the parameters of the directory `source`, so that [`sampling_defaults`] reads them; those that are the defaults are
+/// omitted. If a GGUF file cannot represent them, none are declared, with a warning.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(crate) fn declare_sampling(file: &mut GgufWriter, source: &Path, sampling: &Sampling) -> Result<()> {
+    let Sampling { temperature, top_k, top_p, min_p, typical_p, penalties, .. } = sampling;
+    if *typical_p < 1.0 {
+        tracing::warn!(
+            path = %source.display(),
+            "typical_p is {typical_p}, which a GGUF file cannot represent: no sampling parameters are written"
+        );
+        return Ok(());
+    }
+    let defaults = Sampling::default();
+    file.value(&key("temp"), *temperature)?;
+    if let Some(k) = top_k {
+        file.value(&key("top_k"), i32::try_from(*k).unwrap_or(i32::MAX))?;
+    }
+    for (name, value, default) in [("top_p", *top_p, defaults.top_p), ("min_p", *min_p, defaults.min_p)] {
+        if value != default {
+            file.value(&key(name), value)?;
+        }
+    }
+    if *penalties != defaults.penalties {
+        file.value(&key("penalty_repeat"), penalties.repeat)?;
+        file.value(&key("penalty_last_n"), penalties.last_n.map_or(-1, |n| i32::try_from(n).unwrap_or(-1)))?;
+    }
+    Ok(())
 }
 
 /// llama.cpp's names of its samplers, in the order in which they are applied here.

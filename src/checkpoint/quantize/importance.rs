@@ -17,6 +17,12 @@ pub struct Importance {
 /// Limits for the older format, whose counts are unchecked: above any model's matrices and row lengths.
 const MAX_ENTRIES: usize = 1 << 18;
 
+/// Weights with a scale of their own, at most.
+const GROUP: usize = 32;
+/// Range of the largest importance of a group: 2^-30 to 2^30.
+const MIN_LARGEST: f32 = 1.0 / MAX_LARGEST;
+const MAX_LARGEST: f32 = (1 << 30) as f32;
+
 impl Importance {
     /// Reads the file `path`: GGUF, or the older `.dat`.
     ///
@@ -26,12 +32,13 @@ impl Importance {
         let mut magic = [0; 4];
         let file = std::fs::File::open(path).map_err(Error::io(path))?;
         let is_gguf = std::io::Read::read_exact(&mut &file, &mut magic).is_ok() && magic == *b"GGUF";
-        let entries = if is_gguf { gguf(path)? } else { legacy(path)? };
+        let mut entries = if is_gguf { gguf(path)? } else { legacy(path)? };
         let bad = entries.iter().find(|(_, values)| values.iter().any(|x| !x.is_finite() || *x < 0.0));
         if let Some((name, _)) = bad {
             let problem = "has an importance that is negative, NaN or infinite; collect the matrix again";
             return Err(Error::Tensor { path: path.to_owned(), tensor: name.clone(), problem: problem.into() });
         }
+        entries.values_mut().for_each(|values| rescale(values));
         Ok(Self { path: path.to_owned(), entries })
     }
 
@@ -61,6 +68,18 @@ impl Importance {
                 Err(Error::Tensor { path: self.path.clone(), tensor: name.to_owned(), problem })
             }
             values => Ok(values.map(Vec::as_slice)),
+        }
+    }
+}
+
+/// Scales groups of importances so that their products with weights, and the squares of those, are in the range of single
+/// precision: the fit of a group depends only on the ratios between its importances.
+fn rescale(values: &mut [f32]) {
+    for group in values.chunks_mut(GROUP) {
+        let max = group.iter().copied().fold(0.0, f32::max);
+        let factor = max.clamp(MIN_LARGEST, MAX_LARGEST) / max;
+        if max > 0.0 && factor != 1.0 {
+            group.iter_mut().for_each(|x| *x *= factor);
         }
     }
 }

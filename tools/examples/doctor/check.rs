@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use foretoken::verify::{Finding, Outcome, VerifyOptions, verify};
+use foretoken_tools::println;
 
 pub fn print(options: &VerifyOptions) -> ExitCode {
     let findings = verify(options);

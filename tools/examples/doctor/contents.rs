@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use foretoken::checkpoint::Checkpoint;
+use foretoken_tools::println;
 
 pub fn print(checkpoint: &Checkpoint) -> Result<()> {
     match checkpoint.gguf() {

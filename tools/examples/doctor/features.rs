@@ -7,6 +7,7 @@ use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
 use foretoken::{Drafts, TargetFacts};
+use foretoken_tools::println;
 
 /// A target and its features; `assistant` is the one that it is used with.
 pub fn target(

@@ -14,6 +14,7 @@ use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::VerifyOptions;
 use foretoken::{TargetFacts, target_facts};
+use foretoken_tools::println;
 
 /// Describe checkpoints: supported features, the context that fits this machine's memory, the expected tokens per second, and the
 /// command to run them.

@@ -7,6 +7,7 @@ use foretoken::gemma4::AssistantConfig;
 use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
 use foretoken::{Drafts, Isa, TargetFacts};
 use foretoken_tools::measure::processor_bandwidth;
+use foretoken_tools::println;
 
 use crate::features::{line, mebibytes};
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use foretoken_tools::println;
 use plot::{Series, bars, escape, steps};
 use serde_json::Value;
 

@@ -2,6 +2,7 @@
 //! `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>..</function></tool_call>`, with line ends between.
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 
 use crate::chat::{
     ChatOptions, GenerationPrompt, Json, ReasoningTokens, ReplyPart, ReplySyntax, Thinking, ToolCall, add,
@@ -210,11 +211,11 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
 /// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a string. The
 /// template writes `True`, `False` and `None` for what is not a string.
 fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
-    let functions = tools.iter().map(|tool| get(&tool.0, "function"));
-    let mut schema = functions
-        .filter(|function| get(function, "name").as_str() == Some(name))
-        .map(|function| get(&get(&get(&function, "parameters"), "properties"), key));
-    let Some(schema) = schema.next().filter(|schema| !schema.is_undefined()) else { return string(value) };
+    let mut functions = tools.iter().map(|tool| get(&tool.0, "function"));
+    let function = functions.find(|function| get(function, "name").as_str() == Some(name)).unwrap_or_default();
+    let parameters = get(&function, "parameters");
+    let schemas = [get(&get(&parameters, "properties"), key), get(&parameters, "additionalProperties")];
+    let Some(schema) = schemas.into_iter().find(|schema| schema.kind() == ValueKind::Map) else { return string(value) };
     let text = match value {
         "True" => "true",
         "False" => "false",
@@ -222,8 +223,7 @@ fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String>
         other => other,
     };
     let Ok(json) = serde_json::from_str::<serde_json::Value>(text) else { return string(value) };
-    let mut types = Vec::new();
-    add_types(&schema, &mut types);
+    let types = types_of(schema, &parameters);
     let is_string = types.iter().any(|of| of == "string");
     if is_string && (json.is_string() || !types.iter().any(|of| is_of_type(&json, of))) {
         return string(value);
@@ -235,22 +235,40 @@ fn get(value: &Value, key: &str) -> Value {
     value.get_attr(key).unwrap_or_default()
 }
 
-/// The names of the types that a schema lists, or that its constants have; none if it does not say.
-fn add_types(schema: &Value, types: &mut Vec<String>) {
+/// Schemas that are looked at for a value's types: references may lead to the same ones again and again.
+const MAX_SCHEMAS: usize = 64;
+
+/// The names of the types that a schema, part of `root`, lists, or that its constants have; none if it does not say.
+fn types_of(schema: Value, root: &Value) -> Vec<String> {
     let listed = |list: Value| list.try_iter().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
-    let own = get(schema, "type");
-    match own.as_str() {
-        Some(one) => types.push(one.to_owned()),
-        None => types.extend(listed(own).iter().filter_map(|one| one.as_str().map(str::to_owned))),
-    }
-    for choice in ["anyOf", "oneOf"].into_iter().flat_map(|choices| listed(get(schema, choices))) {
-        add_types(&choice, types);
-    }
-    if types.is_empty() {
-        let constants = listed(get(schema, "enum")).into_iter().chain([get(schema, "const")]);
-        if constants.into_iter().any(|constant| constant.as_str().is_some()) {
-            types.push("string".to_owned());
+    let (mut open, mut types) = (vec![schema], Vec::new());
+    for _ in 0..MAX_SCHEMAS {
+        let Some(schema) = open.pop() else { break };
+        if let Some(path) = get(&schema, "$ref").as_str().and_then(|place| place.strip_prefix("#/")) {
+            open.push(path.split('/').fold(root.clone(), |part, key| get(&part, key)));
+            continue;
         }
+        open.extend(["anyOf", "oneOf"].into_iter().flat_map(|choices| listed(get(&schema, choices))));
+        let own = get(&schema, "type");
+        let constants = listed(get(&schema, "enum")).into_iter().chain([get(&schema, "const")]);
+        match (own.as_str(), own.kind()) {
+            (Some(one), _) => types.push(one.to_owned()),
+            (None, ValueKind::Seq) => {
+                types.extend(listed(own).iter().filter_map(|one| one.as_str().map(str::to_owned)))
+            }
+            _ => types.extend(constants.filter_map(|constant| type_of(&constant)).map(str::to_owned)),
+        }
+    }
+    types
+}
+
+fn type_of(constant: &Value) -> Option<&'static str> {
+    match constant.kind() {
+        ValueKind::String => Some("string"),
+        ValueKind::Number => Some("number"),
+        ValueKind::Bool => Some("boolean"),
+        ValueKind::None => Some("null"),
+        _ => None,
     }
 }
 
@@ -275,9 +293,10 @@ mod tests {
     use super::*;
     use crate::piece::ControlToken;
 
-    const TOOL: &str = r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
+    const TOOL: &str = r##"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
         {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}, "b": {"type": ["boolean", "null"]},
-        "o": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["1", "2"]}}}}}"#;
+        "o": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["1", "2"]}, "m": {"enum": ["a", 1]},
+        "r": {"$ref": "#/$defs/e"}}, "additionalProperties": {"type": "integer"}, "$defs": {"e": {"enum": ["1"]}}}}}"##;
 
     fn reply(state: State, tools: bool) -> XmlReply {
         let tools = if tools { vec![Json::parse(TOOL).expect("JSON")] } else { Vec::new() };
@@ -326,11 +345,11 @@ mod tests {
             ("<think></think>\nC", vec![text("C")]),
             ("<think>\nA\n\nB\n</think>\n\nC", vec![reasoning("A\n\nB"), text("C")]),
             (&two, vec![text("I look.\n"), of_f(), of_f()]),
-            // Of several lines, of no schema, of the wrong type.
+            // Of several lines, of the schema of other names, of the wrong type.
             (
                 "<tool_call><function=f><parameter=a>\nx\n\ny\n</parameter><parameter=z>1</parameter>\
                  <parameter=n>one</parameter></function></tool_call>",
-                vec![call("f", r#"{"a":"x\n\ny","z":"1","n":"one"}"#)],
+                vec![call("f", r#"{"a":"x\n\ny","z":1,"n":"one"}"#)],
             ),
             ("\n<tool_call><function=g></function></tool_call>\na", vec![call("g", "{}"), text("a")]),
             ("<tool_call><function=g></function>", vec![call("g", "{}")]),
@@ -360,6 +379,10 @@ mod tests {
             ("o", "true", "\"true\""),
             ("o", "None", "null"),
             ("e", "1", "\"1\""),
+            ("m", "1", "1"),
+            ("m", "a", "\"a\""),
+            ("r", "1", "\"1\""),
+            ("other", "1", "1"),
             ("n", "1.5", "1.5"),
             ("a", "None", "\"None\""),
         ] {

@@ -91,6 +91,25 @@ fn one_call_if_calls_are_not_parallel() {
     }
 }
 
+/// What the model writes freely is held to a call under the tool's schema.
+#[test]
+fn calls_can_be_forced() {
+    let server = start(None);
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9},
+        "s": {"type": "string", "maxLength": 3}}, "required": ["n", "s"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+        let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "tool_choice": choice,
+            "parallel_tool_calls": false, "max_tokens": 200});
+        let answer = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+        assert_eq!(answer["finish_reason"], "tool_calls", "{answer}");
+        let arguments = answer["message"]["tool_calls"][0]["function"]["arguments"].as_str().expect("a string");
+        let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+        assert!(arguments["n"].as_u64().is_some_and(|n| n <= 9), "{arguments}");
+        assert!(arguments["s"].as_str().is_some_and(|s| s.chars().count() <= 3), "{arguments}");
+    }
+}
+
 /// A template in place of the checkpoint's has the checkpoint's tokens: this one has no `bos_token`.
 #[test]
 fn templates_have_the_tokens_of_the_checkpoint() {

@@ -227,12 +227,15 @@ fn sharded() -> (BTreeMap<String, Vec<u8>>, Vec<u8>) {
 fn shards_and_everything_beside_them() {
     let (path, prompt) = fixture();
     let (mut all, _) = sharded();
-    all.insert("test/sharded/chat_template.jinja".into(), b"{{ messages[0].content }}".to_vec());
+    for template in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
+        all.insert(format!("test/sharded/{template}"), b"{{ messages[0].content }}".to_vec());
+    }
     all.insert("test/sharded/README.md".into(), b"not needed".to_vec());
     all.insert("test/sharded/original/weights.pth".into(), vec![0; 100]);
     let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
     let target = resolve("test/sharded", &server.options(cache.path())).expect("the target");
     assert!(target.join("chat_template.jinja").exists());
+    assert!(target.join("additional_chat_templates/tool_use.jinja").exists());
     assert!(!target.join("README.md").exists() && !target.join("original").exists(), "more than a checkpoint needs");
     let (one, assistant) = (path.join("target"), path.join("assistant"));
     assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));

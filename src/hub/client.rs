@@ -14,8 +14,16 @@ use crate::checkpoint::{HEAD, weights};
 use crate::{Error, Result};
 
 /// Small files of a checkpoint; only the first is required.
-const DESCRIPTIONS: [&str; 5] =
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const DESCRIPTIONS: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+];
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

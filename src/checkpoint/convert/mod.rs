@@ -10,6 +10,7 @@ mod hugging_face;
 pub(crate) mod options;
 pub(crate) mod plan;
 mod representable;
+mod tokenizer_file;
 mod vocabulary;
 
 pub use hugging_face::{ToHuggingFace, to_hugging_face};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::vocabulary::{AddedToken, TokenizerFile};
+use super::tokenizer_file::{AddedToken, TokenizerFile};
 use crate::checkpoint::architecture::Architecture;
 use crate::{Error, Result};
 

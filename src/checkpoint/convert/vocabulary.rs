@@ -1,12 +1,12 @@
 //! The tokenizer of a Hugging Face directory in a GGUF file, as written by llama.cpp's converter.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::representable;
+use super::tokenizer_file::{AddedToken, Merge, TokenizerFile};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Fields, regular_file};
 use crate::{Error, Result, chat};
@@ -27,57 +27,6 @@ const SCORE: f32 = -1000.0;
 
 /// Size limit of tokenizer files.
 const MAX_BYTES: u64 = 1 << 30;
-
-#[derive(Deserialize)]
-pub(super) struct TokenizerFile {
-    #[serde(default)]
-    pub(super) added_tokens: Vec<AddedToken>,
-    #[serde(default)]
-    pub(super) normalizer: Value,
-    #[serde(default)]
-    pub(super) pre_tokenizer: Value,
-    #[serde(default)]
-    pub(super) post_processor: Value,
-    pub(super) model: Model,
-}
-
-#[derive(Deserialize)]
-pub(super) struct AddedToken {
-    id: u32,
-    pub(super) content: String,
-    #[serde(default)]
-    special: bool,
-    #[serde(default)]
-    pub(super) lstrip: bool,
-    #[serde(default)]
-    pub(super) rstrip: bool,
-    #[serde(default)]
-    pub(super) single_word: bool,
-    #[serde(default)]
-    pub(super) normalized: bool,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Model {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    pub(super) byte_fallback: bool,
-    #[serde(default)]
-    pub(super) fuse_unk: bool,
-    #[serde(default)]
-    pub(super) ignore_merges: bool,
-    unk_token: Option<String>,
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Joined(String),
-    Pair([String; 2]),
-}
 
 /// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without a tokenizer.json,
 /// declares that there is none.

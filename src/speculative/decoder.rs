@@ -59,6 +59,8 @@ impl Step<'_> {
         let is_greedy = self.decoder.drafting.is_greedy();
         match error {
             Error::Memory { .. } => is_greedy,
+            // On a device, it may be because a drafter's scores were not, whose tokens stay there: a damaged file.
+            Error::NotFinite { .. } if self.decoder.backend.device.is_some() => false,
             Error::NotFinite { .. } => is_greedy || proposal.draft.probs.is_none(),
             _ => false,
         }

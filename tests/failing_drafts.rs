@@ -1,22 +1,24 @@
 //! What fails because of a draft does not change the text: memory, rows of rejected tokens, errors behind accepted ones.
 
 mod cases;
+mod changed_model;
 
 use std::sync::Arc;
 
-use foretoken::checkpoint::{Checkpoint, StepCost};
+use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
-use foretoken::kv::{Batch, KvOptions, PagePool, SequenceState};
+use foretoken::kv::{Batch, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Drafters, Observed,
 };
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output,
-    Request, Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
-    Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Request,
+    Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
+
+use changed_model::ChangedModel;
 
 fn engine(kv_memory: Option<u64>) -> Engine {
     let case = cases::named("dense");
@@ -136,51 +138,16 @@ fn accepted_tokens_before_an_error_are_kept() {
     }
 }
 
-/// A target of which the pass over one token fails.
-struct Poisoned {
-    target: Target,
-    token: u32,
-}
-
-impl Model for Poisoned {
-    fn vocab_size(&self) -> usize {
-        self.target.vocab_size()
-    }
-
-    fn hidden_size(&self) -> usize {
-        self.target.hidden_size()
-    }
-
-    fn max_position_embeddings(&self) -> usize {
-        self.target.max_position_embeddings()
-    }
-
-    fn step_cost(&self) -> StepCost {
-        self.target.step_cost()
-    }
-
-    fn fingerprint(&self) -> Result<u64> {
-        self.target.fingerprint()
-    }
-
-    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
-        self.target.new_state(options, pool)
-    }
-
-    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
-        if batch.ids().contains(&self.token) {
-            return Err(Error::NotFinite { what: "K", layer: Some(0), position: None, found: None });
-        }
-        self.target.forward(batch, request)
-    }
-}
-
 #[test]
 fn the_row_of_a_rejected_draft_may_fail() {
     let path = cases::named("dense").path.join("target");
     let target =
         Checkpoint::open(&path).and_then(|checkpoint| Target::load(&checkpoint, Isa::best())).expect("a target");
-    let engine = Engine::from_model(Arc::new(Poisoned { target, token: 100 }), 1).expect("an engine");
+    let forward = |target: &Target, batch: &mut Batch<'_>, request: &Request| match batch.ids().contains(&100) {
+        true => Err(Error::NotFinite { what: "K", layer: Some(0), position: None, found: None }),
+        false => target.forward(batch, request),
+    };
+    let engine = Engine::from_model(Arc::new(ChangedModel { target, forward }), 1).expect("an engine");
     let want = alone(&engine, &[5, 6, 7], &plain(10));
     assert!(want.1.is_none() && !want.0.contains(&100), "{want:?}");
     let wrong = GenerateOptions { speculation: given(3, usize::MAX, |_, most| vec![100; most]), ..plain(10) };

@@ -2,15 +2,16 @@
 //! in the same batch.
 
 mod cases;
+mod changed_model;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use foretoken::checkpoint::{Checkpoint, StepCost};
+use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
-use foretoken::kv::{Batch, ExactZones, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
+use foretoken::kv::{Batch, ExactZones, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::tensor;
 use foretoken::speculative::{
     BlockSize, Cancel, ChainStep, ChainedModel, Context, CustomDrafter, Draft, DraftChain, DraftCost, DraftModel,
@@ -24,6 +25,8 @@ use foretoken::{
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+
+use changed_model::ChangedModel;
 
 /// Options of one sequence.
 #[derive(Clone)]
@@ -257,51 +260,23 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     assert_eq!((passes, drafted(&scheduler)), (1000 / 8, before));
 }
 
-/// A target with poison tokens: rows after the first are NaN, the pass of the second fails, that of the last panics.
-struct Poisoned {
-    target: Target,
-    nan: u32,
-    error: u32,
-    panic: u32,
-}
-
-impl Model for Poisoned {
-    fn vocab_size(&self) -> usize {
-        self.target.vocab_size()
+/// A pass with poison tokens: rows after [`NAN`] are NaN, the pass of [`POISON`] fails, that of [`PANIC`] panics.
+fn poisoned_pass(target: &Target, batch: &mut Batch<'_>, request: &Request) -> foretoken::Result<Output> {
+    let ids = batch.ids().to_vec();
+    if ids.contains(&POISON) {
+        return Err(candle_core::Error::Msg("poison".into()).into());
     }
-    fn hidden_size(&self) -> usize {
-        self.target.hidden_size()
-    }
-    fn max_position_embeddings(&self) -> usize {
-        self.target.max_position_embeddings()
-    }
-    fn step_cost(&self) -> StepCost {
-        self.target.step_cost()
-    }
-    fn fingerprint(&self) -> foretoken::Result<u64> {
-        self.target.fingerprint()
-    }
-    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> foretoken::Result<SequenceState> {
-        self.target.new_state(options, pool)
-    }
-    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> foretoken::Result<Output> {
-        let ids = batch.ids().to_vec();
-        if ids.contains(&self.error) {
-            return Err(candle_core::Error::Msg("poison".into()).into());
+    assert!(!ids.contains(&PANIC), "poison");
+    let output = target.forward(batch, request)?;
+    let mut logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
+    for (row, logits) in request.logits.iter().zip(&mut logits) {
+        if ids[*row] == NAN {
+            logits.fill(f32::NAN);
         }
-        assert!(!ids.contains(&self.panic), "poison");
-        let output = self.target.forward(batch, request)?;
-        let mut logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
-        for (row, logits) in request.logits.iter().zip(&mut logits) {
-            if ids[*row] == self.nan {
-                logits.fill(f32::NAN);
-            }
-        }
-        let vocab = self.vocab_size();
-        let logits =
-            candle_core::Tensor::from_vec(logits.concat(), (request.logits.len(), vocab), output.logits.device())?;
-        Ok(Output { logits, ..output })
     }
+    let shape = (request.logits.len(), target.vocab_size());
+    let logits = candle_core::Tensor::from_vec(logits.concat(), shape, output.logits.device())?;
+    Ok(Output { logits, ..output })
 }
 
 const NAN: u32 = 500;
@@ -312,7 +287,7 @@ const DEFECT: u32 = 10; // first in the prompt whose logits processor panics
 fn poisoned() -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
     let target = Target::load(&Checkpoint::open(&path).expect("a checkpoint"), Isa::best()).expect("a target");
-    Engine::from_model(Arc::new(Poisoned { target, nan: NAN, error: POISON, panic: PANIC }), 1).expect("an engine")
+    Engine::from_model(Arc::new(ChangedModel { target, forward: poisoned_pass }), 1).expect("an engine")
 }
 
 /// Panics at the second token.

@@ -4,19 +4,18 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::chain::Link;
 use super::drafters::OutOfMemory;
-use super::proposal::{Call, count_call};
+use super::drafting_context::DraftingContext;
+use super::proposal::Call;
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
     DrafterOptions, ForwardOutput, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal,
     Reads, RoundResult, Settings, States, Verdict,
 };
-use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
 use crate::nn::F32View;
 use crate::sampler::{Sampler, TokenLogprobs};
@@ -481,27 +480,6 @@ impl Drafting {
             found: &found,
             emitted: tokens.len(),
         });
-    }
-}
-
-/// The drafters and context of one proposal.
-struct DraftingContext<'a> {
-    context: Context<'a>,
-    drafters: &'a mut [Box<dyn Drafter>],
-    constraint: Option<&'a Mutex<ConstraintState>>,
-    rng: &'a mut StdRng,
-}
-
-impl DraftingContext<'_> {
-    fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft, calls: &mut Vec<Call>) -> Result<()> {
-        let (start, before) = (Instant::now(), draft.tokens.len());
-        self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
-        let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
-        if let Some(constraint) = self.constraint {
-            draft.refuse(constraint.lock().valid(&draft.tokens));
-        }
-        count_call(calls, Call { drafter, tokens, time });
-        Ok(())
     }
 }
 

@@ -20,6 +20,7 @@ mod drafter_kind;
 mod drafter_options;
 mod drafters;
 mod drafting;
+mod drafting_context;
 mod pipeline;
 mod planner;
 mod proposal;

@@ -1,0 +1,36 @@
+//! What a proposal's drafters see.
+
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+
+use super::proposal::{Call, count_call};
+use super::{Context, Draft, Drafter};
+use crate::Result;
+use crate::constraint::ConstraintState;
+
+/// The drafters and context of one proposal.
+pub(super) struct DraftingContext<'a> {
+    pub context: Context<'a>,
+    pub drafters: &'a mut [Box<dyn Drafter>],
+    pub constraint: Option<&'a Mutex<ConstraintState>>,
+    pub rng: &'a mut StdRng,
+}
+
+impl DraftingContext<'_> {
+    /// Lengthens a draft with a drafter, to at most `most` tokens, up to what the constraint rejects.
+    ///
+    /// # Errors
+    /// The drafter's.
+    pub fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft, calls: &mut Vec<Call>) -> Result<()> {
+        let (start, before) = (Instant::now(), draft.tokens.len());
+        self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
+        let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
+        if let Some(constraint) = self.constraint {
+            draft.refuse(constraint.lock().valid(&draft.tokens));
+        }
+        count_call(calls, Call { drafter, tokens, time });
+        Ok(())
+    }
+}

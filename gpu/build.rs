@@ -40,8 +40,8 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// One image per source: machine code for compute capabilities 8.0 (A100), 8.9 (L4, RTX 40) and 9.0 (H100, H200), and PTX
-/// for others: of 9.0 for later ones, because kernels start early there (`cuda/device.cuh`).
+/// One image per source: machine code for compute capabilities 8.0 (A100), 8.9 (L4, RTX 40) and 9.0 (H100, H200), and
+/// PTX for others: of 9.0 for later ones, because kernels start early there (`cuda/device.cuh`).
 fn compiled() -> Result<Vec<PathBuf>, String> {
     let (nvcc, out) = (nvcc()?, out_dir()?);
     let sources = files(Path::new("shaders"), "cpp")?;

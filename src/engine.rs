@@ -21,7 +21,8 @@ use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, Sources};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// A target, its drafters, tokenizer, chat template and thread pool. Cheap to clone; its sessions may run from several threads.
+/// A target, its drafters, tokenizer, chat template and thread pool. Cheap to clone; its sessions
+/// may run from several threads.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) parts: Arc<Parts>,
@@ -176,8 +177,8 @@ impl Engine {
         self.parts.sources.draft_model.as_ref().map(|draft| &*draft.0)
     }
 
-    /// Round costs as measured so far by generations with [`BlockSize::Measured`](crate::speculative::BlockSize::Measured). New
-    /// generations start from them.
+    /// Round costs as measured so far by generations with
+    /// [`BlockSize::Measured`](crate::speculative::BlockSize::Measured). New generations start from them.
     pub fn costs(&self) -> Costs {
         self.parts.costs.lock().clone()
     }
@@ -214,14 +215,14 @@ impl Engine {
     /// Compiles a constraint and caches it for the generations that use it.
     ///
     /// # Errors
-    /// If it is malformed, no text satisfies it or it exceeds its limits (with the path in a JSON schema), the checkpoint has no
-    /// tokenizer or its tokens cannot be mapped to bytes, or the cargo feature `constraint` is off.
+    /// If it is malformed, no text satisfies it or it exceeds its limits (with the path in a JSON schema), the
+    /// checkpoint has no tokenizer or its tokens cannot be mapped to bytes, or the cargo feature `constraint` is off.
     pub fn compile(&self, constraint: &Constraint) -> Result<()> {
         self.constraint(constraint).map(drop)
     }
 
-    /// Whether a constraint is compiled and cached, so that [`Engine::compile`] returns at once. It is then the last to be evicted
-    /// from the cache.
+    /// Whether a constraint is compiled and cached, so that [`Engine::compile`] returns at once. It is
+    /// then the last to be evicted from the cache.
     pub fn has_compiled(&self, constraint: &Constraint) -> bool {
         self.parts.constraints.touch(constraint)
     }
@@ -273,8 +274,8 @@ impl Engine {
         self.parts.pool.spawn(work);
     }
 
-    /// The device; `None` on the CPU. With a device [`Engine::target`] and [`Engine::assistant`] have no weights, and their
-    /// passes return errors.
+    /// The device; `None` on the CPU. With a device [`Engine::target`] and [`Engine::assistant`] have
+    /// no weights, and their passes return errors.
     pub fn device(&self) -> Option<String> {
         self.parts.models.as_ref().map(|models| models.device().name())
     }
@@ -304,8 +305,8 @@ fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
         .map_err(|e| Error::argument("threads", format!("{threads} could not be started ({e}); use fewer threads")))
 }
 
-/// Physical cores, limited by affinity and the cgroup quota. SMT siblings do not help: the kernels are bound by memory or by the
-/// multipliers.
+/// Physical cores, limited by affinity and the cgroup quota. SMT siblings do not help: the kernels
+/// are bound by memory or by the multipliers.
 pub fn default_threads() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     num_cpus::get_physical().min(usable).max(1)

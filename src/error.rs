@@ -136,12 +136,12 @@ pub enum Error {
         /// The problem and its remedy.
         problem: String,
     },
-    /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of the same
-    /// pass are unaffected; this one's session must not be used again.
+    /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of
+    /// the same pass are unaffected; this one's session must not be used again.
     #[error("a generation panicked: {}; fix the logits processor or drafter, or report a bug", one_line(.0))]
     Panic(String),
-    /// A tensor operation failed: the caller's drafter's, or this library's. Not a `source`: the message already contains it,
-    /// without its backtrace.
+    /// A tensor operation failed: the caller's drafter's, or this library's. Not a `source`: the message
+    /// already contains it, without its backtrace.
     #[error("a tensor operation failed: {}; fix the drafter, or report a bug", one_line(without_backtrace(.0)))]
     Candle(candle_core::Error),
 }

@@ -22,7 +22,8 @@ pub(crate) struct Loaded {
     pub nextn: Option<Arc<dyn NextnHead>>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
-    /// End-of-generation tokens by name: instruction-tuned checkpoints stop at all of them, whatever subset their files list.
+    /// End-of-generation tokens by name: instruction-tuned checkpoints stop at all of them,
+    /// whatever subset their files list.
     pub end_of_generation: &'static [&'static str],
 }
 

@@ -13,10 +13,11 @@ use crate::speculative::Cancel;
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 
-/// Yields a [`Piece`] per round, and nothing after the end or an error. What was yielded is part of the session, which can be
-/// used again except after [`Error::Panic`].
+/// Yields a [`Piece`] per round, and nothing after the end or an error. What was yielded is part of the session, which
+/// can be used again except after [`Error::Panic`].
 ///
-/// It owns its session ([`Session::into_generation`], [`Generation::into_session`]) or borrows it ([`Session::generate`]).
+/// It owns its session ([`Session::into_generation`], [`Generation::into_session`]) or borrows it
+/// ([`Session::generate`]).
 pub struct Generation<S: BorrowMut<Session> = Session> {
     session: Option<S>, // taken only by `into_session`
     run: Run,
@@ -95,8 +96,8 @@ impl<S: BorrowMut<Session>> Generation<S> {
 }
 
 impl Generation {
-    /// The session, after the last round that was yielded. Waits for a draft that is being made ([`Pipeline::Ahead`]), which the next
-    /// round uses.
+    /// The session, after the last round that was yielded. Waits for a draft that is being made
+    /// ([`Pipeline::Ahead`]), which the next round uses.
     pub fn session(&mut self) -> &Session {
         // Only `into_session` takes it, and takes `self`.
         let session = self.session.as_mut().expect("the session is there until it is taken");
@@ -150,20 +151,20 @@ impl<S: BorrowMut<Session>> Drop for Generation<S> {
 }
 
 impl Session {
-    /// Appends `prompt` and generates. The prompt is processed before this returns; tokens are generated as the iterator is
-    /// polled. Dropping it ends the generation after the last round that it yielded.
+    /// Appends `prompt` and generates. The prompt is processed before this returns; tokens are generated as the
+    /// iterator is polled. Dropping it ends the generation after the last round that it yielded.
     ///
     /// # Errors
-    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, an option is out of its range, the
-    /// model produced NaN or infinity, or memory is exhausted. The prompt is rolled back then.
+    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, an option is out of its
+    /// range, the model produced NaN or infinity, or memory is exhausted. The prompt is rolled back then.
     pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<&mut Self>> {
         let mut generation = Generation::new(self, prompt, options).map_err(|(_, error)| error)?;
         generation.read_prompt()?;
         Ok(generation)
     }
 
-    /// As [`Session::generate`], with a generation that owns the session, so that it can move to another thread. Its prompt is
-    /// read with the first piece.
+    /// As [`Session::generate`], with a generation that owns the session, so that it can move to another
+    /// thread. Its prompt is read with the first piece.
     ///
     /// # Errors
     /// As [`Session::generate`], for what is known before anything is computed; the session is returned with it.

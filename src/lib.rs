@@ -37,7 +37,8 @@
 //!
 //! Modules:
 //! * [`gemma4`], [`qwen35`]: the models, structured as in the reference; [`checkpoint`]: their files; [`device`]: GPUs.
-//! * [`kv`]: the cache. Attention is one of its operations; a round of speculation is staged, then committed or dropped.
+//! * [`kv`]: the cache. Attention is one of its operations; a round of speculation is staged, then
+//!   committed or dropped.
 //! * [`speculative`]: draft, verify, accept, commit; [`sampler`]: from logits to distributions.
 //! * [`Scheduler`]: many sequences per batch; [`Constraint`]: JSON schemas and grammars.
 //! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.

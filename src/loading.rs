@@ -38,7 +38,8 @@ impl ReadModels {
     }
 }
 
-/// What a draft model on a device cannot be: its rows are dropped by truncation, which recurrent states do not have. And the remedy.
+/// What a draft model on a device cannot be: its rows are dropped by truncation, which recurrent
+/// states do not have. And the remedy.
 const DRAFT_ON_DEVICE: (&str, &str) = ("draft model on a device", "omit it, or use the CPU");
 
 /// [`read`], to memory if the models cannot run on a device that was chosen automatically.
@@ -61,11 +62,12 @@ pub(crate) fn read_anywhere(
     }
 }
 
-/// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's. `suppressed` ids are never chosen.
+/// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's.
+/// `suppressed` ids are never chosen.
 ///
 /// # Errors
-/// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is exhausted;
-/// nothing stays allocated on the device then.
+/// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is
+/// exhausted; nothing stays allocated on the device then.
 fn read(
     options: &EngineOptions,
     load: &LoadOptions,

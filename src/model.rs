@@ -1,5 +1,5 @@
-//! Model interfaces: a target (a state per sequence, and a forward pass over a batch of rows), and models that draft for it step
-//! by step.
+//! Model interfaces: a target (a state per sequence, and a forward pass over a batch of rows), and
+//! models that draft for it step by step.
 
 use std::any::Any;
 use std::ops::Range;
@@ -50,8 +50,8 @@ pub trait Model: Send + Sync {
     /// One pass over the rows of `batch`, staged in its rounds.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted. The caller drops the
-    /// rounds then.
+    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is
+    /// exhausted. The caller drops the rounds then.
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output>;
 
     /// One pass over the rows of one sequence, of which the first `keep` are committed; returns logits and hidden
@@ -71,15 +71,15 @@ pub trait Model: Send + Sync {
     }
 }
 
-/// A model that is run autoregressively: each step drafts a token for any number of sequences. The bits of a row must not depend
-/// on the others.
+/// A model that is run autoregressively: each step drafts a token for any number of sequences. The
+/// bits of a row must not depend on the others.
 pub trait ChainModel: Send + Sync {
-    /// One pass over the rows of each sequence; returns the results of each one's last row. The caller commits or drops the
-    /// rounds.
+    /// One pass over the rows of each sequence; returns the results of each one's last row. The
+    /// caller commits or drops the rounds.
     ///
     /// # Errors
-    /// If the rows are of another kind of model, a shape does not fit, an id is outside the vocabulary, the model produced NaN or
-    /// infinity, or memory is exhausted. The caller drops the rounds then.
+    /// If the rows are of another kind of model, a shape does not fit, an id is outside the vocabulary, the model
+    /// produced NaN or infinity, or memory is exhausted. The caller drops the rounds then.
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>>;
 }
 
@@ -87,8 +87,8 @@ pub trait ChainModel: Send + Sync {
 pub struct DraftRows<'a> {
     /// The last token, drafted or not; for a drafter with its own K and V, tokens before it as well.
     pub ids: Vec<u32>,
-    /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None` for a model that reads only
-    /// tokens.
+    /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None`
+    /// for a model that reads only tokens.
     pub hidden: Option<Tensor>,
     /// What the rows attend to.
     pub kv: DraftKv<'a>,
@@ -183,9 +183,9 @@ impl DraftStep {
     }
 }
 
-/// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and has its own K and V.
-/// The bits of a row must not depend on the others. As a [`ChainModel`], a step is one pass over the rows and one product of the
-/// last ones with the output head.
+/// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and has its own
+/// K and V. The bits of a row must not depend on the others. As a [`ChainModel`], a step is one pass over the rows and
+/// one product of the last ones with the output head.
 pub trait NextnHead: ChainModel {
     /// The cache of an empty sequence; its pages come from `pool`.
     ///
@@ -193,11 +193,12 @@ pub trait NextnHead: ChainModel {
     /// If an option is out of its range, or the context does not fit memory.
     fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache>;
 
-    /// One pass over the rows of `batch`, staged in its rounds: row `p` is the token at `p + 1`, and in `hidden` `(rows, hidden)`
-    /// the target's or the head's state of position `p`. Returns the head's states, `(rows, hidden)`.
+    /// One pass over the rows of `batch`, staged in its rounds: row `p` is the token at `p + 1`, and in `hidden`
+    /// `(rows, hidden)` the target's or the head's state of position `p`. Returns the head's states, `(rows, hidden)`.
     ///
     /// # Errors
-    /// If a shape does not fit, an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted.
+    /// If a shape does not fit, an id is outside the vocabulary, the model produced NaN or
+    /// infinity, or memory is exhausted.
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor>;
 
     /// Logits of the tokens at `p + 2`, of the head's states of positions `p`: `(rows, vocab)`.

@@ -19,10 +19,11 @@ use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Draft
 pub struct EngineOptions {
     /// The target's checkpoint: a directory or a GGUF file.
     pub model: PathBuf,
-    /// Its assistant's directory or file; [`find_assistants`](crate::checkpoint::find_assistants) finds those next to the target.
-    /// Default: none.
+    /// Its assistant's directory or file; [`find_assistants`](crate::checkpoint::find_assistants)
+    /// finds those next to the target. Default: none.
     pub assistant: Option<PathBuf>,
-    /// A smaller model with the same tokenizer for the drafter `draft-model`, a directory or a GGUF file. Default: none.
+    /// A smaller model with the same tokenizer for the drafter `draft-model`, a directory or a GGUF
+    /// file. Default: none.
     pub draft_model: Option<PathBuf>,
     /// Threads. Default: the physical cores available to the process.
     pub threads: Option<usize>,
@@ -34,7 +35,8 @@ pub struct EngineOptions {
     pub quantize: Option<WeightType>,
     /// The assistant's centroids. Default: its own.
     pub centroids: Centroids,
-    /// Limit in bytes of all sessions' K and V together. Default: none; on a device, what is free after loading, but for a sixteenth.
+    /// Limit in bytes of all sessions' K and V together. Default: none; on a device, what is free
+    /// after loading, but for a sixteenth.
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -78,8 +80,8 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,
-    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed block,
-    /// except `ngram-mod`, whose table all sequences of the engine fill. Default: 0.
+    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed
+    /// block, except `ngram-mod`, whose table all sequences of the engine fill. Default: 0.
     pub seed: u64,
     /// Speculation. Default: if the engine has an assistant, a NextN head or a draft model.
     pub speculation: Speculation,
@@ -98,7 +100,8 @@ pub struct GenerateOptions {
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
-    /// Cancels every generation with this handle from any thread, before the next prefill chunk or round. Default: a new handle.
+    /// Cancels every generation with this handle from any thread, before the next prefill chunk or
+    /// round. Default: a new handle.
     pub cancel: Cancel,
 }
 
@@ -124,7 +127,8 @@ impl Default for GenerateOptions {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Speculation {
-    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant, a NextN head or a draft model, else off.
+    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant, a NextN head or
+    /// a draft model, else off.
     #[default]
     WherePossible,
     /// Off: one token per pass.

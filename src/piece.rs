@@ -14,7 +14,8 @@ pub struct Piece {
     pub control: Vec<ControlToken>,
     /// Number of leading tokens that were drafted and accepted. The others are the target's own.
     pub drafted: usize,
-    /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) is set.
+    /// The target's log-probabilities of the tokens; empty unless
+    /// [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) is set.
     pub logprobs: Vec<TokenLogprobs>,
 }
 

@@ -25,7 +25,8 @@ pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
     engine.parts.models.as_ref().map(|models| read_bandwidth(models.device())).transpose()
 }
 
-/// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so that all have the same depth.
+/// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so
+/// that all have the same depth.
 pub struct Probe {
     session: Session,
     hidden: Option<Tensor>, // the hidden state that drafts start from, on the CPU
@@ -74,8 +75,9 @@ impl Probe {
         })
     }
 
-    /// Extends the sequence to `depth` positions without computing them: the cost of a pass does not depend on the values of K
-    /// and V, or of a recurrent state, which is unchanged. On the CPU they are random, on a device uninitialised.
+    /// Extends the sequence to `depth` positions without computing them: the cost of a pass does
+    /// not depend on the values of K and V, or of a recurrent state, which is unchanged. On the CPU
+    /// they are random, on a device uninitialised.
     ///
     /// # Errors
     /// If that many positions do not fit the context.

@@ -1,5 +1,6 @@
-//! State machine of one generation: unread prompt, decoded text, finish reason. Its driver (a [`Generation`](crate::Generation)
-//! or a [`Scheduler`](crate::Scheduler)) asks for its rows of the next pass and passes the results back.
+//! State machine of one generation: unread prompt, decoded text, finish reason. Its driver (a
+//! [`Generation`](crate::Generation) or a [`Scheduler`](crate::Scheduler)) asks for its rows of the
+//! next pass and passes the results back.
 
 use std::time::{Duration, Instant};
 

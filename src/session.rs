@@ -81,8 +81,8 @@ impl Session {
     /// The KV cache. If the models run on a device, it only counts the rows, which are there.
     ///
     /// # Panics
-    /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one starts: a drafter has the cache
-    /// then.
+    /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one
+    /// starts: a drafter has the cache then.
     pub fn kv(&self) -> &KvCache {
         self.idle().state.kv()
     }
@@ -138,8 +138,8 @@ impl Session {
         self.id
     }
 
-    /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's counts, to be
-    /// saved and passed to later sessions.
+    /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's
+    /// counts, to be saved and passed to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
         self.decoder().0.drafting.learnt()
     }
@@ -190,8 +190,8 @@ impl Session {
     /// Truncates the sequence to its first `len` tokens. The next generation needs a prompt, as always.
     ///
     /// # Errors
-    /// If there are fewer tokens, or rows that the next query reads were dropped: a sliding window retains the rows of one more
-    /// round, and a recurrent state cannot be rewound. Nothing changes then.
+    /// If there are fewer tokens, or rows that the next query reads were dropped: a sliding window retains the rows of
+    /// one more round, and a recurrent state cannot be rewound. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         let decoder = self.decoder().0;
         if len == decoder.drafting.tokens.len() {
@@ -325,8 +325,8 @@ impl Engine {
     /// Opens a session: an empty cache for one sequence.
     ///
     /// # Errors
-    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Device`] if the device has
-    /// no kernels for a K/V format, or fails.
+    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Device`] if the
+    /// device has no kernels for a K/V format, or fails.
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
         Session::new(self.clone(), options)
     }
@@ -361,8 +361,8 @@ pub struct Statistics {
     pub draft: Duration,
     /// Part of `decode` spent in the target's passes.
     pub verify: Duration,
-    /// Time for a constraint's masks, truncated drafts and forced tokens: part of `prefill` for the first token, else of
-    /// `decode`.
+    /// Time for a constraint's masks, truncated drafts and forced tokens: part of `prefill` for the
+    /// first token, else of `decode`.
     pub constraint: Duration,
     /// Whether acceptance was simulated: the text is meaningless then.
     pub simulated: bool,
@@ -423,8 +423,8 @@ impl Statistics {
         ratio(self.tokens_of_rounds(), self.decode.as_secs_f64())
     }
 
-    /// Estimated speed-up of the rounds over plain decoding: [`SpeculationStats::plain_ms`] over the time of drafts, passes and
-    /// acceptance. `None` without drafters, or if plain steps were not measured.
+    /// Estimated speed-up of the rounds over plain decoding: [`SpeculationStats::plain_ms`] over the time of drafts,
+    /// passes and acceptance. `None` without drafters, or if plain steps were not measured.
     pub fn speed_up(&self) -> Option<f64> {
         let s = &self.speculation;
         let plain_ms = s.plain_ms.filter(|_| !s.drafters.is_empty())?;

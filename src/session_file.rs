@@ -5,8 +5,8 @@
 //! recurrent state (f32)   u32 checksum
 //! ```
 //!
-//! Values are little endian; the checksum (CRC-32) covers everything before it. K and V have the CPU's memory layout, even if
-//! saved from a device; the header has their formats, which the loaded session uses.
+//! Values are little endian; the checksum (CRC-32) covers everything before it. K and V have the CPU's memory layout,
+//! even if saved from a device; the header has their formats, which the loaded session uses.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -57,7 +57,8 @@ struct Header {
 }
 
 impl Session {
-    /// Writes the session to `path`, for [`Engine::load_session`]. An existing file is replaced once the new one is complete.
+    /// Writes the session to `path`, for [`Engine::load_session`]. An existing file is replaced
+    /// once the new one is complete.
     ///
     /// # Errors
     /// If the file cannot be written, or the device with K and V fails.
@@ -103,7 +104,8 @@ impl Session {
 }
 
 impl Engine {
-    /// Loads a session saved by [`Session::save`]. If its context does not fit memory, it becomes the largest that fits.
+    /// Loads a session saved by [`Session::save`]. If its context does not fit memory, it becomes
+    /// the largest that fits.
     ///
     /// # Errors
     /// If the file has another version, is of another model, is damaged or truncated, or its K and V do not fit memory.
@@ -151,7 +153,8 @@ impl Engine {
         Ok(session)
     }
 
-    /// An empty session with the header's options. Its context is smaller if that does not fit memory, but has all positions.
+    /// An empty session with the header's options. Its context is smaller if that does not fit
+    /// memory, but has all positions.
     ///
     /// # Errors
     /// If an option is out of its range, or the positions do not fit memory.
@@ -282,7 +285,8 @@ fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
     Ok(bytes)
 }
 
-/// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`; `downcast` unwraps them.
+/// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`;
+/// `downcast` unwraps them.
 struct Checked<T> {
     inner: T,
     checksum: crc32fast::Hasher,

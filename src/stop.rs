@@ -89,8 +89,8 @@ impl TextEnd {
         })
     }
 
-    /// The text that can be emitted, and its control tokens: everything at the end, else all but a possible prefix of a stop
-    /// string, which no control token follows.
+    /// The text that can be emitted, and its control tokens: everything at the end, else all but a possible prefix of a
+    /// stop string, which no control token follows.
     pub fn take(
         &mut self,
         tokenizer: Option<&Tokenizer>,
@@ -166,7 +166,8 @@ mod tests {
         parts.flat_map(|(text, control)| text.chars().map(id).chain(control).collect::<Vec<_>>()).collect()
     }
 
-    /// A control token within the bytes of a character: it stands after what was begun, and later bytes do not complete it.
+    /// A control token within the bytes of a character: it stands after what was begun, and later
+    /// bytes do not complete it.
     #[test]
     fn a_control_token_ends_a_character() {
         let tokenizer = tokenizer();

@@ -1,5 +1,5 @@
-//! A generation as an asynchronous stream (feature `stream`): its passes run on the engine's threads, and the caller's threads
-//! never block.
+//! A generation as an asynchronous stream (feature `stream`): its passes run on the engine's
+//! threads, and the caller's threads never block.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use crate::piece::Piece;
 use crate::speculative::Cancel;
 use crate::{Error, Result};
 
-/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels this generation before its next pass, and
-/// no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
+/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels this generation before its next pass,
+/// and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
 pub struct GenerationStream {
     state: State,
     cancel: Cancel,

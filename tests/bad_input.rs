@@ -275,7 +275,8 @@ fn values_that_are_unknown() {
     }
 }
 
-/// Sizes beyond any machine are rejected before anything of that size is allocated or computed, which would abort or overflow.
+/// Sizes beyond any machine are rejected before anything of that size is allocated or computed,
+/// which would abort or overflow.
 #[test]
 fn absurd_numbers() {
     let sizes = [
@@ -486,7 +487,8 @@ fn speculation_without_an_assistant() {
     refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
 }
 
-/// The demo pair's tokenizer does not fit a fixture's weights, so the target is its own draft model, with a corrupted tokenizer.
+/// The demo pair's tokenizer does not fit a fixture's weights, so the target is its own draft
+/// model, with a corrupted tokenizer.
 #[test]
 fn draft_models_of_another_vocabulary() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
@@ -564,8 +566,8 @@ fn speculation_options() {
     generation.for_each(|piece| drop(piece.expect("a piece")));
 }
 
-/// A trace that cannot be opened is an error before anything is generated; one that fails later ends, and the generation
-/// continues.
+/// A trace that cannot be opened is an error before anything is generated; one that fails later
+/// ends, and the generation continues.
 #[test]
 fn traces() {
     let engine = Pair::new().engine().expect("an engine");

@@ -64,8 +64,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Checks that rounds of every size up to `batch`, for each of `threads` and chunk, have the bits of plain decoding of the last
-/// `batch` ids: one row at a time, on one thread.
+/// Checks that rounds of every size up to `batch`, for each of `threads` and chunk, have the bits of plain decoding of
+/// the last `batch` ids: one row at a time, on one thread.
 fn check(target: &dyn Model, kv: KvFormat, ids: &[u32], batch: usize, threads: &[(usize, usize)], name: &str) {
     let (prompt, batch) = ids.split_at(ids.len() - batch);
     let want: Vec<Vec<u32>> = on_threads(1, || {
@@ -90,8 +90,8 @@ fn check_demo(isa: Isa, quantize: Option<WeightType>, kv: KvFormat, turn: usize,
     check(&demo(isa, quantize), kv, &ids(isa), BATCH, &threads[turn % 2], name);
 }
 
-/// Types with an encoder; two on narrower instruction sets: the kernels' tests check for every type, on each of them, that the
-/// bits are the scalar reference's for every number of rows.
+/// Types with an encoder; two on narrower instruction sets: the kernels' tests check for every type, on each of them,
+/// that the bits are the scalar reference's for every number of rows.
 #[test]
 fn every_weight_type_gives_a_row_its_own_bits() {
     on_every_isa(|isa| {

@@ -1,5 +1,5 @@
-//! Constrained texts match their constraint, the same with and without speculation; unsatisfiable constraints are rejected with
-//! their path.
+//! Constrained texts match their constraint, the same with and without speculation; unsatisfiable
+//! constraints are rejected with their path.
 
 mod cases;
 
@@ -778,7 +778,8 @@ fn scripted(engine: &Engine, script: &str, constraint: &Constraint) -> Option<Ve
     (is_whole && ends).then_some(written)
 }
 
-/// Qwen3.5's reasoning, which the prompt begins, before JSON; where its tags are control tokens, and where they are text.
+/// Qwen3.5's reasoning, which the prompt begins, before JSON; where its tags are control tokens,
+/// and where they are text.
 #[test]
 fn reasoning_may_come_before_json() {
     for is_control in [true, false] {

@@ -1,5 +1,5 @@
-//! Converts checkpoints from safetensors to GGUF and back: the same bits, the same text. No incomplete file ever has a final
-//! name.
+//! Converts checkpoints from safetensors to GGUF and back: the same bits, the same text. No
+//! incomplete file ever has a final name.
 
 mod cases;
 #[path = "../kernels/tests/skipped/mod.rs"]

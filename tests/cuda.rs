@@ -97,8 +97,9 @@ fn divergences(p: &[f32], q: &[f32], vocab: usize) -> Vec<f64> {
     p.chunks_exact(vocab).zip(q.chunks_exact(vocab)).map(of).collect()
 }
 
-/// Products have the CPU's bits, but the last bit of a norm can decide how an activation is rounded to 8 bits, as between the CPU's
-/// instruction sets: the bound is their largest median divergence here (scalar and AVX-512, Q8_0: 4.6e-4 nats).
+/// Products have the CPU's bits, but the last bit of a norm can decide how an activation is rounded
+/// to 8 bits, as between the CPU's instruction sets: the bound is their largest median divergence
+/// here (scalar and AVX-512, Q8_0: 4.6e-4 nats).
 #[test]
 fn logits_of_quantized_weights_are_the_cpus() {
     for quantize in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K] {

@@ -1,4 +1,5 @@
-//! The engine on a device computes what it computes on the CPU: the whole round, on the emulated machine of the kernels' tests.
+//! The engine on a device computes what it computes on the CPU: the whole round, on the emulated
+//! machine of the kernels' tests.
 //!
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`.
 
@@ -59,8 +60,8 @@ fn same_perplexity(pair: &Pair, session: &SessionOptions, text: &[u32], toleranc
     assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
 }
 
-/// The number of rows of the device's logits, after every token of `texts`, that are within 1e-3 of the same row on one of the
-/// CPU's instruction sets, and the total.
+/// The number of rows of the device's logits, after every token of `texts`, that are within 1e-3 of the same row on
+/// one of the CPU's instruction sets, and the total.
 fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32]]) -> (usize, usize) {
     let logits = |options: EngineOptions| -> Vec<Vec<f32>> {
         let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
@@ -84,9 +85,9 @@ fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32
     (count(&nearest), nearest.len())
 }
 
-/// Rows of logits are the CPU's, unless the last bit of a sum decides how an activation is rounded to 8 bits: a step there is
-/// 1/127 of its block's largest, and a random model amplifies it. The CPU's own instruction sets, which sum in different orders,
-/// differ from each other in the same way.
+/// Rows of logits are the CPU's, unless the last bit of a sum decides how an activation is rounded to 8 bits: a step
+/// there is 1/127 of its block's largest, and a random model amplifies it. The CPU's own instruction sets, which sum in
+/// different orders, differ from each other in the same way.
 #[test]
 fn logits_of_quantized_weights() {
     let (mut same, mut rows) = (0, 0);
@@ -193,8 +194,8 @@ fn traced(engine: &Engine, session: &SessionOptions, prompts: &[&[u32]], options
     rounds.map(|round| json!([ids(&round["draft"]), round["accepted"], ids(&round["tokens"])])).collect()
 }
 
-/// A trained NextN head drafts what it drafts on the CPU: after prompts of a pass and of several, after drafts of which all, some or
-/// none are accepted, in another generation, whether the host chooses or the device.
+/// A trained NextN head drafts what it drafts on the CPU: after prompts of a pass and of several, after drafts of which
+/// all, some or none are accepted, in another generation, whether the host chooses or the device.
 #[test]
 fn nextn_heads() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
@@ -322,7 +323,8 @@ fn delta_nets_in_gguf_files() {
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 
-/// States after rounds of which any number of rows is committed; of more rows than are logged at first; after dropped ones.
+/// States after rounds of which any number of rows is committed; of more rows than are logged at
+/// first; after dropped ones.
 #[test]
 fn states_of_delta_nets() {
     let pair = pair("qwen35-nested", NARROW, None);
@@ -395,8 +397,8 @@ fn quantized_pages() {
     assert_eq!(run(&own.cpu, &session, &text(133), &options).0, want, "on the CPU");
 }
 
-/// K and V in different formats, in integers with a scale per 32 channels, and in heads below 128: pages leave the exact tail of
-/// either side alone, and of both.
+/// K and V in different formats, in integers with a scale per 32 channels, and in heads below 128: pages leave
+/// the exact tail of either side alone, and of both.
 #[test]
 fn any_formats_of_pages() {
     let session = |key: KvFormat, value: KvFormat| {
@@ -452,13 +454,14 @@ fn quantized_weights() {
     let (same, rows) = same_logits(&options, &exact(ElementType::F32), &[&prompt[..4], &prompt[4..8]]);
     assert!(10 * same >= 9 * rows, "{same} of {rows} rows are the CPU's");
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
-    // If the last bit of a sum decides how an activation is rounded to 8 bits, everything after it differs: K and V in f16
-    // instead of f32, which is 7e-5 with floating-point weights, changes the CPU's own surprise here by 8e-3.
+    // If the last bit of a sum decides how an activation is rounded to 8 bits, everything after it differs: K and V in
+    // f16 instead of f32, which is 7e-5 with floating-point weights, changes the CPU's own surprise here by 8e-3.
     same_perplexity(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 
-/// Expert blocks of 32. A random model amplifies how activations are rounded: the same values in another order of summation.
+/// Expert blocks of 32. A random model amplifies how activations are rounded: the same values in
+/// another order of summation.
 #[test]
 fn quantized_experts() {
     let pair = pair("moe", NARROW, Some(WeightType::Q4_0));
@@ -572,8 +575,8 @@ fn recordings_reach_a_horizon() {
     assert!(far < 1e-4, "logits are {far} from the CPU's");
 }
 
-/// At pipeline depth 2 the next draft is launched while the caller has the last tokens, without a wait: this device runs kernels
-/// only at waits.
+/// At pipeline depth 2 the next draft is launched while the caller has the last tokens, without a
+/// wait: this device runs kernels only at waits.
 #[test]
 fn drafting_ahead_does_not_wait() {
     let pair = pair("nested", NARROW, None);
@@ -620,7 +623,8 @@ fn drafting_ahead_does_not_wait() {
     }
 }
 
-/// NaN or infinity in K and V gives an error with layer and position, as on the CPU; the sequence continues without them.
+/// NaN or infinity in K and V gives an error with layer and position, as on the CPU; the sequence
+/// continues without them.
 #[test]
 fn keys_that_are_not_finite_are_an_error() {
     let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
@@ -725,8 +729,8 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 
-/// A draft model next to its target: the target itself, which is always right, and one that is sometimes wrong. Both sides draft
-/// the same, also if the host chooses, and if a draft is discarded with the generation.
+/// A draft model next to its target: the target itself, which is always right, and one that is sometimes wrong. Both
+/// sides draft the same, also if the host chooses, and if a draft is discarded with the generation.
 #[test]
 fn draft_models() {
     let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
@@ -795,8 +799,8 @@ fn continued(session: &mut Session) -> Vec<u32> {
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
-/// A session saved on either side continues on either side like one that was never saved. A session loaded and saved again gives
-/// the same file, so both sides store the same bits.
+/// A session saved on either side continues on either side like one that was never saved. A session loaded and saved
+/// again gives the same file, so both sides store the same bits.
 #[test]
 fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let own = pair("nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);

@@ -1,5 +1,5 @@
-//! The launches of steps and rounds are those enumerated by `scripts/device_launches.py`, which `scripts/roofline.py` models:
-//! kernels, grids and blocks, in order. The device here computes nothing, so it needs no compiler.
+//! The launches of steps and rounds are those enumerated by `scripts/device_launches.py`, which `scripts/roofline.py`
+//! models: kernels, grids and blocks, in order. The device here computes nothing, so it needs no compiler.
 
 mod cases;
 #[path = "on_device/widened.rs"]

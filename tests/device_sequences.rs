@@ -1,5 +1,5 @@
-//! Sequences that share a device's passes write what each writes alone on the CPU, whichever joins, leaves, forks, is cancelled or
-//! fails.
+//! Sequences that share a device's passes write what each writes alone on the CPU, whichever joins,
+//! leaves, forks, is cancelled or fails.
 //!
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`.
 
@@ -132,8 +132,8 @@ fn texts_of_delta_nets_are_those_of_each_alone() {
     fork_and_go_on(&pair, 40);
 }
 
-/// Of eight passes of three sequences with these options: sequences that wrote something, launches, and waits. The first passes
-/// read prompts, allocate and record.
+/// Of eight passes of three sequences with these options: sequences that wrote something, launches, and waits. The
+/// first passes read prompts, allocate and record.
 fn rounds(pair: &Pair, options: &GenerateOptions) -> Vec<(usize, [usize; 3], usize)> {
     let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
     for first in [3, 4, 5] {
@@ -158,8 +158,8 @@ fn a_round_of_many_is_that_of_one() {
     assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
 }
 
-/// So are those with a NextN head, whose steps are a pass and a choice each. The states of a step and of a round are copied for each
-/// sequence; five launches write lists of rows.
+/// So are those with a NextN head, whose steps are a pass and a choice each. The states of a step and of a round are
+/// copied for each sequence; five launches write lists of rows.
 #[test]
 fn a_round_with_a_nextn_head_is_that_of_one() {
     let options = GenerateOptions { speculation: drafting("mtp", 4, DraftSampling::Greedy), ..plain(40) };
@@ -189,7 +189,8 @@ fn sequences_of_any_context_share_passes() {
     assert_eq!(std::array::from_fn(|i| after[i] - before[i]), [0, 0, 2]);
 }
 
-/// Above temperature 0 the host draws from the largest logits, which it reads once for all sequences, as it does the drafts.
+/// Above temperature 0 the host draws from the largest logits, which it reads once for all
+/// sequences, as it does the drafts.
 #[test]
 fn a_drawn_round_of_many_is_that_of_one() {
     let sampling = Sampling { temperature: 0.8, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
@@ -240,8 +241,8 @@ fn forks_share_pages_and_passes() {
     assert_eq!(pair.device.pages().held(), 0, "pages are left");
 }
 
-/// A sequence of a prompt of `len` tokens and its fork continue like on the CPU. Returns the bytes of the pages before, and when both
-/// are done.
+/// A sequence of a prompt of `len` tokens and its fork continue like on the CPU. Returns the bytes
+/// of the pages before, and when both are done.
 fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
     let drafts = if pair.device.has_mtp() { "mtp" } else { "ngram-map-k:n=1:m=4:hits=1" };
     let options = GenerateOptions { speculation: drafting(drafts, 3, DraftSampling::Greedy), ..plain(4) };
@@ -321,7 +322,8 @@ fn keep_prefixes(pair: &Pair, kv: KvOptions) {
     assert_eq!(pair.device.pages().held(), 0, "pages are left");
 }
 
-/// The page tables of a cached prefix hold the context that it was read with: a sequence with a longer one reads it again.
+/// The page tables of a cached prefix hold the context that it was read with: a sequence with a
+/// longer one reads it again.
 #[test]
 fn a_prefix_with_a_shorter_context_is_read_again() {
     let pair = pair("nested", NARROW, None);
@@ -349,8 +351,8 @@ fn a_failure_is_the_failing_sequences_alone() {
     fail_alone("edge", "K of layer 1 at position ", |last| vec![3, 9, last], mtp(3, &plain(5)));
 }
 
-/// So it is with delta nets, where the other sequences' rows of the failed pass are dropped: of prompts, and of rounds after some whose
-/// accepted rows are not in the matrices yet.
+/// So it is with delta nets, where the other sequences' rows of the failed pass are dropped: of prompts, and of rounds
+/// after some whose accepted rows are not in the matrices yet.
 #[test]
 fn a_failure_leaves_the_states_of_other_sequences() {
     let speculation = drafting("ngram-map-k:n=1:m=4:hits=1", 4, DraftSampling::Greedy);
@@ -361,7 +363,8 @@ fn a_failure_leaves_the_states_of_other_sequences() {
     fail_alone("qwen35-dense", "K of layer 3 at position ", prompt, mtp(3, &plain(6)));
 }
 
-/// Two sequences fail, the second one when a third has several rounds, and others are not disturbed. Prompts end with a token.
+/// Two sequences fail, the second one when a third has several rounds, and others are not
+/// disturbed. Prompts end with a token.
 fn fail_alone(name: &str, problem: &str, prompt: impl Fn(u32) -> Vec<u32>, options: GenerateOptions) {
     let bad = 77;
     let pair = damaged(name, NARROW, None, |target| poison(target, bad));

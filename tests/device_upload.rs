@@ -1,7 +1,7 @@
 //! Loading to a device leaves no weights on the host, and takes at most one tensor of its memory meanwhile.
 //!
-//! It needs a C++ compiler: `c++`, `g++` or `clang++`. The emulated device allocates through that compiler's runtime, which the
-//! allocator here does not count.
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`. The emulated device allocates through that compiler's
+//! runtime, which the allocator here does not count.
 
 mod cases;
 mod counting;
@@ -166,7 +166,8 @@ fn loads_in_one_tensor(what: &str, options: &EngineOptions) {
     assert!(4 * largest < used, "{what}: one tensor is most of it");
     assert!(peak < largest.max(tokenizer) + ROOM, "{what}: {peak} bytes at most");
     assert!(writing < largest + ROOM, "{what}: {writing} bytes at a write");
-    // The allocator above does not see mappings, which would contain packed weights. Freed memory may still be the process's.
+    // The allocator above does not see mappings, which would contain packed weights. Freed memory
+    // may still be the process's.
     assert!(anonymous < used / 2, "{what}: {anonymous} anonymous bytes at a write");
     assert!(held < tokenizer + ROOM, "{what}: {held} bytes stay");
 

@@ -43,8 +43,8 @@ fn threads() -> Option<usize> {
     status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
 }
 
-/// Drops 200 generations on four threads of one engine at some point, with or without a draft being made; the next one on the
-/// same session writes what a session without drafts writes.
+/// Drops 200 generations on four threads of one engine at some point, with or without a draft being made; the next one
+/// on the same session writes what a session without drafts writes.
 #[test]
 fn dropped_generations_leave_nothing_behind() {
     const WORKERS: u64 = 4;

@@ -94,8 +94,8 @@ impl Drafter for Witness {
     }
 }
 
-/// A custom drafter observes every committed row of prompts and rounds once, in order, with the hidden states and layer outputs
-/// of plain passes; the text stays the target's.
+/// A custom drafter observes every committed row of prompts and rounds once, in order, with the hidden states and layer
+/// outputs of plain passes; the text stays the target's.
 #[test]
 fn a_custom_drafter_sees_every_committed_row() {
     for name in ["dense", "nested", "edge"] {
@@ -196,8 +196,8 @@ fn drafts_outside_the_vocabulary_are_dropped() {
     }
 }
 
-/// A drafter's panic in `observe` ends the generation after the round that it was shown, also when the next draft is overlapped;
-/// the session continues from the emitted tokens.
+/// A drafter's panic in `observe` ends the generation after the round that it was shown, also when the next draft is
+/// overlapped; the session continues from the emitted tokens.
 #[test]
 fn a_drafters_panic_leaves_the_emitted_tokens() {
     let (engine, prompt) = engine("dense");
@@ -222,8 +222,8 @@ fn a_drafters_panic_leaves_the_emitted_tokens() {
     }
 }
 
-/// A draft model whose cache leaves no memory for a second one is rewound in place: to the common prefix of both texts, or if its
-/// sliding windows have wrapped, to nothing.
+/// A draft model whose cache leaves no memory for a second one is rewound in place: to the common prefix of both texts,
+/// or if its sliding windows have wrapped, to nothing.
 #[test]
 fn a_draft_model_is_rewound_with_its_session() {
     let case = cases::all().into_iter().find(|case| case.name == "dense").expect("a fixture");
@@ -347,8 +347,8 @@ fn forks_share_the_past_and_nothing_else() {
     }
 }
 
-/// After a rewind a session writes what a fresh one writes after the same tokens; an impossible rewind is rejected, and nothing
-/// changes.
+/// After a rewind a session writes what a fresh one writes after the same tokens; an impossible
+/// rewind is rejected, and nothing changes.
 #[test]
 fn a_session_goes_back_as_far_as_its_rows_last() {
     let (engine, _) = engine("dense");

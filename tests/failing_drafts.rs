@@ -1,4 +1,5 @@
-//! What fails because of a draft does not change the text: memory, rows of rejected tokens, errors behind accepted ones.
+//! What fails because of a draft does not change the text: memory, rows of rejected tokens, errors
+//! behind accepted ones.
 
 mod cases;
 mod changed_model;
@@ -223,7 +224,8 @@ fn memory_for_the_text_alone_is_enough() {
     }
 }
 
-/// Two sequences and memory for the second page of one: the other waits. Its text and its drafts are those that it has alone.
+/// Two sequences and memory for the second page of one: the other waits. Its text and its drafts
+/// are those that it has alone.
 #[test]
 fn a_sequence_that_waits_for_memory_keeps_its_drafts() {
     let prompts: [Vec<u32>; 2] =

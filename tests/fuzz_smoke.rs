@@ -1,5 +1,5 @@
-//! The fuzz targets on their seeds and on mutated ones, without instrumentation: the same inputs at every run. `scripts/fuzz.sh`
-//! searches for new ones.
+//! The fuzz targets on their seeds and on mutated ones, without instrumentation: the same inputs at
+//! every run. `scripts/fuzz.sh` searches for new ones.
 
 #[path = "../fuzz/src/lib.rs"]
 mod targets;

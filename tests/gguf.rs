@@ -487,7 +487,8 @@ fn text_keys(mut file: GgufFile, arch: &str, config: &TextConfig) -> GgufFile {
     file.floats("rope_freqs.weight", &[full_dim / 2], &divisors)
 }
 
-/// The checkpoint's tensors, all f32, with GGUF names, where there are several those of llama.cpp or of an older layout.
+/// The checkpoint's tensors, all f32, with GGUF names, where there are several those of llama.cpp
+/// or of an older layout.
 fn weights(mut file: GgufFile, checkpoint: &Checkpoint, older: bool) -> GgufFile {
     for name in checkpoint.names().iter().filter(|name| !is_tower(name)) {
         let tensor = checkpoint.get(name).expect("readable").expect("the tensor");

@@ -90,11 +90,12 @@ fn draft_links_are_the_references() {
     });
 }
 
-/// Allowed error of a link's results relative to that of its input state; 5.6 is the largest measured, on cases of other seeds.
+/// Allowed error of a link's results relative to that of its input state; 5.6 is the largest
+/// measured, on cases of other seeds.
 const AMPLIFICATION: f32 = 8.0;
 
-/// Our own chain: every link from the token and the state of our own previous link. Its error grows from link to link, so it is
-/// bounded, and ids are decided, relative to the error of each link's input state.
+/// Our own chain: every link from the token and the state of our own previous link. Its error grows from link to link,
+/// so it is bounded, and ids are decided, relative to the error of each link's input state.
 #[test]
 fn free_running_drafts_are_the_references() {
     for_each_case(|case, isa| {

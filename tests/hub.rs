@@ -312,7 +312,8 @@ fn a_repository_that_needs_a_token() {
     assert!(resolve("test/target", &right).expect("the target").join("model.safetensors").exists());
 }
 
-/// A server that dies midway is an error; nothing incomplete is used as a checkpoint, and the next attempt resumes from there.
+/// A server that dies midway is an error; nothing incomplete is used as a checkpoint, and the next
+/// attempt resumes from there.
 #[test]
 fn a_server_that_dies_midway() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));

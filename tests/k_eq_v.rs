@@ -113,8 +113,8 @@ fn quantized_values_serve_as_keys() {
 
 fn quantized_values_serve_as_both(isa: Isa) {
     let model = Model::new(isa);
-    // Every format on the widest instruction set, every third on the others. Fewer rows in slow scalar code, where page 1 is
-    // quantized as well.
+    // Every format on the widest instruction set, every third on the others. Fewer rows in slow
+    // scalar code, where page 1 is quantized as well.
     let rounds: &[usize] = if isa == Isa::Scalar { &[300, 1, 7, 100] } else { &[300, 200, 1, 1, 7, 1, 400, 4] };
     let stride = if isa == Isa::best() { 1 } else { 3 };
     let f32 = options(ElementType::F32.into(), KEqV::Stored);

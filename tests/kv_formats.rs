@@ -128,8 +128,8 @@ fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
     assert!("best".parse::<KvPreset>().expect_err("no preset").to_string().contains("balanced"));
 }
 
-/// Bytes per position of the full layers of every variant: documented values equal what a cache allocates. DESIGN.md has this
-/// table.
+/// Bytes per position of the full layers of every variant: documented values equal what a cache
+/// allocates. DESIGN.md has this table.
 #[test]
 fn every_variant_holds_what_its_preset_promises() {
     let variants: [(&str, usize, usize, bool, [usize; 4]); 5] = [

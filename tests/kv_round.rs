@@ -1,5 +1,5 @@
-//! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one leaves none,
-//! and its queries read the rows that they would read in plain decoding.
+//! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one
+//! leaves none, and its queries read the rows that they would read in plain decoding.
 
 mod cases;
 
@@ -148,9 +148,9 @@ fn bytes((key, value): (KvFormat, KvFormat), max_round_rows: usize, end: usize) 
     Some(layout().stores.iter().map(of).sum())
 }
 
-/// Rounds of 1 to 20 rows, of which any number is committed, against a cache that saw the committed rows one by one. Rejected
-/// rows differ from those written at their positions later, so a row that survives a rollback is detected. 80 rounds write some
-/// 400 positions: three pages, and twice around the ring of the widest window.
+/// Rounds of 1 to 20 rows, of which any number is committed, against a cache that saw the committed rows one by one.
+/// Rejected rows differ from those written at their positions later, so a row that survives a rollback is detected. 80
+/// rounds write some 400 positions: three pages, and twice around the ring of the widest window.
 #[test]
 fn rounds_leave_what_single_steps_leave() {
     on_every_isa(rounds_are_single_steps);
@@ -175,7 +175,8 @@ fn rounds_are_single_steps(isa: Isa) {
             staged_end = staged_end.max(rounds.len() + positions.len());
             let attended = round(&mut rounds, &positions, (!dropped).then_some(keep));
             for (row, position) in positions.iter().take(keep + 1).enumerate() {
-                // The first rejected row saw the committed ones, so it also has its plain step, which is dropped as well.
+                // The first rejected row saw the committed ones, so it also has its plain step,
+                // which is dropped as well.
                 let step = round(&mut steps, std::slice::from_ref(position), (row < keep).then_some(1));
                 assert_same_row(&attended, row, &step, &what);
             }

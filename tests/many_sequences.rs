@@ -1,5 +1,5 @@
-//! Sequences that share passes write what each writes alone, byte for byte: whichever joins, leaves, forks, is cancelled or fails
-//! in the same batch.
+//! Sequences that share passes write what each writes alone, byte for byte: whichever joins, leaves,
+//! forks, is cancelled or fails in the same batch.
 
 mod cases;
 mod changed_model;
@@ -117,8 +117,8 @@ fn alone(engine: &Engine, job: &Job) -> Written {
     Written { ids, finish: generation.finish_reason() }
 }
 
-/// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at random
-/// rounds.
+/// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork
+/// and are cancelled at random rounds.
 fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usize>) {
     let mut rng = StdRng::seed_from_u64(seed);
     let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, engine, prompts.clone())).collect();
@@ -225,8 +225,8 @@ fn texts_of_the_demo_pairs_are_those_of_each_alone() {
     }
 }
 
-/// While a sequence decodes, a prompt is read in chunks, the shortest if no slowdown is allowed. Every pass emits one token of
-/// the sequence: nothing is drafted in a pass with a chunk, whatever was measured.
+/// While a sequence decodes, a prompt is read in chunks, the shortest if no slowdown is allowed. Every pass emits one
+/// token of the sequence: nothing is drafted in a pass with a chunk, whatever was measured.
 #[test]
 fn nothing_is_drafted_beside_a_prompts_chunk() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
@@ -301,7 +301,8 @@ impl LogitsProcessor for Panicking {
     }
 }
 
-/// NaN, a failing or panicking pass, a panicking logits processor and a full context in one sequence do not affect the others.
+/// NaN, a failing or panicking pass, a panicking logits processor and a full context in one
+/// sequence do not affect the others.
 #[test]
 fn a_failure_is_the_failing_sequences_alone() {
     let engine = poisoned();
@@ -524,8 +525,8 @@ fn memory_is_one_limit_for_all() {
     assert_eq!(text(&mut b).expect("memory that came back"), want);
 }
 
-/// Sequences that together do not fit memory: those that find none go on when another one ends, with the same text, whether they
-/// read a prompt or decode.
+/// Sequences that together do not fit memory: those that find none go on when another one ends, with the
+/// same text, whether they read a prompt or decode.
 #[test]
 fn sequences_wait_for_memory() {
     let path = cases::demo().path.join("target");
@@ -662,8 +663,8 @@ impl DraftChain for Chained {
     }
 }
 
-/// Fixtures and their drafters: heads that score every id, and with centroids; heads with K and V of their own; targets that are
-/// their own draft models.
+/// Fixtures and their drafters: heads that score every id, and with centroids; heads with K and V of
+/// their own; targets that are their own draft models.
 const CHAINS: [(&str, &str); 7] = [
     ("dense", "mtp"),
     ("edge", "mtp"),

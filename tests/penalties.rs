@@ -205,7 +205,8 @@ fn options(sampling: &Sampling, speculation: Speculation) -> GenerateOptions {
     GenerateOptions { max_tokens: 40, sampling: sampling.clone(), speculation, stop, ..GenerateOptions::default() }
 }
 
-/// Greedy ids under penalties are those without drafts, with any drafter: row `i` of a verification sees the drafts before it.
+/// Greedy ids under penalties are those without drafts, with any drafter: row `i` of a verification
+/// sees the drafts before it.
 #[test]
 fn drafts_do_not_change_penalized_texts() {
     for pair in pairs() {

@@ -38,8 +38,8 @@ fn scheduler(engine: &Engine, max_bytes: Option<u64>) -> Scheduler {
     Scheduler::new(engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() })
 }
 
-/// Adds the prompts, runs them together to their ends, and removes them; returns each one's output, and the number of computed
-/// tokens of its prompt.
+/// Adds the prompts, runs them together to their ends, and removes them; returns each one's output,
+/// and the number of computed tokens of its prompt.
 fn run(
     scheduler: &mut Scheduler,
     session: &SessionOptions,
@@ -83,8 +83,8 @@ fn unique(prompts: &[Vec<u32>]) -> usize {
     prompts.iter().map(Vec::len).sum::<usize>() - common
 }
 
-/// Agent conversations: they begin with the same instructions, every turn's prompt contains the ones before it and the answers,
-/// and some turns branch off earlier.
+/// Agent conversations: they begin with the same instructions, every turn's prompt contains the ones before it and
+/// the answers, and some turns branch off earlier.
 fn trace(engine: &Engine, session: &SessionOptions, vocab: u32, (instructions, turns): (usize, usize), name: &str) {
     let (mut rng, options) = (StdRng::seed_from_u64(5), options(12, engine));
     let mut scheduler = scheduler(engine, Some(u64::MAX));

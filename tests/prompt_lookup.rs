@@ -1,5 +1,5 @@
-//! Prompt lookup drafters: matching, majority votes, caps that grow back after a failure, and learning of all emitted tokens,
-//! across rounds as well.
+//! Prompt lookup drafters: matching, majority votes, caps that grow back after a failure, and
+//! learning of all emitted tokens, across rounds as well.
 
 use std::sync::Arc;
 
@@ -248,7 +248,8 @@ fn the_pool_needs_as_many_in_a_row_as_it_is_told() {
     }
 }
 
-/// The static cache drafts if the others have no match and is weighted in if they do; the dynamic one has a stricter threshold.
+/// The static cache drafts if the others have no match and is weighted in if they do; the dynamic
+/// one has a stricter threshold.
 #[test]
 fn three_caches_answer_in_turn() {
     let learnt = |text: &[u32], longest| {

@@ -1,5 +1,5 @@
-//! Parity with transformers on twins of the published variants: every field of their config.json, layer patterns, head ratios, K
-//! = V, shared layers, experts (scripts/published_shapes.py).
+//! Parity with transformers on twins of the published variants: every field of their config.json, layer patterns, head
+//! ratios, K = V, shared layers, experts (scripts/published_shapes.py).
 
 mod cases;
 

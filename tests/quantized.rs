@@ -57,8 +57,8 @@ enum Zero {
     Minimum,
 }
 
-/// The error of the demo's weights in every type, relative to rounding them to as many evenly spaced values as the type has
-/// codes, between each block's exact limits. One bit less doubles the latter, which the bound does not allow.
+/// The error of the demo's weights in every type, relative to rounding them to as many evenly spaced values as the type
+/// has codes, between each block's exact limits. One bit less doubles the latter, which the bound does not allow.
 #[test]
 fn weights_lose_what_their_types_do() {
     let source = Checkpoint::open(demo()).expect("the demo");
@@ -96,8 +96,8 @@ fn weights_lose_what_their_types_do() {
     }
 }
 
-/// Root-mean-square error of the demo's logits, in units of their own standard deviation (1 is the error of predicting their
-/// mean), with weights quantized while loading. Every bound is below the error of the type with one bit less.
+/// Root-mean-square error of the demo's logits, in units of their own standard deviation (1 is the error of predicting
+/// their mean), with weights quantized while loading. Every bound is below the error of the type with one bit less.
 #[test]
 fn errors_are_the_types_own() {
     on_every_isa(logits_errors_are_the_types_own);
@@ -190,12 +190,12 @@ fn rms(a: &[f32], b: &[f32]) -> f32 {
     (squares / a.len() as f64).sqrt() as f32
 }
 
-/// A product rounds its inputs to eight bits, which adds an error of Q8_0's own size to the error of the weights: sqrt(1 + (e8 /
-/// e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
-/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it 2.2 and
-/// 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from 0.9 to 2.0 were
-/// measured, so 16 prompts are averaged. Rows of the fixtures are not whole blocks of 256, so that Q4_K falls back to Q5_0; the
-/// demo's are.
+/// A product rounds its inputs to eight bits, which adds an error of Q8_0's own size to the error of the weights:
+/// sqrt(1 + (e8 / e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
+/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would
+/// make it 2.2 and 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and
+/// ratios from 0.9 to 2.0 were measured, so 16 prompts are averaged. Rows of the fixtures are not whole blocks of
+/// 256, so that Q4_K falls back to Q5_0; the demo's are.
 #[test]
 fn files_lose_what_their_types_do() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -223,10 +223,10 @@ fn files_lose_what_their_types_do() {
     }
 }
 
-/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of a file or
-/// made while loading, choose what the reference chooses, except where its best two logits are nearly tied: where they differ by
-/// less than four times the error of eight-bit weights. There no arithmetic can preserve the text: the weights alone, multiplied
-/// in f32, change one prompt of the twelve.
+/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of
+/// a file or made while loading, choose what the reference chooses, except where its best two logits are nearly tied:
+/// where they differ by less than four times the error of eight-bit weights. There no arithmetic can preserve the text:
+/// the weights alone, multiplied in f32, change one prompt of the twelve.
 #[test]
 fn held_out_prompts_are_the_references() {
     let directory = tempfile::tempdir().expect("a directory");

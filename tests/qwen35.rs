@@ -1,4 +1,5 @@
-//! Qwen3.5 against transformers, and against itself: a dropped round leaves no trace, and rows do not depend on their batch.
+//! Qwen3.5 against transformers, and against itself: a dropped round leaves no trace, and rows do
+//! not depend on their batch.
 
 mod cases;
 
@@ -331,8 +332,8 @@ impl Text {
     }
 }
 
-/// The head's drafts are a function of the text: not of when states are read, in how many passes, of unverified drafts, or of a
-/// fork.
+/// The head's drafts are a function of the text: not of when states are read, in how many passes,
+/// of unverified drafts, or of a fork.
 #[test]
 fn drafts_are_those_of_the_text() {
     const ROWS: usize = 99;

@@ -1,5 +1,5 @@
-//! Qwen3.5 from files: GGUF written by llama.cpp's converter computes what the safetensors do, and unsupported files are rejected
-//! by name.
+//! Qwen3.5 from files: GGUF written by llama.cpp's converter computes what the safetensors do, and
+//! unsupported files are rejected by name.
 
 mod cases;
 mod gguf_writer;
@@ -312,8 +312,8 @@ fn checkpoints_are_converted() {
     }
 }
 
-/// From a directory to a GGUF file and back: the values are the same, and the configuration is the file's. Norms and rates, which
-/// the file stores in another form, as far as `f32` represents both.
+/// From a directory to a GGUF file and back: the values are the same, and the configuration is the file's. Norms and
+/// rates, which the file stores in another form, as far as `f32` represents both.
 #[test]
 fn there_and_back_the_tensors_are_the_same() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
@@ -389,7 +389,8 @@ fn block_counts_with_and_without_the_head_are_read() {
     assert!(!load(&trunk, folder.path()).expect("a trunk alone").has_nextn());
 }
 
-/// Output of other converters: Ollama's blobs with towers and shorter names, rates that are not negated, heads in another order.
+/// Output of other converters: Ollama's blobs with towers and shorter names, rates that are not
+/// negated, heads in another order.
 #[test]
 fn files_of_other_converters_are_read_or_refused() {
     let folder = tempfile::tempdir().expect("a folder");

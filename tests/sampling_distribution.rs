@@ -16,7 +16,8 @@ use foretoken::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Normal deviate that a correct sampler exceeds once in ten thousand tests. Seeds are fixed, so a passing test always passes.
+/// Normal deviate that a correct sampler exceeds once in ten thousand tests. Seeds are fixed, so a
+/// passing test always passes.
 const LIMIT: f64 = 3.72;
 
 /// Wilson and Hilferty's normal deviate of a chi-square statistic: 0 is the expectation, [`LIMIT`] one in 10^4.
@@ -224,7 +225,8 @@ fn drafts_leave_the_targets_distribution() {
     }
 }
 
-/// The statistic detects a wrong rule: accepting a draft whenever its target probability is positive is a small mistake.
+/// The statistic detects a wrong rule: accepting a draft whenever its target probability is
+/// positive is a small mistake.
 #[test]
 fn a_wrong_rule_would_be_seen() {
     let mut models = Models::new(12, sampling(1.0, Some(4), 1.0, 0.0));
@@ -242,8 +244,8 @@ fn a_wrong_rule_would_be_seen() {
     assert!(right < LIMIT && wrong > 10.0 * LIMIT, "right rule {right}, wrong rule {wrong}");
 }
 
-/// A draft with target probability 0 is never accepted, one with probability 1 always is, and a rejected one-hot draft is never
-/// its own correction.
+/// A draft with target probability 0 is never accepted, one with probability 1 always is, and a
+/// rejected one-hot draft is never its own correction.
 #[test]
 fn the_rule_at_its_edges() {
     let mut rng = StdRng::seed_from_u64(5);

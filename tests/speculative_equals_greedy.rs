@@ -1,5 +1,5 @@
-//! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text, at any
-//! position of the sliding windows and in every cache format.
+//! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text,
+//! at any position of the sliding windows and in every cache format.
 
 mod cases;
 
@@ -74,8 +74,8 @@ fn demo_unless_scalar(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa != Isa::Scalar).then(|| demo(prompt, isa))
 }
 
-/// The fixtures, and the demo pair after `tokens` of `prompt`, on the widest instruction set: for ends of texts, which do not depend
-/// on arithmetic.
+/// The fixtures, and the demo pair after `tokens` of `prompt`, on the widest instruction set: for
+/// ends of texts, which do not depend on arithmetic.
 fn widest(prompt: &str, tokens: usize) -> Vec<Pair> {
     let isa = Isa::best();
     let mut demo = demo(prompt, isa);
@@ -260,7 +260,8 @@ fn ways() -> Vec<(String, SpeculationOptions)> {
     ways
 }
 
-/// The greedy text in every way, on narrower instruction sets in every seventh; returns the accepted tokens of each drafter.
+/// The greedy text in every way, on narrower instruction sets in every seventh; returns the
+/// accepted tokens of each drafter.
 fn same_ids_in_every_way(pair: &Pair, tokens: usize) {
     let engine = pair.engine(2);
     let want = run(&engine, ElementType::F16, &pair.prompt, &plain(tokens));
@@ -304,8 +305,8 @@ fn demo_in_every_way() {
     });
 }
 
-/// Qwen3.5's demo pair after held-out prompts: the tokenizer's ids and the greedy text are the reference's, up to the first
-/// indecisive margin; speculation writes the same text, and most drafts with two per round are accepted.
+/// Qwen3.5's demo pair after held-out prompts: the tokenizer's ids and the greedy text are the reference's, up to the
+/// first indecisive margin; speculation writes the same text, and most drafts with two per round are accepted.
 #[test]
 fn qwen_demo_is_the_references() {
     const PROMPTS: usize = 6;
@@ -353,7 +354,8 @@ fn acceptance_can_be_simulated() {
         let again = run(&engine, ElementType::F16, &pair.prompt, &options);
         assert_eq!(again.ids, got.ids, "the draws have a seed");
     }
-    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, also holds for the third draft.
+    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, also
+    // holds for the third draft.
     let options = GenerateOptions { simulate_acceptance: vec![0.8, 0.4], ..speculative(4, &plain(500)) };
     let s = run(&engine, ElementType::F16, &pair.prompt, &options).statistics;
     let rates: Vec<f64> = s.accepted_at.iter().zip(&s.drafted_at).map(|(a, n)| *a as f64 / *n as f64).collect();
@@ -388,8 +390,8 @@ fn stop_tokens_cut_a_block() {
     widest(&demo_prompts()[3], usize::MAX).iter().for_each(stops_at_tokens);
 }
 
-/// Strings cut out of the greedy text, at any token boundary: the text ends right before them, and the ids with the token that
-/// completes them.
+/// Strings cut out of the greedy text, at any token boundary: the text ends right before them, and
+/// the ids with the token that completes them.
 #[test]
 fn stop_strings_cut_a_block() {
     let pair = demo(&demo_prompts()[4], Isa::best());
@@ -477,7 +479,8 @@ fn memory_for_the_text_is_enough() {
     }
 }
 
-/// The head's context is what memory another sequence leaves when the generation begins: less than a pass over the prompt.
+/// The head's context is what memory another sequence leaves when the generation begins: less than
+/// a pass over the prompt.
 #[test]
 fn a_nextn_head_reads_prompts_longer_than_its_context() {
     let model = cases::demo_qwen().path;
@@ -597,8 +600,9 @@ fn most_drafts_are_accepted(isa: Isa) {
     assert!(rate >= 0.6, "{accepted} of {drafted} drafts accepted");
 }
 
-/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it starts from
-/// the state that predicted the last token and from committed rows. The acceptance rate drops too little to show it.
+/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was
+/// rejected before, it starts from the state that predicted the last token and from committed rows.
+/// The acceptance rate drops too little to show it.
 #[test]
 fn rounds_draft_as_a_fresh_session_does() {
     let pair = demo(&demo_prompts()[0], Isa::best());

@@ -1,5 +1,5 @@
-//! Text is emitted in whole characters, cut exactly before a stop string; conversations are rendered with the checkpoint's own
-//! template.
+//! Text is emitted in whole characters, cut exactly before a stop string; conversations are
+//! rendered with the checkpoint's own template.
 
 mod cases;
 
@@ -64,7 +64,8 @@ fn byte_ids(tokenizer: &Tokenizer, bytes: &[u8]) -> Vec<u32> {
     bytes.iter().map(|byte| tokenizer.id(&format!("<0x{byte:02X}>")).expect("a byte token")).collect()
 }
 
-/// Tokens of bytes may end within characters, one after the other: each character comes out with the token that ends it.
+/// Tokens of bytes may end within characters, one after the other: each character comes out with
+/// the token that ends it.
 #[test]
 fn tokens_that_end_within_characters() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -214,9 +215,9 @@ fn with_and_without_drafts(options: &GenerateOptions) -> Vec<GenerateOptions> {
 const WORDS: [&str; 11] =
     ["Hel", "lo", "\u{2581}wor", "l", "d\u{2581}", "o", "<0xF0>", "<0x9F>", "<0xA6>", "<0x80>", "again"];
 
-/// The text is the decoder's output for the ids one by one, wherever pieces end. That equals the whole text's decoding as far as
-/// bytes are UTF-8; after an invalid byte the latter also replaces the characters before it in the same run of byte tokens, which
-/// a stream has already emitted.
+/// The text is the decoder's output for the ids one by one, wherever pieces end. That equals the whole text's decoding
+/// as far as bytes are UTF-8; after an invalid byte the latter also replaces the characters before it in the same run
+/// of byte tokens, which a stream has already emitted.
 #[test]
 fn a_generation_hands_out_whole_characters() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -295,8 +296,8 @@ fn held_text_comes_out_at_the_end() {
     }
 }
 
-/// A template like Gemma 4's: a system turn if there is content for it, turns between their tokens, reasoning of earlier turns
-/// omitted, and an empty thought channel if thinking is off.
+/// A template like Gemma 4's: a system turn if there is content for it, turns between their tokens, reasoning of
+/// earlier turns omitted, and an empty thought channel if thinking is off.
 const TEMPLATE: &str = r#"
 {%- macro visible(text) -%}
     {%- set parts = namespace(kept='') -%}

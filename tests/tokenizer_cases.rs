@@ -1,5 +1,5 @@
-//! Ids equal those of PyPI's tokenizers on 2 000 cases (scripts/tokenizer_cases.py), from tokenizer.json and from a GGUF file
-//! without a tokenizer.json next to it; and those of the `tokenizers` crate's model on random models.
+//! Ids equal those of PyPI's tokenizers on 2 000 cases (scripts/tokenizer_cases.py), from tokenizer.json and from a
+//! GGUF file without a tokenizer.json next to it; and those of the `tokenizers` crate's model on random models.
 
 mod gguf_writer;
 mod twins;

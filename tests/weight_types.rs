@@ -34,7 +34,8 @@ fn name(of: WeightType) -> String {
     of.name().to_ascii_uppercase()
 }
 
-/// PyPI's `gguf`, if installed, gives random blocks the same values, bit for bit. There are enough of them for every grid index.
+/// PyPI's `gguf`, if installed, gives random blocks the same values, bit for bit. There are enough
+/// of them for every grid index.
 #[test]
 fn blocks_have_the_values_of_another_reader() {
     let python = |arguments: &[&std::ffi::OsStr]| Command::new("python3").args(arguments).output();
@@ -143,8 +144,8 @@ fn logits(path: &Path) -> Vec<f32> {
     values(&pass(&target, &mut cache(&target, ElementType::F32, Isa::best()), &ids, OutputRows::All).logits)
 }
 
-/// A file with a matrix of every type is the model of their values, up to rounding inputs to 8 bits. The bytes read per step,
-/// including matrices that grow when packed, are known from sizes.
+/// A file with a matrix of every type is the model of their values, up to rounding inputs to 8 bits. The bytes read per
+/// step, including matrices that grow when packed, are known from sizes.
 #[test]
 fn files_of_every_type_load() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -168,8 +169,8 @@ fn files_of_every_type_load() {
     assert!(checkpoint.loaded_bytes() > checkpoint.bytes());
 }
 
-/// The output of `quantize` in every supported type, as whole matrices, is read again; a mix of experts needs experts, and names
-/// of load-only types are rejected.
+/// The output of `quantize` in every supported type, as whole matrices, is read again; a mix of experts needs
+/// experts, and names of load-only types are rejected.
 #[test]
 fn files_of_new_mixes_are_read_again() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! Checkpoints in circulation: twins of published files load and compute what the reference computes, or are rejected by name
-//! with an alternative.
+//! Checkpoints in circulation: twins of published files load and compute what the reference
+//! computes, or are rejected by name with an alternative.
 
 mod cases;
 mod gguf_writer;
@@ -155,8 +155,8 @@ fn with_map(twin: &Twin, map: Value) -> Result<Target> {
     target(&twin.path("target"))
 }
 
-/// transformers pads the keys to the digits of the largest; a lookup of "5" would miss layer 5, which would get the sliding
-/// layers' geometry.
+/// transformers pads the keys to the digits of the largest; a lookup of "5" would miss layer 5,
+/// which would get the sliding layers' geometry.
 #[test]
 fn per_layer_keys_padded_and_unpadded() {
     let twin = twelve_layers();
@@ -542,8 +542,8 @@ const W4A16: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-qu
     "input_activations": null, "weights": {"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group",
     "group_size": 32}}}}"#;
 
-/// Packs a twin's matrices: eight integers per word, a scale in bf16 for every `group`. A second twin has the dequantized
-/// weights.
+/// Packs a twin's matrices: eight integers per word, a scale in bf16 for every `group`. A second
+/// twin has the dequantized weights.
 fn packed_pair(fixture: &str, group: impl Fn(usize) -> usize) -> (Twin, Twin) {
     let (packed, plain) = (Twin::of(fixture), Twin::of(fixture));
     let mut exact = Tensors::new();
@@ -2022,7 +2022,8 @@ fn unusual_text_has_the_ids_of_tokenizer_json() {
     }
 }
 
-/// A megabyte takes less than a second on an idle core, with line ends and without; in quadratic time it would take hours.
+/// A megabyte takes less than a second on an idle core, with line ends and without; in quadratic
+/// time it would take hours.
 #[test]
 fn a_megabyte_is_encoded_in_time() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
@@ -2179,8 +2180,8 @@ fn loaded(path: &Path) -> (Option<Sampling>, Vec<String>) {
     (engine.sampling_defaults().cloned(), lines)
 }
 
-/// Names have llama.cpp's alternative spellings. An unknown name is ignored, as there; with an unsupported order, no parameter is
-/// used. One warning says so.
+/// Names have llama.cpp's alternative spellings. An unknown name is ignored, as there; with an unsupported
+/// order, no parameter is used. One warning says so.
 #[test]
 fn a_file_with_an_odd_sequence_of_samplers_loads() {
     let twin = Twin::of("edge");
@@ -2352,8 +2353,8 @@ fn an_assistant_of_another_target_is_a_misfit() {
     assert_eq!(find_assistants(&model).expect("three").only(), Some(own.as_path()));
 }
 
-/// Acceptance falls along the chain, and is low on some texts: the statistics show it by position, and the target's own greedy
-/// text does not change.
+/// Acceptance falls along the chain, and is low on some texts: the statistics show it by position,
+/// and the target's own greedy text does not change.
 #[test]
 fn acceptance_that_falls_along_the_chain_is_counted_by_place() {
     let twin = Twin::of("edge");

@@ -1,5 +1,5 @@
-//! Any bytes at all as chat_template.jinja, or as tokenizer_config.json where they begin with a brace: conversations are
-//! rendered, or refused.
+//! Any bytes at all as chat_template.jinja, or as tokenizer_config.json where they begin with a
+//! brace: conversations are rendered, or refused.
 
 use super::{checked, directory, file};
 use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message, Role, Thinking, ToolCall};

@@ -1,5 +1,5 @@
-//! Any bytes at all, opened as GGUF: everything that the header promises can be read, or opening says why not; then loaded
-//! as a model.
+//! Any bytes at all, opened as GGUF: everything that the header promises can be read, or opening
+//! says why not; then loaded as a model.
 
 use super::{checked, file, run};
 use foretoken::checkpoint::Checkpoint;

@@ -1,5 +1,5 @@
-//! The fuzz targets, each a function of any bytes at all that panics if they show a defect, and what they share: files in
-//! memory, and the checks that hold for every input. `tests/fuzz_smoke.rs` calls them, too.
+//! The fuzz targets, each a function of any bytes at all that panics if they show a defect, and what they share: files
+//! in memory, and the checks that hold for every input. `tests/fuzz_smoke.rs` calls them, too.
 
 pub mod chat_template;
 pub mod config;

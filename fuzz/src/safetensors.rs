@@ -1,5 +1,5 @@
-//! A config.json, a NUL, and a model.safetensors, opened as a checkpoint and loaded as a model: every tensor that the header
-//! promises can be read, and one that does not fit the configuration is an error.
+//! A config.json, a NUL, and a model.safetensors, opened as a checkpoint and loaded as a model: every tensor that the
+//! header promises can be read, and one that does not fit the configuration is an error.
 
 use super::{checked, directory, file, run};
 use foretoken::checkpoint::Checkpoint;

@@ -1,4 +1,5 @@
-//! Any bytes at all, with the checksum that they should have, loaded as a session of a small model; what loads is continued.
+//! Any bytes at all, with the checksum that they should have, loaded as a session of a small model;
+//! what loads is continued.
 
 use std::sync::LazyLock;
 

@@ -266,8 +266,8 @@ mod measure {
         Ok(())
     }
 
-    /// A delta net of 35B-A3B (32 heads of values) or 27B (48): the inputs of the recurrence, and the recurrence, which applies
-    /// `accepted` rows of the round before.
+    /// A delta net of 35B-A3B (32 heads of values) or 27B (48): the inputs of the recurrence, and the recurrence, which
+    /// applies `accepted` rows of the round before.
     fn delta_net(device: &Device, stream: &Stream, heads: usize, (accepted, rows): (usize, usize)) -> Result<()> {
         let (key_heads, width, log_rows) = (16, MAX_KEY_DIM, 16);
         let order = HeadOrder::Grouped;

@@ -2,10 +2,10 @@
 //!
 //! * `shaders/` has the sources, in the common subset of CUDA C++ and the Metal Shading Language; `cuda/device.cuh` and
 //!   `metal/device.metal` define the rest.
-//! * [`plan`] has one function per kernel, which checks shapes and lengths and returns a [`Launch`]. It knows no device and
-//!   is always compiled.
-//! * `cuda` (feature `cuda` or `cuda-prebuilt`) and `metal` (feature `metal`) run launches on a device; the tests run them
-//!   on an emulated one.
+//! * [`plan`] has one function per kernel, which checks shapes and lengths and returns a
+//!   [`Launch`]. It knows no device and is always compiled.
+//! * `cuda` (feature `cuda` or `cuda-prebuilt`) and `metal` (feature `metal`) run launches on a
+//!   device; the tests run them on an emulated one.
 //!
 //! Layouts of weights, activations and K/V pages are those of [`foretoken_kernels`].
 

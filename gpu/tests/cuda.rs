@@ -1,7 +1,8 @@
-//! The CUDA kernels on a device: the emulated suite's cases, and graphs. Skipped without a device; the errors are tested
-//! anywhere.
+//! The CUDA kernels on a device: the emulated suite's cases, and graphs. Skipped without a device;
+//! the errors are tested anywhere.
 //!
-//! `compute-sanitizer --tool memcheck` (and `racecheck`) on this test's executable checks what the emulated machine cannot.
+//! `compute-sanitizer --tool memcheck` (and `racecheck`) on this test's executable checks what the
+//! emulated machine cannot.
 
 #![cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 

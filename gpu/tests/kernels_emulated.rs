@@ -1,5 +1,5 @@
-//! The GPU kernels' sources, compiled as C++ in either dialect and run on the CPU, against the CPU kernels: every kernel,
-//! format and shape.
+//! The GPU kernels' sources, compiled as C++ in either dialect and run on the CPU, against the CPU
+//! kernels: every kernel, format and shape.
 //!
 //! `emulator/` implements threads, barriers, shuffles and tensor-core products with fibers; `emulator/machine.h` says
 //! what it detects. It does not detect races that no order of its threads shows, nor errors of the compiler or the
@@ -42,8 +42,8 @@ fn metal_kernels_agree_with_the_cpu() {
 
 fn agree_with_the_cpu(dialect: Dialect) {
     let Some(machine) = machine() else { return };
-    // Between barriers, threads run in ascending or descending order: all cases in one of them, alternately; the small cases,
-    // which reach every line, in both.
+    // Between barriers, threads run in ascending or descending order: all cases in one of them, alternately; the
+    // small cases, which reach every line, in both.
     let turns = cases::all().into_iter().enumerate().map(|(n, case)| (case, n % 2 == 1));
     let small = [false, true].map(|backwards| cases::small().into_iter().map(move |case| (case, backwards)));
     let runs: Vec<_> = turns.chain(small.into_iter().flatten()).collect();

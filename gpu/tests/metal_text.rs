@@ -94,8 +94,8 @@ fn mistakes_are_noticed() {
     }
 }
 
-/// Pointers and references whose address space is not written, which clang's C++ for OpenCL has a default for, and Metal not:
-/// the declarations' text.
+/// Pointers and references whose address space is not written, which clang's C++ for OpenCL has a
+/// default for, and Metal not: the declarations' text.
 fn unqualified(text: &str) -> Vec<String> {
     const SPACES: [&str; 8] =
         ["device", "constant", "threadgroup", "thread", "DEVICE", "CONSTANT", "THREADGROUP", "THREAD"];

@@ -1,5 +1,5 @@
-//! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16 and
-//! for every quantized format, with 1, 8 and 32 queries.
+//! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16
+//! and for every quantized format, with 1, 8 and 32 queries.
 //!
 //! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than an L2 cache.
 

@@ -1,9 +1,9 @@
 //! Quantized matmul: bytes of weights per second, per type and number of rows.
 //!
 //! The matrices of a type are distinct and together larger than the last-level cache, so that one row measures memory.
-//! `cargo bench -p foretoken-kernels --bench quant -- --cost [pool MB] [types]` skips criterion and prints, interleaved in
-//! one run, the plain read bandwidth and what `B` rows cost relative to one: the fastest of nine rounds, in the thread's CPU
-//! time where there is such a clock, because machines are shared.
+//! `cargo bench -p foretoken-kernels --bench quant -- --cost [pool MB] [types]` skips criterion and prints, interleaved
+//! in one run, the plain read bandwidth and what `B` rows cost relative to one: the fastest of nine rounds, in the
+//! thread's CPU time where there is such a clock, because machines are shared.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use foretoken_kernels::quant::{Activations, PackedMatrix, WeightType, matmul};
@@ -29,8 +29,8 @@ fn seconds() -> f64 {
 const OUTPUTS: usize = 12288;
 const INPUTS: usize = 1536;
 
-/// Asks for the pages that an engine's weights have. With pages of 4 KiB, at whose ends hardware prefetchers stop, a Zen 4 reads
-/// 22 instead of 31 GB/s, and other choices of what to prefetch are the fastest.
+/// Asks for the pages that an engine's weights have. With pages of 4 KiB, at whose ends hardware prefetchers stop, a
+/// Zen 4 reads 22 instead of 31 GB/s, and other choices of what to prefetch are the fastest.
 fn advise_huge_pages<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
@@ -63,8 +63,8 @@ impl Pool {
             }
         }
         let mut state = 1u64;
-        // Random nibbles with every 16-bit unit a small `f16`: any bytes are a valid matrix; these have finite scales, and as
-        // bytes of MXFP4 and NVFP4 none that is subnormal, which is slow and rare in files.
+        // Random nibbles with every 16-bit unit a small `f16`: any bytes are a valid matrix; these have finite scales,
+        // and as bytes of MXFP4 and NVFP4 none that is subnormal, which is slow and rare in files.
         let mut word = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state ^ state >> 29) & 0x9fff_9fff_9fff_9fff | 0x0808_0808_0808_0808

@@ -1,5 +1,5 @@
-//! Multiply-adds per second of quantized products whose weights and activations stay in the L2 cache: the compute limit of an
-//! instruction set. One thread, the best of many runs.
+//! Multiply-adds per second of quantized products whose weights and activations stay in the L2 cache: the compute limit
+//! of an instruction set. One thread, the best of many runs.
 //!
 //! `cargo run --release -p foretoken-kernels --example cached -- [ISA,..|all] [TYPE,..|all]`
 

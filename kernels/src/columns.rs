@@ -18,7 +18,8 @@ pub struct ColumnsMut<'a> {
 /// Columns that a product has written.
 pub struct WrittenColumns<'a>(ColumnsMut<'a>);
 
-// SAFETY: a value has exclusive access to its own columns of the borrowed matrix, as a `&mut [f32]` has to its elements.
+// SAFETY: a value has exclusive access to its own columns of the borrowed matrix, as a `&mut [f32]`
+// has to its elements.
 unsafe impl Send for ColumnsMut<'_> {}
 
 impl<'a> ColumnsMut<'a> {
@@ -28,7 +29,8 @@ impl<'a> ColumnsMut<'a> {
     /// If `matrix` is not `rows * width` long.
     pub fn new(matrix: &'a mut [f32], rows: usize, width: usize) -> Self {
         let (data, len) = (matrix.as_mut_ptr().cast(), matrix.len());
-        // SAFETY: the same memory, borrowed for as long; only this crate has `row_mut`, and writes initialised floats to it.
+        // SAFETY: the same memory, borrowed for as long; only this crate has `row_mut`, and writes
+        // initialised floats to it.
         Self::uninit(unsafe { std::slice::from_raw_parts_mut(data, len) }, rows, width)
     }
 
@@ -97,8 +99,8 @@ impl<'a> ColumnsMut<'a> {
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [MaybeUninit<f32>] {
         assert!(row < self.rows, "columns: no row {row}");
         let start = row * self.width + self.range.start - self.first;
-        // SAFETY: `row < rows` and `range` lies within `first..first + width`, so the elements are inside the matrix; no
-        // other value has these columns, and `&mut self` excludes a second slice.
+        // SAFETY: `row < rows` and `range` lies within `first..first + width`, so the elements are inside the matrix;
+        // no other value has these columns, and `&mut self` excludes a second slice.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), self.range.len()) }
     }
 }

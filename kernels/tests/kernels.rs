@@ -309,7 +309,8 @@ fn a_query_has_the_same_bits_in_any_batch() {
     }
 }
 
-/// Also where blocks of scores are skipped, with equal scores, NaN, zeros of both signs, and few or many of them asked for.
+/// Also where blocks of scores are skipped, with equal scores, NaN, zeros of both signs, and few or
+/// many of them asked for.
 #[test]
 fn top_k_is_the_start_of_a_sort() {
     for len in lengths().chain([1000, 5000]) {

@@ -172,7 +172,8 @@ fn many_long_rows_agree_with_the_reference() {
     }
 }
 
-/// The largest sums: weights and activations all at either end of their ranges, where 16-bit sums of pairs would saturate first.
+/// The largest sums: weights and activations all at either end of their ranges, where 16-bit sums
+/// of pairs would saturate first.
 #[test]
 fn extreme_rows_agree_with_the_reference() {
     let (outputs, inputs) = (16, 512);
@@ -432,8 +433,8 @@ fn quantization_errors_are_as_expected() {
     // Nearly normal weights.
     let x: Vec<f32> = (0..64 * 256).map(|_| 0.02 * (0..8).map(|_| random.symmetric()).sum::<f32>()).collect();
     for (weight_type, bound) in [
-        // llama.cpp's own on the same weights: 0.0835, 0.0766, 0.0413, 0.0370, 0.00518 with equal bytes, 0.2905, 0.1479,
-        // 0.0702, 0.0355, 0.01730, 0.0747.
+        // llama.cpp's own on the same weights: 0.0835, 0.0766, 0.0413, 0.0370, 0.00518 with equal bytes, 0.2905,
+        // 0.1479, 0.0702, 0.0355, 0.01730, 0.0747.
         (WeightType::Q4_0, 0.0790),
         (WeightType::Q4_1, 0.0690),
         (WeightType::Q5_0, 0.0393),

@@ -1,5 +1,5 @@
-//! Attention over quantized pages: every instruction set against the scalar reference bit for bit, the reference against
-//! `f64` attention over decoded pages, and one query alone against the same query among others.
+//! Attention over quantized pages: every instruction set against the scalar reference bit for bit, the reference
+//! against `f64` attention over decoded pages, and one query alone against the same query among others.
 //!
 //! Every slice that a kernel gets is a separate allocation, as in `kernels.rs`.
 
@@ -254,8 +254,8 @@ fn zeros_quantize_to_zeros_and_non_finite_values_are_errors() {
     }
 }
 
-/// Attention over decoded rows in `f64`. With a `quantum`, of a query in 8 bits per that many channels; its dot products
-/// with the pages' means are exact.
+/// Attention over decoded rows in `f64`. With a `quantum`, of a query in 8 bits per that many channels;
+/// its dot products with the pages' means are exact.
 fn expected(keys: &[Decoded], values: &[Decoded], query_cases: &QueryCase, quantum: Option<usize>) -> Vec<f64> {
     let head_dim = query_cases.row.len();
     let exact: Vec<f64> = query_cases.row.iter().map(|x| f64::from(*x)).collect();
@@ -342,8 +342,8 @@ fn attention_over_pages_is_attention_over_decoded_rows() {
 #[test]
 fn every_isa_has_the_bits_of_the_reference_for_any_number_of_queries() {
     let mut random = Random(12);
-    // Numbers of queries around the 16 rows of a tile and the 32 queries of a block: all for one head dimension per format, some
-    // for the others.
+    // Numbers of queries around the 16 rows of a tile and the 32 queries of a block: all for one
+    // head dimension per format, some for the others.
     let all_counts: Vec<usize> = (1..=17).chain([31, 32, 33, 40]).collect();
     let some_counts = [1, 3, 6, 16, 33];
     for (h, head_dim) in HEAD_DIMS.into_iter().enumerate() {

@@ -114,8 +114,8 @@ fn round_trip(format: CodeFormat, side: Side, head_dim: usize, rows: &[f32]) -> 
 
 #[test]
 fn errors_on_gaussian_data_are_the_known_ones() {
-    // Lloyd-Max with one matched scale per 128: .1189, .0339, .0092, .00241, .00063; with least squares .1153 at 2 bits;
-    // ggml's q4_0 .00739, q8_0 2.9e-5. Subtracting a mean over 128 tokens removes 1/128 of the energy.
+    // Lloyd-Max with one matched scale per 128: .1189, .0339, .0092, .00241, .00063; with least squares .1153 at 2
+    // bits; ggml's q4_0 .00739, q8_0 2.9e-5. Subtracting a mean over 128 tokens removes 1/128 of the energy.
     let centred = 1.0 - 1.0 / 128.0;
     let known = [
         (CodeFormat::Tqc2, Side::Keys, 0.1189 * centred),

@@ -4,7 +4,8 @@ use std::io::{Error, Result};
 
 use serde_json::{Value, json};
 
-/// The data's offset in the file, all metadata, and every tensor: `shape` from the fastest dimension on, `offset` from the data's.
+/// The data's offset in the file, all metadata, and every tensor: `shape` from the fastest
+/// dimension on, `offset` from the data's.
 fn header(path: &str) -> Result<Value> {
     let problem = |error| Error::other(format!("{path}: {error}"));
     let mut container = gguf_rs::get_gguf_container_array_size(path, u64::MAX).map_err(problem)?;

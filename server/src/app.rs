@@ -113,8 +113,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 impl<S: Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
 
-    /// The JSON object in the body. The type must be `application/json`: a web page of another origin cannot send that without a
-    /// CORS preflight, which this server does not answer.
+    /// The JSON object in the body. The type must be `application/json`: a web page of another origin cannot send that
+    /// without a CORS preflight, which this server does not answer.
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         if !is_json(request.headers()) {
             let message = "content-type: must be application/json";
@@ -145,8 +145,8 @@ fn is_identity(headers: &HeaderMap) -> bool {
         .all(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
-/// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client that is still sending would
-/// not read the response.
+/// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client
+/// that is still sending would not read the response.
 async fn read(mut body: Body) -> Result<Vec<u8>, ApiError> {
     let (mut bytes, mut length) = (Vec::new(), 0);
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {

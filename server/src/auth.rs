@@ -33,8 +33,8 @@ impl ApiKeys {
         keys.map(Self).ok_or_else(|| anyhow::anyhow!("an API key is empty, or longer than {MAX_KEY} bytes"))
     }
 
-    /// Whether the headers have an accepted key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. The comparison takes
-    /// constant time.
+    /// Whether the headers have an accepted key: `Authorization: Bearer KEY`, or Anthropic's
+    /// `x-api-key: KEY`. The comparison takes constant time.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;

@@ -22,7 +22,8 @@ pub(crate) fn strict_of(given: &[Given]) -> Vec<String> {
     given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect()
 }
 
-/// The calls that a reply must have, or whose arguments must follow their schemas; or a format that reasoning may precede.
+/// The calls that a reply must have, or whose arguments must follow their schemas; or a format that
+/// reasoning may precede.
 #[derive(Debug)]
 pub(crate) struct CallFormat {
     pub options: ChatOptions,
@@ -48,7 +49,8 @@ pub(crate) struct Located {
 pub(crate) type Widened = Box<dyn FnOnce(&Engine) -> foretoken::Result<Constraint> + Send>;
 
 impl CallFormat {
-    /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call tools, and need not.
+    /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call
+    /// tools, and need not.
     ///
     /// # Errors
     /// If the checkpoint cannot call tools, or a tool cannot be called.

@@ -20,7 +20,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 const MAX_THREADS: usize = 2;
 /// Maximum number of requests that compile or wait for that.
 const MAX_COMPILING: usize = 16;
-/// Bytes of stack, of which only those that are used take memory: the grammar of a tool's schema is written by recursion.
+/// Bytes of stack, of which only those that are used take memory: the grammar of a tool's schema is
+/// written by recursion.
 const STACK: usize = 256 << 20;
 /// Time within which a constraint must be compiled, including the wait.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -114,7 +115,8 @@ impl Compilers {
         known.push_back((key, constraint.clone()));
     }
 
-    /// Does work on a thread of its own: compiling cannot be interrupted, and must delay neither tokenizing nor the shutdown.
+    /// Does work on a thread of its own: compiling cannot be interrupted, and must delay neither
+    /// tokenizing nor the shutdown.
     ///
     /// # Errors
     /// 429 if too many requests wait, 503 if the work takes too long, 500 if it panics.

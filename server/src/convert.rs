@@ -46,8 +46,8 @@ const MAX_BIAS: f32 = 1e30;
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;
 
-/// The options that all routes have under the same names. `base` has the sampling parameters that neither the request nor the
-/// command line sets.
+/// The options that all routes have under the same names. `base` has the sampling parameters that
+/// neither the request nor the command line sets.
 pub(crate) fn options(
     fields: &mut Fields,
     (engine, defaults): (&Engine, &GenerateDefaults),
@@ -101,8 +101,8 @@ fn logits_processor(
     })
 }
 
-/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's array of pairs, in which `false` excludes a
-/// token.
+/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's array of pairs, in
+/// which `false` excludes a token.
 fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
         None => return Ok(Vec::new()),
@@ -157,8 +157,8 @@ fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
     }
 }
 
-/// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`. Greedy text does
-/// not depend on it, nor does the distribution of sampled text; which sample a seed gives does.
+/// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`.
+/// Greedy text does not depend on it, nor does the distribution of sampled text; which sample a seed gives does.
 fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation> {
     let Some(mut own) = fields.object("speculative")? else { return Ok(default.clone()) };
     let enabled = own.flag("enabled")?;
@@ -200,11 +200,12 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
 }
 
-/// Rows per verification of a sampled request that has a seed, of its own or the server's, unless the server has a fixed number.
+/// Rows per verification of a sampled request that has a seed, of its own or the server's, unless
+/// the server has a fixed number.
 const SEEDED_BLOCK: usize = 4;
 
-/// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the model's own
-/// drafter with a fixed block size, or none. Otherwise a seed would not determine the sampled text.
+/// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the
+/// model's own drafter with a fixed block size, or none. Otherwise a seed would not determine the sampled text.
 fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
     let options = match default {
         Speculation::Off => return Speculation::Off,
@@ -314,8 +315,8 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
 /// The tokens of a prompt that a sequence can begin with. Takes time that grows with the prompt.
 ///
 /// # Errors
-/// If there are none, one is outside the vocabulary, they do not fit `context`, the checkpoint has no tokenizer or no template, or
-/// the template refuses the messages.
+/// If there are none, one is outside the vocabulary, they do not fit `context`, the checkpoint has no tokenizer or no
+/// template, or the template refuses the messages.
 pub(crate) fn tokens(
     engine: &Engine,
     template: Option<&ChatTemplate>,
@@ -343,8 +344,8 @@ pub(crate) fn tokens(
 /// The tokens of a chat. Takes time that grows with its text.
 ///
 /// # Errors
-/// If the checkpoint has no tokenizer or no template, the template refuses the messages, or they are certainly longer than
-/// `context` tokens.
+/// If the checkpoint has no tokenizer or no template, the template refuses the messages, or they
+/// are certainly longer than `context` tokens.
 pub(crate) fn chat_tokens(
     engine: &Engine,
     template: Option<&ChatTemplate>,
@@ -374,8 +375,8 @@ pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
     engine.sampling_defaults().cloned().unwrap_or_default()
 }
 
-/// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within it. Of
-/// several at the same place, the longest.
+/// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within
+/// it. Of several at the same place, the longest.
 pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
     let tokenizer = engine.tokenizer().ok()?;
     let last = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;

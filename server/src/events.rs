@@ -26,7 +26,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Bytes from which on pending events are sent as one frame.
 const FRAME: usize = 16 << 10;
 
-/// The events of a job. Polled when the connection can take more; until then, updates of the engine wait in the channels.
+/// The events of a job. Polled when the connection can take more; until then, updates of the engine
+/// wait in the channels.
 pub(crate) struct EventBody {
     running: Running,
     outputs: Vec<ChoiceOutput>,

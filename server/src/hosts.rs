@@ -1,5 +1,6 @@
-//! Protection against DNS rebinding: a server on a loopback address accepts requests for known host names only. A web page whose
-//! host name resolves to that address passes the browser's same-origin check, but sends its own name in the header `host`.
+//! Protection against DNS rebinding: a server on a loopback address accepts requests for known host
+//! names only. A web page whose host name resolves to that address passes the browser's same-origin
+//! check, but sends its own name in the header `host`.
 
 use std::net::{IpAddr, SocketAddr};
 

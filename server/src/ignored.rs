@@ -1,4 +1,5 @@
-//! Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect, or that are supported with some values only.
+//! Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect, or that are supported
+//! with some values only.
 
 use foretoken::sampler::Penalties;
 use foretoken::{EndOfGeneration, GenerateOptions, Sampling};
@@ -115,8 +116,8 @@ const SAMPLERS: [(&str, char); 9] = [
     ("temperature", 't'),
 ];
 
-/// Takes llama.cpp's `samplers`, names in an array or letters in a string: their order is fixed, and one that is left out must be
-/// off.
+/// Takes llama.cpp's `samplers`, names in an array or letters in a string: their order is fixed,
+/// and one that is left out must be off.
 fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
     let position =
         |name: &str| SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p");

@@ -1,7 +1,7 @@
 //! An HTTP server for foretoken with OpenAI's, Anthropic's and llama.cpp's APIs and continuous batching.
 //!
-//! The binary `foretoken-server` runs a [`Server`]. One thread owns the library's [`Scheduler`](foretoken::Scheduler); requests
-//! wait for it in a bounded queue, and it never waits for a client to read.
+//! The binary `foretoken-server` runs a [`Server`]. One thread owns the library's [`Scheduler`](foretoken::Scheduler);
+//! requests wait for it in a bounded queue, and it never waits for a client to read.
 
 #![forbid(unsafe_code)]
 

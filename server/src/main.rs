@@ -14,8 +14,8 @@ use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
 
-/// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes, with mimalloc 2
-/// not at all (`benches/record/2026-11-25-epyc-zen4-2vcpu/soak.txt`).
+/// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes,
+/// with mimalloc 2 not at all (`benches/record/2026-11-25-epyc-zen4-2vcpu/soak.txt`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -42,17 +42,19 @@ struct Args {
     /// Maximum rows per forward pass; rows not used by decoding are used for prefill.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// Maximum slowdown of decoding while a prompt is prefilled: a pass may take up to X times as long. 1 prefills most slowly.
+    /// Maximum slowdown of decoding while a prompt is prefilled: a pass may take up to X times as
+    /// long. 1 prefills most slowly.
     #[arg(long, value_name = "X", default_value_t = SchedulerOptions::default().prompt_slowdown)]
     prompt_slowdown: f64,
     /// Disable the prefix cache.
     #[arg(long)]
     no_prefix_cache: bool,
-    /// Existing directory for prefix cache entries that do not fit in memory; its files are deleted on exit. Default: they are evicted.
+    /// Existing directory for prefix cache entries that do not fit in memory; its files are deleted
+    /// on exit. Default: they are evicted.
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
     cache_dir: Option<PathBuf>,
-    /// Maximum bytes of the K/V cache of all requests together, with an optional suffix K, M or G. Default: unlimited; on a
-    /// device, 15/16 of what is free after loading.
+    /// Maximum bytes of the K/V cache of all requests together, with an optional suffix K, M or G. Default: unlimited;
+    /// on a device, 15/16 of what is free after loading.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<u64>,
     /// API key that requests must have; may be repeated. Other users of the machine can see it: prefer --api-key-file.
@@ -98,14 +100,15 @@ struct TextDefaults {
     /// Maximum number of tokens to generate, for requests that set none. Default: up to the end of the context.
     #[arg(long)]
     max_tokens: Option<usize>,
-    /// Sampling temperature, for requests that set none; 0 is greedy. Default: for chats, that of the checkpoint's generation
-    /// config, as for top-k, top-p and min-p; else 0.
+    /// Sampling temperature, for requests that set none; 0 is greedy. Default: for chats, that of the checkpoint's
+    /// generation config, as for top-k, top-p and min-p; else 0.
     #[arg(long)]
     temperature: Option<f32>,
     /// Top-k, for requests that set none: sample from the K most probable tokens; 0 samples from all. Default: all.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Top-p, for requests that set none: sample from the most probable tokens whose probabilities sum up to P. Default: 1.
+    /// Top-p, for requests that set none: sample from the most probable tokens whose probabilities
+    /// sum up to P. Default: 1.
     #[arg(long)]
     top_p: Option<f32>,
     /// Min-p, for requests that set none: minimum probability of a token relative to the most probable one. Default: 0.

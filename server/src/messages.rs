@@ -267,8 +267,8 @@ fn shown(text: &str) -> String {
 /// Types of the parts of a text.
 const PARTS: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
 
-/// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's responses call them `input_text` and
-/// `output_text`.
+/// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's
+/// responses call them `input_text` and `output_text`.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
     match fields.value(name) {
         None => Ok(None),

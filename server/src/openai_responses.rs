@@ -1,4 +1,5 @@
-//! `POST /v1/responses`: text, reasoning and function calls. Nothing is stored: every request has the whole conversation.
+//! `POST /v1/responses`: text, reasoning and function calls. Nothing is stored: every request has
+//! the whole conversation.
 
 use std::sync::Arc;
 

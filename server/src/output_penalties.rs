@@ -1,5 +1,5 @@
-//! OpenAI's frequency and presence penalties, which count generated tokens only. The library's own, as llama.cpp's, count the last
-//! tokens of the prompt as well.
+//! OpenAI's frequency and presence penalties, which count generated tokens only. The library's own, as
+//! llama.cpp's, count the last tokens of the prompt as well.
 
 use std::sync::Arc;
 

@@ -14,7 +14,8 @@ const PAGE: &str = include_str!("page.html");
 /// The OpenAPI description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// `GET /`. The content security policy allows its own style and script by a nonce, and connections to this server only.
+/// `GET /`. The content security policy allows its own style and script by a nonce, and connections
+/// to this server only.
 pub(crate) async fn page() -> Response {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let policy = format!(

@@ -66,8 +66,8 @@ pub(crate) trait Reply: Send {
         String::new()
     }
 
-    /// Events of a piece and the parts that it completes; `output` includes them already. At the end of the text, the piece is
-    /// empty.
+    /// Events of a piece and the parts that it completes; `output` includes them already. At the
+    /// end of the text, the piece is empty.
     fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], output: &ChoiceOutput) -> String;
 
     /// Events after a choice's last token.
@@ -173,9 +173,9 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Does work whose time depends on the text of the field `field` on a thread of its own, not on those of connections. It is not
-/// cancelled if the client disconnects, and holds the request's places until it is done: so its queue is bounded as that of
-/// requests is.
+/// Does work whose time depends on the text of the field `field` on a thread of its own, not on those of
+/// connections. It is not cancelled if the client disconnects, and holds the request's places until it is done:
+/// so its queue is bounded as that of requests is.
 ///
 /// # Errors
 /// Those of the work.

@@ -57,8 +57,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Gives the request an id, checks its API key, and writes errors in the format of the route's API. The log has the route's pattern,
-/// and nothing of the path, the headers or the body.
+/// Gives the request an id, checks its API key, and writes errors in the format of the route's API. The log has the
+/// route's pattern, and nothing of the path, the headers or the body.
 async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);

@@ -9,8 +9,8 @@ use crate::fields::Fields;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that neither the request nor the
-/// command line sets.
+/// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that
+/// neither the request nor the command line sets.
 ///
 /// # Errors
 /// If one is not a number; [`Sampling::check`] checks ranges.

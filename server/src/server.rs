@@ -56,8 +56,8 @@ pub struct ServerOptions {
     pub allowed_hosts: Vec<String>,
     /// Maximum number of open connections; more wait until one is closed. Default: 256.
     pub max_connections: usize,
-    /// Time within which a connection's next request head must be received, and within which a client must read some of a
-    /// response. Default: 30 s.
+    /// Time within which a connection's next request head must be received, and within which a client
+    /// must read some of a response. Default: 30 s.
     pub idle_timeout: Duration,
     /// Time that running requests have to end at shutdown, which takes a few seconds more at most. Default: 30 s.
     pub drain_timeout: Duration,
@@ -113,8 +113,8 @@ impl Server {
     /// Opens the port, and starts the engine thread. Connections are served from [`Server::run`] on.
     ///
     /// # Errors
-    /// If the address is not available, a limit is 0, an option is out of range, the prefix cache's directory does not exist, or
-    /// the K/V cache does not fit.
+    /// If the address is not available, a limit is 0, an option is out of range, the prefix cache's directory
+    /// does not exist, or the K/V cache does not fit.
     pub async fn bind(engine: &Engine, options: ServerOptions) -> anyhow::Result<Self> {
         anyhow::ensure!(options.parallel > 0, "parallel is 0, must be at least 1");
         anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
@@ -163,8 +163,8 @@ impl Server {
         self.app.context
     }
 
-    /// Serves until `stop` is ready. Then no new requests are accepted, and running ones have the drain timeout to end; what is
-    /// left then gets an error.
+    /// Serves until `stop` is ready. Then no new requests are accepted, and running ones have the drain
+    /// timeout to end; what is left then gets an error.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (draining, drained) = watch::channel(false);
         let permits = Arc::new(Semaphore::new(self.max_connections.min(Semaphore::MAX_PERMITS)));
@@ -213,7 +213,8 @@ impl Server {
     }
 }
 
-/// Waits for the engine thread, which ends after its current pass. Not on the runtime's threads, which may all be taken.
+/// Waits for the engine thread, which ends after its current pass. Not on the runtime's threads,
+/// which may all be taken.
 async fn close(app: Arc<App>) {
     let (send, closed) = oneshot::channel();
     std::thread::spawn(move || {

@@ -14,8 +14,8 @@ use tokio::time::sleep;
 /// Time between checks of a socket that has unread bytes.
 const CHECK: Duration = Duration::from_millis(500);
 
-/// Watches whether the client has closed the connection. hyper does so by reading, and does not read while it has bytes of the next
-/// request.
+/// Watches whether the client has closed the connection. hyper does so by reading, and does not
+/// read while it has bytes of the next request.
 #[derive(Clone)]
 pub(crate) struct Watch(Arc<OwnedReadHalf>);
 

@@ -73,8 +73,8 @@ impl Tools {
         Ok(())
     }
 
-    /// What the reply must match: the calls that are required, else calls or `structured`, else the schemas of strict tools.
-    /// Reasoning, if it is enabled, may come before that. `options` have the tools.
+    /// What the reply must match: the calls that are required, else calls or `structured`, else the schemas of strict
+    /// tools. Reasoning, if it is enabled, may come before that. `options` have the tools.
     ///
     /// # Errors
     /// If both calls and a format are required.
@@ -144,8 +144,8 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
     Ok((tool, given))
 }
 
-/// Takes OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Chat completions have a tool in the field `function`,
-/// responses have its fields beside `type`.
+/// Takes OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Chat completions have a tool in the field
+/// `function`, responses have its fields beside `type`.
 ///
 /// # Errors
 /// If a tool is malformed or not a function, or the choice names an unknown tool.
@@ -216,8 +216,8 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
     Ok(tools)
 }
 
-/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort turns reasoning
-/// on or off; it does not limit its length.
+/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort
+/// turns reasoning on or off; it does not limit its length.
 ///
 /// # Errors
 /// If the effort is unknown, or a variable is set by the server itself.

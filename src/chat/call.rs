@@ -1,5 +1,5 @@
-//! Gemma 4's tool call syntax: `call:NAME{key:value,..}`, with strings between two `<|"|>` tokens. Keys are bare or strings;
-//! other values are JSON's literals, `{..}` and `[..]`.
+//! Gemma 4's tool call syntax: `call:NAME{key:value,..}`, with strings between two `<|"|>` tokens. Keys are bare or
+//! strings; other values are JSON's literals, `{..}` and `[..]`.
 
 use super::json::Json;
 use super::message::ToolCall;
@@ -7,8 +7,8 @@ use super::message::ToolCall;
 /// Maximum nesting of arguments.
 const MAX_DEPTH: usize = 100;
 
-/// Parses the call in `text`, with `<|"|>` tokens at `quotes`, ascending; `None` if it is malformed. Bare values that are not
-/// literals and values in JSON quotes are strings: models write both.
+/// Parses the call in `text`, with `<|"|>` tokens at `quotes`, ascending; `None` if it is malformed. Bare values that
+/// are not literals and values in JSON quotes are strings: models write both.
 pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     let mut cursor = Cursor { text, at: 0, quotes };
     cursor.skip_space();

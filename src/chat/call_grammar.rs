@@ -1,7 +1,9 @@
-//! Grammars of Gemma 4's tool calls, for constraints: `call:NAME{key:value,..}` with arguments under the tool's JSON schema.
+//! Grammars of Gemma 4's tool calls, for constraints: `call:NAME{key:value,..}` with arguments
+//! under the tool's JSON schema.
 //!
-//! Objects, arrays and strings are rules in the syntax of calls, with keys in the order in which templates write them. A part whose
-//! keywords these rules do not know (`pattern`, `format`, `oneOf`, ..) is left to llguidance and written as JSON, which
+//! Objects, arrays and strings are rules in the syntax of calls, with keys in the order in which
+//! templates write them. A part whose keywords these rules do not know (`pattern`, `format`, `oneOf`, ..)
+//! is left to llguidance and written as JSON, which
 //! [`call::parse`](super::call) reads as well; so are numbers and literals, which are the same in both.
 
 use std::collections::HashMap;

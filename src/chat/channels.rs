@@ -5,9 +5,10 @@ use super::parts::{ReasoningTokens, ReplyPart, ReplySyntax, add};
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
-/// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`, a
-/// tool call is `<|tool_call> .. <tool_call|>`. Calls that are malformed, or without offered tools, are text, including the names
-/// of their control tokens: no output is lost. If the tokenizer has no such tokens, everything is text.
+/// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel,
+/// `<|channel>thought\n .. <channel|>`, a tool call is `<|tool_call> .. <tool_call|>`. Calls that are
+/// malformed, or without offered tools, are text, including the names of their control tokens: no output is
+/// lost. If the tokenizer has no such tokens, everything is text.
 pub(crate) struct Channels {
     /// In the order of [`MARKERS`].
     markers: [Option<u32>; MARKERS.len()],

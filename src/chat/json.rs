@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template. Objects preserve key order, which
-/// templates output.
+/// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template.
+/// Objects preserve key order, which templates output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Json(pub(crate) Value);
 
@@ -225,8 +225,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// A number in the format of Python's `repr`: the fewest digits that parse to the same number, with an exponent below 1e-4 and
-/// from 1e16 on.
+/// A number in the format of Python's `repr`: the fewest digits that parse to the same number, with
+/// an exponent below 1e-4 and from 1e16 on.
 pub(super) fn repr(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

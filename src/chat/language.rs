@@ -1,4 +1,5 @@
-//! The template language as set up by transformers: Jinja's filters and tests, Python's methods and JSON, and resource limits.
+//! The template language as set up by transformers: Jinja's filters and tests, Python's methods and
+//! JSON, and resource limits.
 
 use std::time::SystemTime;
 
@@ -87,7 +88,8 @@ pub(super) fn strftime(now: SystemTime) -> Value {
     })
 }
 
-/// The format with Python's directives for a time without a zone as those of jiff, which has other locales and needs zones.
+/// The format with Python's directives for a time without a zone as those of jiff, which has other
+/// locales and needs zones.
 fn directives(format: &str) -> String {
     let (mut out, mut chars) = (String::new(), format.chars());
     while let Some(c) = chars.next() {
@@ -103,7 +105,8 @@ fn directives(format: &str) -> String {
     out
 }
 
-/// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's `json.dumps`, without HTML escapes.
+/// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's
+/// `json.dumps`, without HTML escapes.
 fn to_json(value: Value, given: Rest<Value>, keywords: Kwargs) -> Result<String, TemplateError> {
     let argument = |at: usize, name: &str| -> Result<Value, TemplateError> {
         let named = keywords.get::<Option<Value>>(name)?;

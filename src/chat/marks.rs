@@ -1,4 +1,5 @@
-//! Marks control token names in message texts before rendering, so that they are not tokenized as control tokens afterwards.
+//! Marks control token names in message texts before rendering, so that they are not tokenized as
+//! control tokens afterwards.
 
 use std::collections::HashSet;
 

@@ -77,8 +77,8 @@ pub struct Message {
     pub role: Role,
     /// Its content.
     pub content: Content,
-    /// The reasoning before the content, for assistant messages. Templates see it as `reasoning`, `reasoning_content` and
-    /// `thinking`. Default: none.
+    /// The reasoning before the content, for assistant messages. Templates see it as `reasoning`,
+    /// `reasoning_content` and `thinking`. Default: none.
     pub reasoning: Option<String>,
     /// The tool calls. Default: none.
     pub tool_calls: Vec<ToolCall>,
@@ -117,10 +117,10 @@ impl Message {
         Self { tool_call_id: Some(id.into()), name: Some(name.into()), ..Self::new(Role::Tool, content) }
     }
 
-    /// Parses a JSON list of messages in the format of OpenAI's chat completions and transformers' `apply_chat_template`: `role`,
-    /// `content` (a text, null, or parts of the type `text`), `reasoning` (or `reasoning_content`, `thinking`), `tool_calls`,
-    /// `tool_call_id`, `name`; other fields become [`Message::extra`]. A call's arguments given as the text of an object become
-    /// that object.
+    /// Parses a JSON list of messages in the format of OpenAI's chat completions and transformers'
+    /// `apply_chat_template`: `role`, `content` (a text, null, or parts of the type `text`), `reasoning` (or
+    /// `reasoning_content`, `thinking`), `tool_calls`, `tool_call_id`, `name`; other fields become [`Message::extra`].
+    /// A call's arguments given as the text of an object become that object.
     ///
     /// # Errors
     /// If it is malformed; the error names the type of a part that is not text.

@@ -1,5 +1,5 @@
-//! The checkpoint's chat template: renders conversations, tools and options to a prompt. [`ReplyParser`] splits the model's
-//! output into text, reasoning and tool calls.
+//! The checkpoint's chat template: renders conversations, tools and options to a prompt. [`ReplyParser`] splits the
+//! model's output into text, reasoning and tool calls.
 //!
 //! The reference is transformers' `apply_chat_template`: the same template and messages give the same string
 //! (`tests/chat_templates.rs`).

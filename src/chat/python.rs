@@ -7,8 +7,8 @@ use minijinja_contrib::pycompat;
 
 use super::slices;
 
-/// Maximum indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and panics or
-/// aborts if memory is short.
+/// Maximum indentation, batch size, field width and slice count in templates: minijinja allocates them
+/// unchecked and panics or aborts if memory is short.
 pub(super) const MAX_COUNT: usize = 1 << 16;
 
 /// Maximum bytes that `indent` adds: as much as a template may write.

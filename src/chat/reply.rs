@@ -6,8 +6,8 @@ use crate::family;
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
-/// Splits the pieces of a generation. The syntax is that of the family whose markers are tokens of the tokenizer; without any,
-/// everything is text.
+/// Splits the pieces of a generation. The syntax is that of the family whose markers are tokens of
+/// the tokenizer; without any, everything is text.
 pub struct ReplyParser {
     syntax: Box<dyn ReplySyntax>,
     reasoning: ReasoningTokens,

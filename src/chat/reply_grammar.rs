@@ -26,20 +26,22 @@ pub enum CallChoice {
 }
 
 impl Constraint {
-    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in the syntax of the model's family,
-    /// with arguments under the JSON schemas of the tools. Properties that a schema does not name are left out. A prompt with
+    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in the
+    /// syntax of the model's family, with arguments under the JSON schemas of the tools. Properties that a
+    /// schema does not name are left out. A prompt with
     /// [`Thinking::On`] may be answered by reasoning first.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name
-    /// that a call can have or a schema that a call cannot follow, or none has the name in `choice`.
+    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool
+    /// has no name that a call can have or a schema that a call cannot follow, or none has the name in `choice`.
     pub fn tool_calls(tokenizer: &Tokenizer, options: &ChatOptions, choice: &CallChoice) -> Result<Self> {
         calls(tokenizer, options, choice, |_| Refused::Error)
     }
 
-    /// As [`Constraint::tool_calls`], with wider schemas where they cannot be compiled: parts of the schemas of tools that `strict`
-    /// does not name lose the keywords that llguidance does not implement, and what still cannot be compiled is any JSON of its
-    /// type. Needs the cargo feature `constraint`, without which nothing is widened, and takes as long as compiling.
+    /// As [`Constraint::tool_calls`], with wider schemas where they cannot be compiled: parts of the schemas of
+    /// tools that `strict` does not name lose the keywords that llguidance does not implement, and what still
+    /// cannot be compiled is any JSON of its type. Needs the cargo feature `constraint`, without which nothing
+    /// is widened, and takes as long as compiling.
     ///
     /// # Errors
     /// As [`Constraint::tool_calls`].
@@ -53,8 +55,9 @@ impl Constraint {
         calls(tokenizer, options, choice, refused)
     }
 
-    /// This constraint, a JSON schema, for replies to a prompt that was rendered with `options`: with [`Thinking::On`], reasoning
-    /// may come first, if the tokenizer has the markers of Gemma 4's or Qwen3.5's reasoning. Other constraints are unchanged.
+    /// This constraint, a JSON schema, for replies to a prompt that was rendered with `options`: with
+    /// [`Thinking::On`], reasoning may come first, if the tokenizer has the markers of Gemma 4's or Qwen3.5's
+    /// reasoning. Other constraints are unchanged.
     ///
     /// # Errors
     /// If the schema is not valid JSON.
@@ -132,7 +135,8 @@ fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
     Ok(limits.with_whitespace(schema))
 }
 
-/// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules that it needs besides `TEXT`.
+/// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules
+/// that it needs besides `TEXT`.
 #[derive(Default)]
 struct Reasoning {
     start: String,

@@ -75,7 +75,8 @@ fn templates_in(config: &Fields) -> Texts {
 }
 
 /// The special tokens of a directory, by the variables of templates (`bos_token`, `image_token`): those of
-/// `tokenizer_config.json`, and, unless that lists `added_tokens_decoder`, those of `special_tokens_map.json`, as in transformers.
+/// `tokenizer_config.json`, and, unless that lists `added_tokens_decoder`, those of
+/// `special_tokens_map.json`, as in transformers.
 ///
 /// # Errors
 /// If a file is malformed.

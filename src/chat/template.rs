@@ -51,8 +51,8 @@ pub enum ControlTokens {
 pub struct ChatOptions {
     /// The template's `enable_thinking`. Default: off.
     pub thinking: Thinking,
-    /// JSON schemas of the tools that the model may call, in transformers' format: `{"type": "function", "function": {"name": ..,
-    /// "description": .., "parameters": ..}}`. Default: none.
+    /// JSON schemas of the tools that the model may call, in transformers' format: `{"type": "function", "function":
+    /// {"name": .., "description": .., "parameters": ..}}`. Default: none.
     pub tools: Vec<Json>,
     /// The template's `add_generation_prompt`. Default: added.
     pub generation_prompt: GenerationPrompt,
@@ -60,7 +60,8 @@ pub struct ChatOptions {
     pub control_tokens: ControlTokens,
     /// Additional template variables (transformers' keyword arguments). Default: none.
     pub variables: Vec<(String, Json)>,
-    /// The time for the template's `strftime_now`, in UTC: for local time, add the zone's offset. Default: the time of rendering.
+    /// The time for the template's `strftime_now`, in UTC: for local time, add the zone's offset.
+    /// Default: the time of rendering.
     pub now: Option<SystemTime>,
 }
 
@@ -117,8 +118,9 @@ impl ChatTemplate {
         Self::compile(source, None, tokens)
     }
 
-    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that in `chat_template.json` (used
-    /// by older processors); `None` if there is none. With tools, it is the one named `tool_use` if there is one.
+    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that
+    /// in `chat_template.json` (used by older processors); `None` if there is none. With tools, it
+    /// is the one named `tool_use` if there is one.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
@@ -180,9 +182,9 @@ impl ChatTemplate {
     /// Renders a conversation to a prompt.
     ///
     /// # Errors
-    /// If the template rejects the messages, executes more than 20 million instructions or writes more than 64 MiB, or an option
-    /// is invalid. Strings built in template variables are not limited, because minijinja's operators cannot be checked: a
-    /// template that repeatedly doubles a text exhausts memory.
+    /// If the template rejects the messages, executes more than 20 million instructions or writes more than 64 MiB, or
+    /// an option is invalid. Strings built in template variables are not limited, because minijinja's operators cannot
+    /// be checked: a template that repeatedly doubles a text exhausts memory.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
         let (messages, tools) = values(messages, options);
         self.render_values(messages, tools, options)
@@ -263,8 +265,8 @@ impl io::Write for Prompt {
     }
 }
 
-/// The source with `{% generation %}` and `{% endgeneration %}`, which mark the model's tokens for training in transformers,
-/// replaced by blocks that are always rendered.
+/// The source with `{% generation %}` and `{% endgeneration %}`, which mark the model's tokens for training in
+/// transformers, replaced by blocks that are always rendered.
 fn without_generation_tags(source: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(start) = rest.find("{%") {

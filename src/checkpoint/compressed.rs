@@ -1,8 +1,8 @@
 //! Supported quantized safetensors: 4-bit integers packed by compressed-tensors (w4a16), and FP8 with scales.
 //!
-//! The tensors of a matrix are merged at load: `X.weight_packed` with `X.weight_scale` becomes `X.weight` in blocks of Q4_0, with
-//! the same integers and the scales in f16; `X.weight` in FP8 with `X.weight_scale` or `X.weight_scale_inv` becomes `X.weight` in
-//! bf16.
+//! The tensors of a matrix are merged at load: `X.weight_packed` with `X.weight_scale` becomes `X.weight` in blocks
+//! of Q4_0, with the same integers and the scales in f16; `X.weight` in FP8 with `X.weight_scale` or
+//! `X.weight_scale_inv` becomes `X.weight` in bf16.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,8 +39,8 @@ pub(super) enum Compressed {
 pub(super) struct Fp8Block([usize; 2]);
 
 impl Fp8Block {
-    /// The block of the checkpoint in `directory`: `weight_block_size`, or compressed-tensors' `block_structure`; 128 x 128 if
-    /// neither is present.
+    /// The block of the checkpoint in `directory`: `weight_block_size`, or compressed-tensors'
+    /// `block_structure`; 128 x 128 if neither is present.
     ///
     /// # Errors
     /// If config.json is malformed, or the sizes are not two positive integers.

@@ -47,8 +47,8 @@ impl Checkpoint {
         HEADS.into_iter().find(|name| self.has(name)).unwrap_or(HEADS[0])
     }
 
-    /// Whether the files have an output head with other values than the embedding, although the configuration ties the two. As in
-    /// transformers, it is used then.
+    /// Whether the files have an output head with other values than the embedding, although the configuration ties
+    /// the two. As in transformers, it is used then.
     ///
     /// # Errors
     /// If one of the two cannot be read.
@@ -128,8 +128,8 @@ impl Checkpoint {
         }
     }
 
-    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are greedy,
-    /// or need a sampler that is not implemented (with a warning).
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they
+    /// are greedy, or need a sampler that is not implemented (with a warning).
     ///
     /// # Errors
     /// If one is malformed or out of its range.
@@ -140,8 +140,9 @@ impl Checkpoint {
         }
     }
 
-    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For a GGUF file it is the file's
-    /// own, compared id by id with a tokenizer.json next to it if there is one; without its own, it is that one.
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For
+    /// a GGUF file it is the file's own, compared id by id with a tokenizer.json next to it if
+    /// there is one; without its own, it is that one.
     ///
     /// # Errors
     /// If it is malformed, an id is outside the model's vocabulary, or the two differ.

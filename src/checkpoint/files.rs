@@ -73,8 +73,8 @@ impl Checkpoint {
         }
     }
 
-    /// Whether a tensor of shape `own` is the one that the configuration gives the shape `implied`: GGUF files drop dimensions of
-    /// 1; of safetensors, only a number may be `[]` or `[1]`.
+    /// Whether a tensor of shape `own` is the one that the configuration gives the shape `implied`: GGUF files drop
+    /// dimensions of 1; of safetensors, only a number may be `[]` or `[1]`.
     pub(crate) fn is_shape(&self, own: &[usize], implied: &[usize]) -> bool {
         let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
         let drops_ones = self.gguf().is_some() || significant(implied).is_empty();

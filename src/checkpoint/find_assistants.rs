@@ -26,12 +26,13 @@ impl FoundAssistants {
     }
 }
 
-/// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`, `*-mtp*.gguf`,
-/// `*-assistant*.gguf`, `assistant.gguf` and the checkpoints in the directories `assistant` and `MTP`, and next to it a checkpoint
-/// `MODEL-assistant` or `MODEL-mtp.gguf`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of
-/// the Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the repository `NAME-assistant` of any owner in the same cache, by its
-/// `refs/main`; nothing is downloaded. Headers are read, not weights. If the model's own directory contains an assistant
-/// ([`Checkpoint::inner_assistant`]) that fits, only that one is returned, as the path `model`.
+/// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
+/// `*-mtp*.gguf`, `*-assistant*.gguf`, `assistant.gguf` and the checkpoints in the directories `assistant` and `MTP`,
+/// and next to it a checkpoint `MODEL-assistant` or `MODEL-mtp.gguf`, where MODEL is the name with or without its
+/// type (`-Q4_K_M`). For a model in a cache of the Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the
+/// repository `NAME-assistant` of any owner in the same cache, by its `refs/main`; nothing is downloaded. Headers are
+/// read, not weights. If the model's own directory contains an assistant ([`Checkpoint::inner_assistant`]) that fits,
+/// only that one is returned, as the path `model`.
 ///
 /// # Errors
 /// If the target cannot be read.
@@ -103,8 +104,8 @@ fn is_checkpoint(path: &Path) -> bool {
     !path.is_dir() || path.join("config.json").exists()
 }
 
-/// The GGUF files in the directory `path`, which may have a config.json beside them; `path` itself if there are none, or if it
-/// has safetensors.
+/// The GGUF files in the directory `path`, which may have a config.json beside them; `path` itself
+/// if there are none, or if it has safetensors.
 fn checkpoints(path: PathBuf) -> Vec<PathBuf> {
     let files: Vec<_> = gguf_files(&path).collect();
     if files.is_empty() || path.join("model.safetensors").exists() { vec![path] } else { files }
@@ -127,8 +128,8 @@ pub(crate) fn is_assistants_name(name: &str) -> bool {
         || name == "assistant.gguf"
 }
 
-/// As [`is_assistants_name`], or with `-mtp` anywhere: next to a Gemma 4 that is its assistant, but a Qwen3.5 of this name has its
-/// head in the file.
+/// As [`is_assistants_name`], or with `-mtp` anywhere: next to a Gemma 4 that is its assistant, but a
+/// Qwen3.5 of this name has its head in the file.
 fn may_be_assistants(name: &str) -> bool {
     is_assistants_name(name) || ["-mtp.", "-mtp-"].iter().any(|part| name.contains(part))
 }
@@ -146,8 +147,8 @@ fn without_type(stem: &str) -> &str {
     }
 }
 
-/// The assistants in the Hub cache that contains the model: directories, and GGUF files. A target's repository of GGUF files
-/// (`NAME-GGUF`) has the assistants of `NAME`.
+/// The assistants in the Hub cache that contains the model: directories, and GGUF files. A target's repository of GGUF
+/// files (`NAME-GGUF`) has the assistants of `NAME`.
 fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
     let ancestors = || model.ancestors().zip(model.ancestors().skip(1));
     let snapshots = ancestors().find(|(_, parent)| parent.file_name().is_some_and(|name| name == "snapshots"));

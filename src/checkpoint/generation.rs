@@ -72,7 +72,8 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
 }
 
-/// The fields of the sampling parameters of the file `source`; none, with a warning, if transformers has no such parameters.
+/// The fields of the sampling parameters of the file `source`; none, with a warning, if
+/// transformers has no such parameters.
 pub(super) fn sampling_fields(source: &Path, sampling: &Sampling) -> Vec<(&'static str, Value)> {
     let Sampling { temperature, top_k, top_p, min_p, typical_p, penalties, xtc, .. } = sampling;
     let over_all = penalties.last_n.is_none() || penalties.repeat == 1.0;

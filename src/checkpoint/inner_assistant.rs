@@ -1,4 +1,5 @@
-//! An assistant merged into its target's directory: its tensors under `mtp.`, its configuration as a field of the target's.
+//! An assistant merged into its target's directory: its tensors under `mtp.`, its configuration as
+//! a field of the target's.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -24,7 +25,8 @@ impl Checkpoint {
         Ok(checkpoint.inner_assistant()?.unwrap_or(checkpoint))
     }
 
-    /// The assistant inside the checkpoint of its target, a directory; `None` if there is none, or it has no configuration.
+    /// The assistant inside the checkpoint of its target, a directory; `None` if there is none, or
+    /// it has no configuration.
     ///
     /// # Errors
     /// If config.json is malformed.

@@ -120,8 +120,8 @@ impl<'a> Loader<'a> {
         self.checkpoint.has(&self.full(name))
     }
 
-    /// Whether the tensor `name` is bit for bit that of the full name `original`, which may be in another form in memory. A copy
-    /// counts as used.
+    /// Whether the tensor `name` is bit for bit that of the full name `original`, which may be in
+    /// another form in memory. A copy counts as used.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -203,8 +203,8 @@ impl<'a> Loader<'a> {
         Ok(weight)
     }
 
-    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], from separate matrices: matrix `i` is the rows of the tensors
-    /// `parts[i]`, which have equally many. It is assembled in memory.
+    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], from separate matrices: matrix `i` is the rows of the
+    /// tensors `parts[i]`, which have equally many. It is assembled in memory.
     ///
     /// # Errors
     /// As [`Loader::linear`], or if two parts differ in type.
@@ -303,8 +303,8 @@ impl<'a> Loader<'a> {
     /// A vector `(width)` of factors, widened.
     ///
     /// # Errors
-    /// As [`Loader::vector`], or if all are zero, which indicates a truncated download: every layer has factors, and matrices are
-    /// too large to scan.
+    /// As [`Loader::vector`], or if all are zero, which indicates a truncated download: every layer has
+    /// factors, and matrices are too large to scan.
     pub fn factors(&mut self, name: &str, width: usize) -> Result<Vec<f32>> {
         let factors = self.vector(name, width)?;
         match factors.iter().all(|factor| *factor == 0.0) {
@@ -408,12 +408,12 @@ impl<'a> Loader<'a> {
         self.taken.extend(other.taken);
     }
 
-    /// Ends the load and warns of unused tensors, except those that `known` accepts: they may belong to modules that are not
-    /// implemented.
+    /// Ends the load and warns of unused tensors, except those that `known` accepts: they may
+    /// belong to modules that are not implemented.
     ///
     /// # Errors
-    /// If an unused tensor is a scale of weights, has this loader's prefix, or is in a GGUF file: then the saved model has
-    /// another module, or a name or the configuration is damaged.
+    /// If an unused tensor is a scale of weights, has this loader's prefix, or is in a GGUF file: then the saved model
+    /// has another module, or a name or the configuration is damaged.
     pub fn finish(self, known: impl Fn(&str) -> bool) -> Result<()> {
         let mut unused = self.checkpoint.names();
         // `rope_freqs` exists in GGUF only; it is checked against the configuration.
@@ -421,8 +421,8 @@ impl<'a> Loader<'a> {
             // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8 KV cache, which
-        // this cache does not need.
+        // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8
+        // KV cache, which this cache does not need.
         let implied = |name: &str| {
             let of_cache = ["self_attn.k_scale", "self_attn.v_scale", "k_proj.k_scale", "v_proj.v_scale"];
             ["inv_freq", ".embed_scale"].iter().chain(&of_cache).any(|buffer| name.ends_with(buffer))
@@ -452,8 +452,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// A matrix's type under in-situ quantization to `to`, with llama.cpp's fallbacks for rows that are not whole blocks of 256;
-/// `None` leaves it unchanged.
+/// A matrix's type under in-situ quantization to `to`, with llama.cpp's fallbacks for rows that are not
+/// whole blocks of 256; `None` leaves it unchanged.
 fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType> {
     use WeightType::*;
     let target_type = match (role, to) {

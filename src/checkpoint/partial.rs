@@ -1,5 +1,5 @@
-//! Atomically replaced files: `NAME.partial` until complete and synced, then renamed. An existing file stays until that moment,
-//! and no incomplete one ever has the name.
+//! Atomically replaced files: `NAME.partial` until complete and synced, then renamed. An existing file stays until that
+//! moment, and no incomplete one ever has the name.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};

@@ -154,7 +154,8 @@ impl WeightMap {
         }
     }
 
-    /// Whether the shards are read: as in transformers, a whole file takes precedence over an index that does not list it.
+    /// Whether the shards are read: as in transformers, a whole file takes precedence over an index
+    /// that does not list it.
     fn is_read(&self, has_whole: bool) -> bool {
         !has_whole || self.shards.values().any(|shard| shard == WHOLE)
     }

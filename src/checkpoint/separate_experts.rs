@@ -1,5 +1,5 @@
-//! Experts of a Gemma 4 with one tensor per matrix, as in quantized directories: `X.experts.7.gate_proj.weight`, `up_proj` and
-//! `down_proj` become the stacks `X.experts.gate_up_proj` and `X.experts.down_proj` at load.
+//! Experts of a Gemma 4 with one tensor per matrix, as in quantized directories: `X.experts.7.gate_proj.weight`,
+//! `up_proj` and `down_proj` become the stacks `X.experts.gate_up_proj` and `X.experts.down_proj` at load.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,8 @@ pub(super) fn collect<'a>(names: impl Iterator<Item = &'a str>) -> Stacks {
     stacks
 }
 
-/// `X.experts`, the number and the matrix of `X.experts.7.gate_proj.weight`. Those of Qwen (`mlp.experts`) stay separate.
+/// `X.experts`, the number and the matrix of `X.experts.7.gate_proj.weight`. Those of Qwen
+/// (`mlp.experts`) stay separate.
 fn split(name: &str) -> Option<(&str, usize, &str)> {
     let (module, part) = name.strip_suffix(".weight")?.rsplit_once('.')?;
     let (module, digits) = module.rsplit_once('.')?;

@@ -15,8 +15,8 @@ struct Described {
 }
 
 impl Checkpoint {
-    /// Bytes of weights read per step of the target: those of the loaded model ([`StepCost`](super::StepCost)), without loading
-    /// it.
+    /// Bytes of weights read per step of the target: those of the loaded model
+    /// ([`StepCost`](super::StepCost)), without loading it.
     ///
     /// # Errors
     /// If there is no embedding under any known prefix.

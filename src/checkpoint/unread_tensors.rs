@@ -132,8 +132,8 @@ fn compressed_tensors(fields: &Fields) -> Option<String> {
     .find_map(|(what, is_there)| is_there.then(|| what.to_owned()))
 }
 
-/// The format that has this tensor in this shape: MLX's convolutions have the input channels last, and norms that are not
-/// zero-centred, whatever the configuration says.
+/// The format that has this tensor in this shape: MLX's convolutions have the input channels last, and norms that are
+/// not zero-centred, whatever the configuration says.
 fn shaped_format(name: &str, checkpoint: &Checkpoint) -> Option<&'static str> {
     let convolution = name.strip_suffix("linear_attn.conv1d.weight").and_then(|_| checkpoint.get(name).ok()?)?;
     matches!(convolution.shape[..], [_, taps, 1] if taps > 1).then_some("an MLX checkpoint")

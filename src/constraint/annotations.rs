@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 
-/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name, and `uniqueItems` that are not asked for.
+/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name, and
+/// `uniqueItems` that are not asked for.
 pub(super) fn remove(fields: &mut Map<String, Value>) {
     // The order of the others, in which llguidance reads them, is kept.
     fields.retain(|key, value| match key.as_str() {

@@ -1,4 +1,5 @@
-//! Bounds of numbers as llguidance can enforce them: it reads them as 64-bit floats, whose integer parts must be 64-bit integers.
+//! Bounds of numbers as llguidance can enforce them: it reads them as 64-bit floats, whose integer
+//! parts must be 64-bit integers.
 
 use serde_json::{Map, Value, json};
 

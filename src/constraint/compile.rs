@@ -24,8 +24,8 @@ const MAX_CACHED: usize = 32;
 const STACK_PER_BYTE: usize = 1 << 10;
 const MIN_STACK: usize = 16 << 20;
 
-/// Parser items at the start of an object per optional property. Compile time is quadratic in these properties, so they are
-/// counted first.
+/// Parser items at the start of an object per optional property. Compile time is quadratic in these
+/// properties, so they are counted first.
 const ROW_ITEMS: usize = 4;
 
 /// Maximum nesting of brackets in a Lark grammar, which is parsed recursively.
@@ -98,7 +98,8 @@ impl Compiler {
     }
 }
 
-/// Runs `work` on a thread of its own: llguidance recurses to the depth of a grammar's rules, or an object's properties.
+/// Runs `work` on a thread of its own: llguidance recurses to the depth of a grammar's rules, or an
+/// object's properties.
 ///
 /// # Errors
 /// Those of `work`, or if the thread cannot be started.
@@ -144,8 +145,8 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     }
 }
 
-/// Checks a schema against the limits that llguidance does not have, and for what it would not enforce. Its cost is about linear
-/// in the schema.
+/// Checks a schema against the limits that llguidance does not have, and for what it would not
+/// enforce. Its cost is about linear in the schema.
 ///
 /// # Errors
 /// The path of a part that exceeds a limit or is not enforced, and the problem.

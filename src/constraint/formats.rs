@@ -1,4 +1,5 @@
-//! Patterns for formats of which llguidance accepts invalid values: the year 0000, 29 February of common years, and second 60.
+//! Patterns for formats of which llguidance accepts invalid values: the year 0000, 29 February of
+//! common years, and second 60.
 
 use serde_json::{Map, Value, json};
 

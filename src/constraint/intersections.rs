@@ -1,5 +1,6 @@
-//! Bounds on intersections of regular expressions, checked before llguidance's lexer runs. One symbolic derivative of an
-//! intersection takes time that grows with the product of its terms' alternatives, and fuel is counted only after it.
+//! Bounds on intersections of regular expressions, checked before llguidance's lexer runs. One
+//! symbolic derivative of an intersection takes time that grows with the product of its terms'
+//! alternatives, and fuel is counted only after it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -73,8 +74,8 @@ pub(super) fn check_expressions(set: &ExprSet, limits: &ConstraintLimits) -> Res
     Ok(())
 }
 
-/// Checks the conditions that a string may have to meet under `schema`. An upper bound: conditions in different branches of an
-/// `allOf` count together, whatever values they are for.
+/// Checks the conditions that a string may have to meet under `schema`. An upper bound: conditions in different
+/// branches of an `allOf` count together, whatever values they are for.
 ///
 /// # Errors
 /// The path and the problem of a smallest part that exceeds a limit.
@@ -115,8 +116,8 @@ fn tag(set: &ExprSet, id: ExprRef) -> String {
     format!("{:?}", set.get_tag(id))
 }
 
-/// How many sets of bytes in an expression have a byte in common, each as often as it occurs; of an intersection, the product over
-/// its terms.
+/// How many sets of bytes in an expression have a byte in common, each as often as it occurs; of an
+/// intersection, the product over its terms.
 fn width(set: &ExprSet, id: ExprRef, known: &mut HashMap<ExprRef, u64>) -> u64 {
     if let Some(width) = known.get(&id) {
         return *width;

@@ -1,5 +1,5 @@
-//! A bound on merged schemas. llguidance merges schemas that hold beside each other (`allOf`, `$ref` and a schema's own keywords)
-//! into one, and copies them for each case of a union (`anyOf`, `oneOf`, `enum`) beside them.
+//! A bound on merged schemas. llguidance merges schemas that hold beside each other (`allOf`, `$ref` and a schema's own
+//! keywords) into one, and copies them for each case of a union (`anyOf`, `oneOf`, `enum`) beside them.
 
 use std::collections::HashMap;
 

@@ -1,11 +1,12 @@
 //! Constrained decoding: grammars and JSON schemas as token masks.
 //!
-//! A constraint is compiled once per engine. Before every draw, tokens that it rejects get `-inf`, before penalties and filters:
-//! the token is drawn from the target's distribution over the remaining tokens, renormalised. The end of the text is allowed
-//! exactly where the grammar accepts, and if nothing else is allowed the generation ends without a token.
+//! A constraint is compiled once per engine. Before every draw, tokens that it rejects get `-inf`,
+//! before penalties and filters: the token is drawn from the target's distribution over the remaining
+//! tokens, renormalised. The end of the text is allowed exactly where the grammar accepts, and if
+//! nothing else is allowed the generation ends without a token.
 //!
-//! With drafts, row `i` of a verification gets the mask after drafts `0..i`. Drafts are cut before the first token that the
-//! grammar rejects, so that no row is spent on it, and tokens that the grammar forces are drafted by
+//! With drafts, row `i` of a verification gets the mask after drafts `0..i`. Drafts are cut before the first token that
+//! the grammar rejects, so that no row is spent on it, and tokens that the grammar forces are drafted by
 //! [`Forced`](crate::speculative::Forced).
 
 mod annotations;
@@ -47,8 +48,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-/// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain data; the
-/// engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
+/// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain
+/// data; the engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
 ///
 /// ```
 /// use foretoken::{Constraint, GenerateOptions};
@@ -72,8 +73,9 @@ pub(crate) enum Grammar {
 }
 
 impl Constraint {
-    /// JSON that is valid under a schema (draft 2020-12, as far as llguidance implements it; the rest is an error). Properties
-    /// come in the schema's order, `$ref` refers to the same document. The schema's key `x-guidance` sets llguidance's options.
+    /// JSON that is valid under a schema (draft 2020-12, as far as llguidance implements it; the rest is
+    /// an error). Properties come in the schema's order, `$ref` refers to the same document. The schema's
+    /// key `x-guidance` sets llguidance's options.
     pub fn json_schema(schema: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::JsonSchema(schema.into()))
     }
@@ -83,8 +85,8 @@ impl Constraint {
         Self::json_schema(r#"{"type":"object"}"#)
     }
 
-    /// Text that matches a regular expression as a whole: the syntax of the crate `regex`, without anchors, boundaries and lazy
-    /// repetition.
+    /// Text that matches a regular expression as a whole: the syntax of the crate `regex`, without
+    /// anchors, boundaries and lazy repetition.
     pub fn regex(expression: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::Regex(expression.into()))
     }
@@ -119,19 +121,19 @@ pub struct ConstraintLimits {
     pub source_bytes: usize,
     /// Symbols in the productions of the grammar. Default: 200000.
     pub grammar_symbols: usize,
-    /// Regular expressions that are intersected: conditions (`pattern`, `format`, lengths) on one string of a schema, through
-    /// `allOf` and `$ref`, or terms of `&` in a Lark grammar. Default: 8.
+    /// Regular expressions that are intersected: conditions (`pattern`, `format`, lengths) on one string of a schema,
+    /// through `allOf` and `$ref`, or terms of `&` in a Lark grammar. Default: 8.
     pub intersected: usize,
-    /// Combinations of alternatives in an intersection: the product over its regular expressions of how many of their character
-    /// classes overlap. Compile time is linear in it; 1000 take about a millisecond. Default: 65536.
+    /// Combinations of alternatives in an intersection: the product over its regular expressions of how many of their
+    /// character classes overlap. Compile time is linear in it; 1000 take about a millisecond. Default: 65536.
     pub alternatives: u64,
-    /// A divisor (`multipleOf`), of decimals their digits; of schemas that hold beside each other, the least common multiple. About
-    /// 500 bytes each. Default: 10000.
+    /// A divisor (`multipleOf`), of decimals their digits; of schemas that hold beside each other, the least common
+    /// multiple. About 500 bytes each. Default: 10000.
     pub divisor: u64,
     /// `patternProperties` of one object, which are intersected in pairs. Default: 64.
     pub pattern_properties: usize,
-    /// Schemas that result from merging those that hold beside each other (`allOf`, `$ref`, a schema's own keywords) with each
-    /// case of a union (`anyOf`, `oneOf`, `enum`), about 450 bytes each. An upper bound. Default: 200000.
+    /// Schemas that result from merging those that hold beside each other (`allOf`, `$ref`, a schema's own keywords)
+    /// with each case of a union (`anyOf`, `oneOf`, `enum`), about 450 bytes each. An upper bound. Default: 200000.
     pub merged_schemas: u64,
     /// Regular expression nodes built at compile time; 50000 take about a millisecond. Default: 1000000.
     pub compile_fuel: u64,
@@ -143,8 +145,8 @@ pub struct ConstraintLimits {
     pub row_items: usize,
     /// Lexer states of one generation, 1 to 2 KiB each. Default: 50000.
     pub lexer_states: usize,
-    /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to fill what is allowed.
-    /// Default: 1.
+    /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to
+    /// fill what is allowed. Default: 1.
     pub json_whitespace: usize,
 }
 

@@ -14,7 +14,8 @@ const NONE: &str = r"[^\x00-\x{10ffff}]";
 /// Escapes of several characters.
 const SETS: [&str; 8] = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"\p", r"\P"];
 
-/// Translates a schema's `pattern` and the names of its `patternProperties`. What was translated already does not change.
+/// Translates a schema's `pattern` and the names of its `patternProperties`. What was translated
+/// already does not change.
 pub(super) fn translate(fields: &mut Map<String, Value>) {
     if let Some(Value::String(pattern)) = fields.get_mut("pattern") {
         *pattern = translated(pattern);
@@ -40,8 +41,8 @@ enum Before {
     Other,
 }
 
-/// Differs in `.`, `\s`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not (look-around,
-/// references) is left to it to refuse.
+/// Differs in `.`, `\s`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not
+/// (look-around, references) is left to it to refuse.
 fn translated(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let (mut rest, mut class) = (pattern, None);

@@ -95,7 +95,8 @@ fn percent_decoded(fragment: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Calls `work` on every reference in `schema`; parts that no keyword has as a schema count, values of `const` and `enum` do not.
+/// Calls `work` on every reference in `schema`; parts that no keyword has as a schema count, values
+/// of `const` and `enum` do not.
 pub(crate) fn each(schema: &mut Value, work: &mut impl FnMut(&mut String)) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(|schema| each(schema, work)),

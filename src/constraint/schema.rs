@@ -15,8 +15,8 @@ const SEARCHED: usize = 4 << 20;
 /// Bytes as which a merged schema counts: they are compiled in about as long.
 const MERGED: usize = 16;
 
-/// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects. `problem` is that of the
-/// whole.
+/// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects.
+/// `problem` is that of the whole.
 pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> (String, String) {
     let (mut place, mut problem, mut part) = (String::from("#"), problem, root);
     let mut document = root.clone();

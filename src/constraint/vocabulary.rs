@@ -28,8 +28,8 @@ pub(super) fn vocabulary(tokenizer: &Arc<Tokenizer>, vocab_size: usize, end: &[u
     Ok(Arc::new(Vocabulary { trie, tokenizer: tokenizer.clone() }))
 }
 
-/// The bytes of every token, empty for unused ids. Special tokens and those in `end` begin with toktrie's marker, so that no text
-/// encodes to them.
+/// The bytes of every token, empty for unused ids. Special tokens and those in `end` begin with
+/// toktrie's marker, so that no text encodes to them.
 fn token_bytes(tokenizer: &Tokenizer, vocab_size: usize, end: &[u32]) -> Result<Vec<Vec<u8>>> {
     check_decoder(tokenizer)?;
     let inner = tokenizer.inner();

@@ -52,8 +52,8 @@ macro_rules! backend {
 
                 unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
                     let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    // SAFETY: the caller's contract covers the memory that the parameters point to; the kernel reads its own
-                    // parameter structure, which is the start of `AnyLaunch`.
+                    // SAFETY: the caller's contract covers the memory that the parameters point to; the kernel reads
+                    // its own parameter structure, which is the start of `AnyLaunch`.
                     unsafe { stream.launch(&launch.launch) }.map_err(failed)
                 }
 

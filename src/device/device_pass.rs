@@ -109,8 +109,8 @@ impl<'a> DevicePass<'a> {
         self.output(0).accept_equal()
     }
 
-    /// Chooses the most probable token after the last row of each part, without a wait: it is draft `index` in the state in
-    /// `drafts`, and the newest token of the part's own sequence.
+    /// Chooses the most probable token after the last row of each part, without a wait: it is draft `index` in the
+    /// state in `drafts`, and the newest token of the part's own sequence.
     ///
     /// # Errors
     /// If the driver fails.
@@ -140,8 +140,8 @@ impl DeviceOutput<'_> {
         self.parts[self.index]
     }
 
-    /// Accepts drafts by `rule`: returns how many, and the token after them. [`DRAFTED`] ids in `drafts` are replaced by the real
-    /// ones.
+    /// Accepts drafts by `rule`: returns how many, and the token after them. [`DRAFTED`] ids in
+    /// `drafts` are replaced by the real ones.
     ///
     /// # Errors
     /// If the scores, or K or V, are NaN or infinite, or the driver fails.
@@ -206,8 +206,8 @@ impl DeviceOutput<'_> {
         self.passes.logits(self.models, self.part().first_output, rows)
     }
 
-    /// The `count` largest logits of each of the first `rows` output rows, or more, after the soft cap; `None` if the device does not
-    /// find that many.
+    /// The `count` largest logits of each of the first `rows` output rows, or more, after the soft cap;
+    /// `None` if the device does not find that many.
     ///
     /// # Errors
     /// As [`DeviceOutput::wait`].

@@ -35,7 +35,8 @@ pub(super) struct DraftRow<'a> {
 pub(super) struct DraftSteps {
     lists: Option<Lists>,
     angles: DraftAngles,
-    /// In order of rows, and the memory of each. A sequence whose draft is complete keeps its row, which is computed and not used.
+    /// In order of rows, and the memory of each. A sequence whose draft is complete keeps its row,
+    /// which is computed and not used.
     sequences: Vec<(Weak<Mutex<Sequence>>, u64)>,
     done: usize, // steps
 }
@@ -47,11 +48,12 @@ struct Lists {
 }
 
 impl DraftSteps {
-    /// Drafts the token after those of each row; all have as many tokens, and their sequences the same plan. The tokens become
-    /// drafts in the sequences' states. Returns each one's row in [`DraftSteps::scores`].
+    /// Drafts the token after those of each row; all have as many tokens, and their sequences the same plan. The tokens
+    /// become drafts in the sequences' states. Returns each one's row in [`DraftSteps::scores`].
     ///
     /// # Errors
-    /// If the models have no assistant, there are as many tokens as a pass may have rows, or the device is out of memory or fails.
+    /// If the models have no assistant, there are as many tokens as a pass may have rows, or the
+    /// device is out of memory or fails.
     pub fn step(
         &mut self,
         workspace: &mut Workspace,
@@ -80,9 +82,9 @@ impl DraftSteps {
         Ok(rows.iter().filter_map(row_of).collect())
     }
 
-    /// The sequences of the draft, if `rows` are next steps of some of them. If other drafts were made in between, the hidden states
-    /// of the last step are lost, and all steps are repeated. They stay alive until the step is launched; memory is freed after the
-    /// kernels that read it.
+    /// The sequences of the draft, if `rows` are next steps of some of them. If other drafts were made in between, the
+    /// hidden states of the last step are lost, and all steps are repeated. They stay alive until the step is launched;
+    /// memory is freed after the kernels that read it.
     fn continued(&self, rows: &[DraftRow<'_>], step: usize) -> Option<Vec<Arc<Mutex<Sequence>>>> {
         // Not replaced by a snapshot. A sequence that is locked waits for this workspace.
         let same = |sequence: &Mutex<Sequence>, id| sequence.try_lock().is_some_and(|sequence| sequence.id() == id);

@@ -19,8 +19,8 @@ use crate::speculative::{
 };
 use crate::{Error, Result};
 
-/// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has placeholders until the target's accept
-/// result.
+/// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has
+/// placeholders until the target's accept result.
 pub(crate) struct DeviceMtp {
     models: Arc<Models>,
     sequence: Arc<Mutex<Sequence>>,
@@ -148,8 +148,8 @@ impl DeviceDraft {
 
 /// [`DraftModel`](crate::speculative::DraftModel) on the target's device.
 ///
-/// Its sequence receives the start of each pass, so that it can be truncated: rows of a draft stay, and accepted ones are not
-/// recomputed. The host learns every token as it is drafted, because the target's sequence is a different one.
+/// Its sequence receives the start of each pass, so that it can be truncated: rows of a draft stay, and accepted ones
+/// are not recomputed. The host learns every token as it is drafted, because the target's sequence is a different one.
 pub(crate) struct DeviceDraftModel {
     models: Arc<Models>,
     sequence: Mutex<Sequence>,
@@ -163,8 +163,8 @@ pub(crate) struct DeviceDraftModel {
 const FEW: usize = 2;
 
 impl DeviceDraftModel {
-    /// A drafter with an empty cache; see [`DraftModel::new`](crate::speculative::DraftModel::new). `models` has `model` on the
-    /// device.
+    /// A drafter with an empty cache; see [`DraftModel::new`](crate::speculative::DraftModel::new).
+    /// `models` has `model` on the device.
     ///
     /// # Errors
     /// If an option of the cache is out of its range, or memory is exhausted.
@@ -187,7 +187,8 @@ impl DeviceDraftModel {
         self.read.truncate(self.sure);
     }
 
-    /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the scores after the last token.
+    /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the
+    /// scores after the last token.
     fn pass<T>(&mut self, tokens: &[u32], use_output: impl FnOnce(&mut DeviceOutput<'_>) -> Result<T>) -> Result<T> {
         let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
         let (last, before) = (tokens.chunks(rows).last().unwrap_or_default(), tokens.chunks(rows).rev().skip(1).rev());

@@ -10,8 +10,8 @@ use super::queue::{DeviceTensor, Queue};
 use crate::Result;
 use crate::nn::Gate;
 
-/// Mean number of entries of an expert from which on buckets are as large as possible: half of a tile. At a mean of 32, as in
-/// prompts of 26B-A4B, which are 1.5 times as fast as with buckets of 16, lower bounds make no difference.
+/// Mean number of entries of an expert from which on buckets are as large as possible: half of a tile. At a mean of 32,
+/// as in prompts of 26B-A4B, which are 1.5 times as fast as with buckets of 16, lower bounds make no difference.
 const MANY_PER_EXPERT: usize = 16;
 
 /// Stacks of gated MLPs.
@@ -33,8 +33,9 @@ impl DeviceExperts {
         shared: Option<SharedExpert>,
     ) -> Result<DeviceTensor> {
         let y = queue.new_tensor(x.rows, x.width)?;
-        // In parts, so that the memory of entries is bounded: 4096 of 26B-A4B take some 120 MB. With 32 per expert, reading weights is
-        // no longer the cost, and more rows would gain little. Parts are multiples of 16 rows: aligned.
+        // In parts, so that the memory of entries is bounded: 4096 of 26B-A4B take some 120 MB. With
+        // 32 per expert, reading weights is no longer the cost, and more rows would gain little.
+        // Parts are multiples of 16 rows: aligned.
         let most = MAX_ROUTE.0 / self.top_k / BLOCK_ROWS * BLOCK_ROWS;
         for first in (0..x.rows).step_by(most) {
             let rows = most.min(x.rows - first);

@@ -1,9 +1,9 @@
-//! K and V on the device: pages allocated on demand, and page tables in device memory, of the same layout for all sequences with
-//! the same options, so that one launch serves the rows of several.
+//! K and V on the device: pages allocated on demand, and page tables in device memory, of the same layout for all
+//! sequences with the same options, so that one launch serves the rows of several.
 //!
-//! The layout is `crate::kv`'s: pages of 128 positions, rings for windows, an exact head and tail around quantized pages.
-//! Rollback is a smaller length, held by the caller. One difference: with K = V, K's rotary channels are stored in exact formats
-//! as well.
+//! The layout is `crate::kv`'s: pages of 128 positions, rings for windows, an exact head and tail around
+//! quantized pages. Rollback is a smaller length, held by the caller. One difference: with K = V, K's
+//! rotary channels are stored in exact formats as well.
 
 mod cache;
 mod file;
@@ -38,8 +38,8 @@ use storage::{Storage, StoragePlan};
 /// Value of a fault word without a fault.
 pub(crate) const NO_FAULT: u32 = u32::MAX;
 
-/// Pages per split of attention over all positions, and in windows, which have few pages: a split is a thread block. Fixed: they
-/// determine the order of summation.
+/// Pages per split of attention over all positions, and in windows, which have few pages: a split is a thread
+/// block. Fixed: they determine the order of summation.
 const SPLIT_PAGES: usize = 2;
 const WINDOW_SPLIT_PAGES: usize = 1;
 
@@ -95,8 +95,8 @@ pub(crate) struct PassRows {
 }
 
 impl Span {
-    /// What is in rows `first..first + count` of the pass. Rows of one constant position share one mask; consecutive rows see one
-    /// position more each.
+    /// What is in rows `first..first + count` of the pass. Rows of one constant position share one mask;
+    /// consecutive rows see one position more each.
     fn part(&self, first: usize, count: usize) -> Option<Self> {
         let start = self.first.max(first);
         let rows = (self.first + self.rows).min(first + count).checked_sub(start).filter(|rows| *rows > 0)?;
@@ -235,7 +235,8 @@ impl KvPlan {
     }
 }
 
-/// Number of fault words of a pass: for K and V of every store, the first position with NaN or infinity. Their initial value is
+/// Number of fault words of a pass: for K and V of every store, the first position with NaN or
+/// infinity. Their initial value is
 /// [`NO_FAULT`].
 pub(crate) fn fault_words(layout: &KvLayout) -> usize {
     2 * layout.stores.len()
@@ -255,8 +256,8 @@ pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<(
 }
 
 impl KvPlan {
-    /// Stores the rows of a layer's K and V; unless the pass is recorded, then quantizes the pages that left the exact tail. `tables`
-    /// are those of each segment; `faults` has [`fault_words`].
+    /// Stores the rows of a layer's K and V; unless the pass is recorded, then quantizes the pages that left the exact
+    /// tail. `tables` are those of each segment; `faults` has [`fault_words`].
     pub fn append(
         &self,
         queue: &Queue,
@@ -422,7 +423,8 @@ impl Store {
         Ok(prepared)
     }
 
-    /// The attention of `queries` over the exact or the quantized pages `[keys, values]`, with the fastest kernel for the formats.
+    /// The attention of `queries` over the exact or the quantized pages `[keys, values]`, with the
+    /// fastest kernel for the formats.
     fn attend_pages(
         &self,
         launcher: &Launcher,

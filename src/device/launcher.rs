@@ -53,8 +53,9 @@ impl Launcher {
     }
 
     fn launch_now(&self, launch: &AnyLaunch) -> Result<()> {
-        // SAFETY: all callers are in this library and pass slices of buffers owned by their models and sequences. Buffers are
-        // freed through the device, which waits for running kernels. Page tables are written before the rows that use them.
+        // SAFETY: all callers are in this library and pass slices of buffers owned by their models and
+        // sequences. Buffers are freed through the device, which waits for running kernels. Page tables
+        // are written before the rows that use them.
         unsafe { self.device.launch(launch) }
     }
 
@@ -80,8 +81,8 @@ impl Launcher {
     fn record<P: Params>(&self, recorded: &mut Vec<Recorded>, launch: &Launch<P>) {
         let mergeable = Mergeable::of(launch);
         let last = recorded.last().and_then(|last| last.mergeable);
-        // The second of two merged launches writes nothing that the first reads: temporaries that were dropped since the first are not
-        // taken again yet.
+        // The second of two merged launches writes nothing that the first reads: temporaries that were dropped
+        // since the first are not taken again yet.
         let Some(merged) = last.zip(mergeable).and_then(|(last, next)| last.merged(&next)) else {
             self.temporaries.release();
             return recorded.push(Recorded { launch: AnyLaunch::new(launch), mergeable });

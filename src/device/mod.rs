@@ -1,8 +1,8 @@
 //! GPUs: the device interface, the model operations on it, and sequences whose passes and rounds stay on it.
 //!
 //! A [`Device`] allocates memory, launches kernels, and records and replays launches. Kernels and launch plans are
-//! [`foretoken_gpu`]'s. CUDA (features `cuda` and `cuda-prebuilt`), Metal (feature `metal`) and the tests' emulated device
-//! implement it, so that the whole engine is tested against the CPU without a GPU.
+//! [`foretoken_gpu`]'s. CUDA (features `cuda` and `cuda-prebuilt`), Metal (feature `metal`) and the tests' emulated
+//! device implement it, so that the whole engine is tested against the CPU without a GPU.
 //!
 //! Weights have the CPU's packed layout. K and V are in pages whose addresses are in tables on the device.
 
@@ -84,8 +84,9 @@ pub trait Device: Send + Sync {
     /// If there is no such kernel, or the driver fails.
     ///
     /// # Safety
-    /// The memory that the parameters point to stays allocated on this device until the kernel is done. Until then nothing else
-    /// writes what it reads, or reads or writes what it writes. Tables and lists in that memory satisfy the plan's documentation.
+    /// The memory that the parameters point to stays allocated on this device until the kernel is done.
+    /// Until then nothing else writes what it reads, or reads or writes what it writes. Tables and lists in
+    /// that memory satisfy the plan's documentation.
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()>;
 
     /// Records launches and their parameters, to be replayed in this order any number of times.
@@ -133,8 +134,8 @@ const MAX_PARAMS: usize = 1024;
 #[derive(Clone, Copy)]
 pub struct AnyParams([MaybeUninit<u8>; MAX_PARAMS]);
 
-// SAFETY: `AnyLaunch::new`, the only constructor, writes the kernel's own structure at the beginning. The bytes after it may be
-// uninitialised: drivers at most copy them, and no kernel reads beyond its structure.
+// SAFETY: `AnyLaunch::new`, the only constructor, writes the kernel's own structure at the beginning. The bytes after
+// it may be uninitialised: drivers at most copy them, and no kernel reads beyond its structure.
 unsafe impl Params for AnyParams {}
 
 /// A launch of any kernel.

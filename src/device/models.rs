@@ -29,7 +29,8 @@ pub(crate) struct Models {
 /// The part of the free memory that is left for activations: one of so many.
 const ACTIVATIONS: usize = 16;
 
-/// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only if the memory suffices for them.
+/// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only
+/// if the memory suffices for them.
 const TABLES: usize = 1 << 20;
 
 /// The plans of the sequences that exist.
@@ -41,8 +42,8 @@ struct Plans {
 
 impl Models {
     /// Takes a target and its assistant's weights and donors, loaded to `device` by
-    /// [`DeviceDestination`](super::DeviceDestination). `suppressed` ids are never chosen. Pages take at most `kv_memory` bytes, by
-    /// default what is free, but for activations.
+    /// [`DeviceDestination`](super::DeviceDestination). `suppressed` ids are never chosen. Pages take at most
+    /// `kv_memory` bytes, by default what is free, but for activations.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -81,7 +82,8 @@ impl Models {
         self.pages.pool()
     }
 
-    /// A sequence that continues `sequence`, which has `len` positions, independently. Pages are shared until either writes them.
+    /// A sequence that continues `sequence`, which has `len` positions, independently. Pages are
+    /// shared until either writes them.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
@@ -91,8 +93,8 @@ impl Models {
         sequence.fork(passes.workspace.launcher())
     }
 
-    /// The recurrent state of `sequence`, which has `len` positions, as values: of every delta net the matrices and the window. Empty
-    /// without delta nets.
+    /// The recurrent state of `sequence`, which has `len` positions, as values: of every delta net the
+    /// matrices and the window. Empty without delta nets.
     ///
     /// # Errors
     /// If the driver fails.
@@ -101,7 +103,8 @@ impl Models {
         sequence.recurrent_mut().map_or(Ok(Vec::new()), |state| state.read())
     }
 
-    /// Fills the recurrent state of an empty sequence from [`Models::read_recurrent`]'s values. Returns whether they fit.
+    /// Fills the recurrent state of an empty sequence from [`Models::read_recurrent`]'s values.
+    /// Returns whether they fit.
     ///
     /// # Errors
     /// If the driver fails.
@@ -119,8 +122,8 @@ impl Models {
         self.passes.lock()
     }
 
-    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16 of the
-    /// free memory is left for activations.
+    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16
+    /// of the free memory is left for activations.
     ///
     /// # Errors
     /// If no kernel supports a K/V format, or the device is out of memory; nothing stays allocated then.

@@ -28,10 +28,11 @@ pub(crate) struct DeviceNextnHead {
     max_position_embeddings: usize,
 }
 
-/// [`NextN`](crate::speculative::NextN) on a device: the head's K and V, and the target's hidden states that it has not read.
+/// [`NextN`](crate::speculative::NextN) on a device: the head's K and V, and the target's hidden
+/// states that it has not read.
 ///
-/// Greedy drafts stay on the device, in the state of the target's sequence. The rows of a draft stay until others are written to
-/// their positions.
+/// Greedy drafts stay on the device, in the state of the target's sequence. The rows of a draft
+/// stay until others are written to their positions.
 pub(crate) struct DeviceNextN {
     head: Arc<DeviceNextnHead>,
     sequence: Arc<Mutex<Sequence>>,
@@ -69,8 +70,8 @@ enum StepScores {
 }
 
 impl DeviceNextnHead {
-    /// Takes the head's weights, with those that it shares with the target. Its sequences' pages are counted with those of `target`.
-    /// `suppressed` ids are never drafted.
+    /// Takes the head's weights, with those that it shares with the target. Its sequences' pages are counted with those
+    /// of `target`. `suppressed` ids are never drafted.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -241,8 +242,8 @@ impl DeviceNextN {
         Ok(())
     }
 
-    /// The rows of the step after the last token, which reads the states that were not read yet, or the last one again. `None` if
-    /// other states were observed.
+    /// The rows of the step after the last token, which reads the states that were not read yet, or the last one
+    /// again. `None` if other states were observed.
     fn first_step(&mut self, tokens: &[u32]) -> Result<Option<StepRows>> {
         let end = tokens.len().saturating_sub(1);
         if self.held.end != end || self.held.is_empty() {
@@ -256,8 +257,8 @@ impl DeviceNextN {
         Ok(Some(self.rows_of(begin..end, tokens, none)))
     }
 
-    /// The row of the step after the draft's last token, from the head's own state. `None` if the context is full, or another draft
-    /// was made with this state.
+    /// The row of the step after the draft's last token, from the head's own state. `None` if the context is full,
+    /// or another draft was made with this state.
     fn next_step(&mut self, token: u32) -> Option<StepRows> {
         let position = self.chain.filter(|rows| *rows < self.max_context)?;
         let sequence = self.sequence.lock();

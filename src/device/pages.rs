@@ -55,7 +55,8 @@ const CHUNK: usize = 32 << 20;
 /// Alignment of pages.
 const ALIGN: usize = 256;
 
-/// Memory for the pages of all sequences of a model: chunks of pages of one size, each freed with the last of its pages.
+/// Memory for the pages of all sequences of a model: chunks of pages of one size, each freed with
+/// the last of its pages.
 pub(super) struct PageMemory {
     device: Arc<dyn Device>,
     pool: PagePool,                                  // counts the pages in use

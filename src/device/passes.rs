@@ -3,10 +3,10 @@
 //! A greedy round has one host synchronisation: drafts stay in device memory from step to step and into verification,
 //! drafts are accepted on the device, and the host reads the result: [`Readback`].
 //!
-//! Passes are recorded once per shape (segments, rows) and replayed: their parameters are constant, variable data is in device
-//! memory. The number of attention splits covers positions up to a horizon, beyond which everything is recorded again, as it is
-//! after the outputs grew. Pages that leave the exact tail are quantized before, by launches with their numbers. Passes with rows of
-//! prompts are launched directly.
+//! Passes are recorded once per shape (segments, rows) and replayed: their parameters are constant, variable data is in
+//! device memory. The number of attention splits covers positions up to a horizon, beyond which everything is recorded
+//! again, as it is after the outputs grew. Pages that leave the exact tail are quantized before, by launches with their
+//! numbers. Passes with rows of prompts are launched directly.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -148,8 +148,8 @@ impl Memory {
         models.target.forward(ops, (ids, rows), &mut kv, &request)
     }
 
-    /// Chooses the target's tokens for the rows of the last pass, and accepts drafts. With the index of a draft, the tokens become
-    /// drafts as well.
+    /// Chooses the target's tokens for the rows of the last pass, and accepts drafts. With the index of
+    /// a draft, the tokens become drafts as well.
     fn accept(
         &self,
         workspace: &Workspace,
@@ -352,7 +352,8 @@ impl Passes {
         Ok(())
     }
 
-    /// Ends the last round of a sequence of `len` positions: all committed rows are in the matrices of its delta nets then.
+    /// Ends the last round of a sequence of `len` positions: all committed rows are in the matrices
+    /// of its delta nets then.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
@@ -366,8 +367,8 @@ impl Passes {
         self.accepted.is_some()
     }
 
-    /// Accepts the drafts of the last pass that equal the target's tokens: for every segment with outputs, how many, and the token
-    /// after them. Called again, it returns the same.
+    /// Accepts the drafts of the last pass that equal the target's tokens: for every segment with outputs, how many,
+    /// and the token after them. Called again, it returns the same.
     ///
     /// # Errors
     /// If K or V of the pass were NaN or infinite, or the driver fails.
@@ -398,8 +399,8 @@ impl Passes {
         Ok(accepted)
     }
 
-    /// Chooses the token after the last row of every segment, without a wait: it is the newest token of the segment's sequence, and
-    /// draft `index` of the state in `drafts`.
+    /// Chooses the token after the last row of every segment, without a wait: it is the newest token of the segment's
+    /// sequence, and draft `index` of the state in `drafts`.
     ///
     /// # Errors
     /// If the driver fails.
@@ -447,8 +448,8 @@ impl Passes {
         Ok(logits)
     }
 
-    /// The [`KEPT`](foretoken_gpu::plan::vocabulary::KEPT) largest logits of every output row of the last pass, after the soft cap,
-    /// by ascending id, without tokens that are never chosen.
+    /// The [`KEPT`](foretoken_gpu::plan::vocabulary::KEPT) largest logits of every output row of the last pass, after
+    /// the soft cap, by ascending id, without tokens that are never chosen.
     ///
     /// # Errors
     /// As [`Passes::logits`].

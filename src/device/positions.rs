@@ -32,7 +32,8 @@ impl DeviceAngles {
     }
 }
 
-/// Angles of draft steps: computed by the first step of a draft, read by all. By the address of the frequencies, and rows.
+/// Angles of draft steps: computed by the first step of a draft, read by all. By the address of the
+/// frequencies, and rows.
 pub(super) type DraftAngles = Mutex<HashMap<(u64, usize), DeviceAngles>>;
 
 /// The segments of a pass, in device memory and on the host.

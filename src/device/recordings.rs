@@ -35,8 +35,8 @@ pub(super) struct Recordings {
 }
 
 impl Recordings {
-    /// The horizon for positions below `end`. If `end` exceeds the current one, it grows by 1/8 of `end` and all recordings are
-    /// dropped: recording takes about as long as a few rounds.
+    /// The horizon for positions below `end`. If `end` exceeds the current one, it grows by 1/8 of `end` and all
+    /// recordings are dropped: recording takes about as long as a few rounds.
     pub fn reach(&mut self, end: usize) -> usize {
         if end > self.horizon {
             let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);

@@ -1,8 +1,9 @@
-//! The recurrent state of a sequence: for every delta net a matrix per value head, the convolution's last inputs, and a log of the
-//! last rows.
+//! The recurrent state of a sequence: for every delta net a matrix per value head, the
+//! convolution's last inputs, and a log of the last rows.
 //!
-//! A pass logs rows of which any first ones may be committed; the next pass applies the committed ones while it reads the matrices.
-//! Longer rounds that are committed whole write the matrices after them to other memory: a failed pass leaves the committed ones.
+//! A pass logs rows of which any first ones may be committed; the next pass applies the committed ones while
+//! it reads the matrices. Longer rounds that are committed whole write the matrices after them to other
+//! memory: a failed pass leaves the committed ones.
 
 use std::sync::Arc;
 
@@ -146,8 +147,8 @@ impl RecurrentState {
         self.logs.is_some() && self.nets.shape.log_rows != log_rows
     }
 
-    /// Allocates logs of `log_rows` rows, unless there are any. Those of other lengths are replaced; all committed rows are in the
-    /// matrices then.
+    /// Allocates logs of `log_rows` rows, unless there are any. Those of other lengths are replaced;
+    /// all committed rows are in the matrices then.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -186,8 +187,8 @@ impl RecurrentState {
         }
     }
 
-    /// Begins a round of `rows` rows from `position` on. With memory for the matrices after all rows, they are committed whole or
-    /// not at all.
+    /// Begins a round of `rows` rows from `position` on. With memory for the matrices after all
+    /// rows, they are committed whole or not at all.
     pub fn begin(&mut self, (position, rows): (usize, usize), whole: Option<Arc<Buffer<f32>>>) {
         self.open = Some(OpenRound { position, rows, whole });
     }
@@ -197,8 +198,8 @@ impl RecurrentState {
         self.open = None;
     }
 
-    /// What is to be committed of the open round, if the sequence has `len` positions now. A whole round that is dropped changed
-    /// nothing.
+    /// What is to be committed of the open round, if the sequence has `len` positions now. A whole
+    /// round that is dropped changed nothing.
     ///
     /// # Errors
     /// If a part of a whole round was committed.

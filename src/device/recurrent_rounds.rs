@@ -1,7 +1,7 @@
 //! Rounds of recurrent states: what a pass commits before it begins, and where its rows are staged.
 //!
-//! The host decides what a round commits, after the pass: it cuts texts at stop tokens. So a round is committed at the beginning of
-//! the sequence's next pass, from its position, in stream order and without a wait.
+//! The host decides what a round commits, after the pass: it cuts texts at stop tokens. So a round is committed at the
+//! beginning of the sequence's next pass, from its position, in stream order and without a wait.
 
 use std::sync::Arc;
 
@@ -82,7 +82,8 @@ impl RecurrentRounds {
     /// Commits the last rounds of the sequences of a pass, and begins its own.
     ///
     /// # Errors
-    /// If the device is out of memory, or the driver fails; the last rounds may be committed then, and no round is begun.
+    /// If the device is out of memory, or the driver fails; the last rounds may be committed then,
+    /// and no round is begun.
     pub fn begin(&mut self, launcher: &Launcher, pass: &mut [RecurrentRows<'_>]) -> Result<PassStates> {
         let log_rows = self.log_rows();
         for RecurrentRows { state, position, .. } in pass.iter_mut() {

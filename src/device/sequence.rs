@@ -47,8 +47,8 @@ impl Sequence {
         Ok(Self { kv, state, hidden, known: None, recurrent })
     }
 
-    /// A sequence that continues independently. Pages are shared until either writes them. The committed rows are in the matrices of
-    /// delta nets.
+    /// A sequence that continues independently. Pages are shared until either writes them. The
+    /// committed rows are in the matrices of delta nets.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
@@ -114,8 +114,8 @@ impl Sequence {
         self.known = known;
     }
 
-    /// Sets the state to `position` committed positions and the token after them, if it differs. The hidden state becomes
-    /// `hidden`, or stays; a stale one affects only the acceptance of a draft.
+    /// Sets the state to `position` committed positions and the token after them, if it differs. The hidden state
+    /// becomes `hidden`, or stays; a stale one affects only the acceptance of a draft.
     ///
     /// # Errors
     /// If the driver fails.

@@ -54,8 +54,8 @@ impl Temporaries {
 
     /// Lets what was dropped be taken again: a kernel starts that is not the one that reads it.
     ///
-    /// Launches that are merged run at once: if the second wrote to memory that the first reads, blocks of other rows could read it
-    /// too late.
+    /// Launches that are merged run at once: if the second wrote to memory that the first reads,
+    /// blocks of other rows could read it too late.
     pub fn release(&self) {
         let Pool { free, dropped } = &mut *self.pool.lock();
         for memory in dropped.drain(..) {

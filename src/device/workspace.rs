@@ -80,9 +80,9 @@ impl Workspace {
             self.recordings.insert(pass, ops.queue.launcher.finish()?);
         }
         let Some(recording) = self.recordings.get(&pass) else { return Ok(()) };
-        // SAFETY: models, pages of the sequences in the lists, outputs and temporaries are alive and are freed through the device,
-        // which waits for kernels. Recordings are dropped with the outputs that they refer to; temporaries are not freed before the
-        // workspace. Page tables are written before the rows that use them.
+        // SAFETY: models, pages of the sequences in the lists, outputs and temporaries are alive and are freed through
+        // the device, which waits for kernels. Recordings are dropped with the outputs that they refer to; temporaries
+        // are not freed before the workspace. Page tables are written before the rows that use them.
         unsafe { recording.replay() }
     }
 

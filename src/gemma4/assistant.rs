@@ -52,7 +52,8 @@ impl Assistant {
         Ok(Self { model: Some((model, embed_tokens)), ..assistant })
     }
 
-    /// Loads an assistant for the target of `target` to `to`, tensor by tensor. The returned host module has no weights.
+    /// Loads an assistant for the target of `target` to `to`, tensor by tensor. The returned host
+    /// module has no weights.
     ///
     /// # Errors
     /// As [`Assistant::load`], or those of `to`.
@@ -109,8 +110,8 @@ impl Assistant {
 }
 
 impl ChainModel for Assistant {
-    /// A row's position is the one after the committed tokens, the same for all steps of a chain: the assistant writes no K or V
-    /// and was trained with a constant position.
+    /// A row's position is the one after the committed tokens, the same for all steps of a chain: the assistant writes
+    /// no K or V and was trained with a constant position.
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
         let ids: Vec<_> = sequences.iter().flat_map(|rows| &rows.ids).copied().collect();
         let states = DraftRows::states(sequences)?;
@@ -162,8 +163,8 @@ impl<O: Ops> AssistantModel<O> {
         &self.head
     }
 
-    /// Scores of the tokens after `ids`, which `state` predicted, and the states for the next step. `table` is the target's
-    /// embedding.
+    /// Scores of the tokens after `ids`, which `state` predicted, and the states for the next step.
+    /// `table` is the target's embedding.
     ///
     /// # Errors
     /// If an id is outside the vocabulary, or memory is exhausted.

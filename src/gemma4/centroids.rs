@@ -20,8 +20,8 @@ pub enum Centroids {
 /// How centroids are built for an assistant without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildCentroids {
-    /// Number of groups, a power of two that divides the vocabulary, and how many of them are scored. Default: those of published
-    /// assistants, 2048 and 32.
+    /// Number of groups, a power of two that divides the vocabulary, and how many of them are scored. Default:
+    /// those of published assistants, 2048 and 32.
     pub sizes: CentroidConfig,
     /// Cache directory, created if missing: centroids are built once per head. Default: none.
     pub cache: Option<PathBuf>,

@@ -104,8 +104,8 @@ pub struct TextConfig {
 /// Maximum number of layers, above any Gemma's: a wrong count cannot exhaust memory.
 pub(crate) const MAX_LAYERS: usize = 1024;
 
-/// Maximum query heads and head width, above any Gemma's: the K/V layout and the table of angles are allocated by these sizes
-/// before a tensor could contradict them.
+/// Maximum query heads and head width, above any Gemma's: the K/V layout and the table of angles are allocated by
+/// these sizes before a tensor could contradict them.
 pub(crate) const MAX_HEADS: usize = 1024;
 pub(crate) const MAX_HEAD_DIM: usize = 8192;
 
@@ -204,8 +204,8 @@ impl TextConfig {
         self.layers[..self.num_own_kv_layers()].iter().rposition(|layer| layer.attention == attention)
     }
 
-    /// The K/V layout: one store per layer that computes K and V, and the store of each layer. Key norm weights, which are only
-    /// in the checkpoint, are set to 1.
+    /// The K/V layout: one store per layer that computes K and V, and the store of each layer. Key norm weights,
+    /// which are only in the checkpoint, are set to 1.
     pub fn kv_layout(&self) -> KvLayout {
         let own = self.num_own_kv_layers();
         let stores = self.layers[..own].iter().map(|layer| StoreLayout {

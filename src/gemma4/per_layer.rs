@@ -86,8 +86,8 @@ impl<O: Ops> PerLayerInput<O> {
     }
 }
 
-/// The embedding scale is rounded to the table's type, as in the reference. Not for quantized tables: the engines that write them
-/// do not round it.
+/// The embedding scale is rounded to the table's type, as in the reference. Not for quantized
+/// tables: the engines that write them do not round it.
 pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
     match element {
         None | Some(ElementType::F32) => x,

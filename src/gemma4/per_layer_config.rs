@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::Result;
 use crate::checkpoint::Fields;
 
-/// The overrides, by layer. A map, even an empty one, replaces `global_head_dim` and `num_global_key_value_heads`: a layer
-/// without an entry has the sliding layers' geometry, whatever its type.
+/// The overrides, by layer. A map, even an empty one, replaces `global_head_dim` and `num_global_key_value_heads`: a
+/// layer without an entry has the sliding layers' geometry, whatever its type.
 pub(super) struct PerLayerConfig(BTreeMap<usize, LayerOverride>);
 
 /// The overrides of one layer.
@@ -17,8 +17,8 @@ pub(super) struct LayerOverride {
 }
 
 impl PerLayerConfig {
-    /// The overrides of a model with `count` layers; `None` if there is no map. transformers zero-pads its keys to the digits of
-    /// the largest (`"05"`).
+    /// The overrides of a model with `count` layers; `None` if there is no map. transformers zero-pads its
+    /// keys to the digits of the largest (`"05"`).
     ///
     /// # Errors
     /// If a key is not a layer or is duplicated, or a value is malformed or overrides a field that is not implemented.

@@ -20,7 +20,8 @@ impl RopeConfig {
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
         let pairs = (self.partial_rotary_factor * head_dim as f64 / 2.0).floor() as usize;
         let frequency = |i: usize| {
-            // Rounded to f32 where the reference rounds: at position 1e5 the last bit of a frequency is multiplied by 1e5.
+            // Rounded to f32 where the reference rounds: at position 1e5 the last bit of a
+            // frequency is multiplied by 1e5.
             let exponent = (2 * i) as f32 / head_dim as f32;
             1.0 / (self.theta.powf(f64::from(exponent)) as f32) / self.factor as f32
         };

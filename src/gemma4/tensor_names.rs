@@ -9,8 +9,8 @@ pub(crate) fn is_tower(name: &str) -> bool {
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// Unused K and V weights of KV-shared layers, which published checkpoints contain, and their scales, which are under their names
-/// in GGUF.
+/// Unused K and V weights of KV-shared layers, which published checkpoints contain, and their
+/// scales, which are under their names in GGUF.
 pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
     let of_gguf = name.strip_prefix("blk.");
     let layer = of_gguf.or_else(|| name.strip_prefix(prefix)?.strip_prefix("layers."));

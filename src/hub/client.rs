@@ -171,7 +171,8 @@ impl Downloads<'_> {
         }
     }
 
-    /// The server's retry delay for the file `name` in seconds, from another request: the client's errors have no headers.
+    /// The server's retry delay for the file `name` in seconds, from another request: the client's
+    /// errors have no headers.
     fn wait(&self, name: &str) -> Option<u64> {
         let request = self.api.info_request().uri(self.api.url(name)).header("range", "bytes=0-0");
         let response = request.config().http_status_as_error(false).build().call().ok()?;

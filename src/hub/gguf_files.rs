@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::checkpoint::is_assistants_name;
 
-/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors are
-/// excluded, and assistants if there is a target. A file whose name is exactly the tag is the only result.
+/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors
+/// are excluded, and assistants if there is a target. A file whose name is exactly the tag is the only result.
 pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);

@@ -1,5 +1,5 @@
-//! Checkpoints by name: `google/gemma-4-E2B-it`, or `owner/name:Q4_K_M` for one of a repository's GGUF files, on the Hugging Face
-//! Hub (feature `hub`).
+//! Checkpoints by name: `google/gemma-4-E2B-it`, or `owner/name:Q4_K_M` for one of a repository's GGUF
+//! files, on the Hugging Face Hub (feature `hub`).
 
 #[cfg(feature = "hub")]
 mod client;
@@ -14,9 +14,9 @@ use crate::Result;
 use name::name;
 pub use options::{Download, HubOptions, OnDownload};
 
-/// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else downloaded from
-/// the Hub (feature `hub`). `owner/name:TAG` is the GGUF file with that tag in its name (`Q4_K_M`), with all its parts; without a
-/// tag, a repository without safetensors must have exactly one GGUF file.
+/// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else
+/// downloaded from the Hub (feature `hub`). `owner/name:TAG` is the GGUF file with that tag in its name (`Q4_K_M`),
+/// with all its parts; without a tag, a repository without safetensors must have exactly one GGUF file.
 ///
 /// # Errors
 /// If `path` is a name on the Hub and the build cannot download, or the download fails; the error contains a remedy.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 pub struct HubOptions {
     /// The Hub, or a mirror of it. Default: `https://huggingface.co`.
     pub endpoint: String,
-    /// Download directory, in the layout of Hugging Face's own tools (theirs is `.cache/huggingface/hub` in the home directory;
-    /// use that to download nothing twice). Default: none; nothing is downloaded.
+    /// Download directory, in the layout of Hugging Face's own tools (theirs is `.cache/huggingface/hub` in the home
+    /// directory; use that to download nothing twice). Default: none; nothing is downloaded.
     pub cache: Option<PathBuf>,
     /// Access token for private and gated repositories. Default: the one stored by `hf auth login` next to the cache.
     pub token: Option<String>,

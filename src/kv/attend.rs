@@ -44,8 +44,8 @@ struct SplitTask<'a> {
     output: &'a mut [f32],            // (queries, head_dim)
 }
 
-/// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the query's
-/// position, and the first masked one (its own is visible if `end` is after it).
+/// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the
+/// query's position, and the first masked one (its own is visible if `end` is after it).
 pub(super) fn attend(
     cache: &KvCache,
     store: &Store,
@@ -150,8 +150,8 @@ impl<'a> Queries<'a> {
         Self { rows, words, positions, heads, group: heads / store.layout.num_kv_heads, least_tasks }
     }
 
-    /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without work. Every task
-    /// reads the keys. (A minimum of work per task gains nothing.)
+    /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without
+    /// work. Every task reads the keys. (A minimum of work per task gains nothing.)
     fn per_task(&self, all: usize, tasks: usize) -> usize {
         all.div_ceil(self.least_tasks.div_ceil(tasks))
     }

@@ -86,8 +86,8 @@ impl KvCache {
         }
     }
 
-    /// Truncates to the first `len` positions. This requires that no row that a query there reads was overwritten: a ring retains
-    /// the rows of one round beyond its window, and so does an exact tail.
+    /// Truncates to the first `len` positions. This requires that no row that a query there reads was overwritten: a
+    /// ring retains the rows of one round beyond its window, and so does an exact tail.
     ///
     /// # Errors
     /// If there are fewer positions, or such a row was overwritten. Nothing changes then.

@@ -1,10 +1,10 @@
 //! The recurrent state of a sequence: for every delta net a matrix per value head, and the convolution's last inputs.
 //!
-//! A pass never writes rows that may be rejected into a matrix: it computes their outputs on a copy of a few columns, and logs
-//! what the recurrence read of them. A commit sets how many of them are accepted; the next pass applies those first, while it
-//! reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a sequence that only ever
-//! saw the committed rows. Rounds of many rows that are committed whole or not at all, such as a prompt's, store the matrices
-//! after them instead.
+//! A pass never writes rows that may be rejected into a matrix: it computes their outputs on a copy of a few columns,
+//! and logs what the recurrence read of them. A commit sets how many of them are accepted; the next pass applies those
+//! first, while it reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a
+//! sequence that only ever saw the committed rows. Rounds of many rows that are committed whole or not at all, such as
+//! a prompt's, store the matrices after them instead.
 
 use std::sync::Arc;
 

@@ -19,8 +19,8 @@ impl KvCache {
         self.stores.iter().map(|store| store.bytes_at(len)).fold(0, usize::saturating_add)
     }
 
-    /// Fills an empty cache of the same layout and options from [`KvCache::write_to`]'s output at `len` positions; those below
-    /// `written` had been written then, committed or not.
+    /// Fills an empty cache of the same layout and options from [`KvCache::write_to`]'s output at `len` positions;
+    /// those below `written` had been written then, committed or not.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) inside an `io::Error`; or those of `from`.

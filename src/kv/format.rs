@@ -77,8 +77,8 @@ impl FromStr for KvFormat {
     }
 }
 
-/// Rows of a quantized store that stay exact: attention weights are largest on the first and the last positions, and so is the
-/// error of quantizing them.
+/// Rows of a quantized store that stay exact: attention weights are largest on the first and the last
+/// positions, and so is the error of quantizing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExactZones {
     /// The first positions, at most 128. Default: 64.

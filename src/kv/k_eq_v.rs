@@ -1,7 +1,7 @@
 //! K = V: layers whose K and V come from one projection.
 //!
-//! V is the normalized vector; K is V times the key norm's weight, rotated at its position. So only V is stored, as far as its
-//! format allows:
+//! V is the normalized vector; K is V times the key norm's weight, rotated at its position. So only
+//! V is stored, as far as its format allows:
 //!
 //! * Exact formats store V and compute K while reading. [`AngleTable`] holds cosines and sines once for all layers and
 //!   heads: 512 bytes per position, against tens of KiB of V.
@@ -89,8 +89,8 @@ pub(crate) struct RotaryFirst {
 }
 
 impl RotaryFirst {
-    /// The order for a store with `pairs` rotary pairs; `None` if K != V, or the rotary channels are not a whole number of
-    /// rotation groups.
+    /// The order for a store with `pairs` rotary pairs; `None` if K != V, or the rotary channels
+    /// are not a whole number of rotation groups.
     pub(crate) fn of(store: &StoreLayout, pairs: usize) -> Option<Self> {
         let (width, rotary_channels) = (store.head_dim, 2 * pairs);
         let weight = store.k_eq_v.as_ref()?;

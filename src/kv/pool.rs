@@ -52,7 +52,8 @@ impl PagePool {
         shared.limit.map(|limit| limit.saturating_sub(shared.held))
     }
 
-    /// Counts `bytes` of pages elsewhere, on a device, as in use until the result is dropped; `None` if the limit is reached.
+    /// Counts `bytes` of pages elsewhere, on a device, as in use until the result is dropped;
+    /// `None` if the limit is reached.
     pub(crate) fn count(&self, bytes: u64) -> Option<Counted> {
         let mut shared = self.shared.lock();
         let held = shared.held + bytes;

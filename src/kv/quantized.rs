@@ -1,7 +1,7 @@
 //! TurboQuant K or V: quantized pages between an exact head and an exact tail.
 //!
-//! Every row is rotated once, on append, including exact ones: exact and quantized keys are scored by the same rotated query, and
-//! exact and quantized values are summed in one output, rotated back once.
+//! Every row is rotated once, on append, including exact ones: exact and quantized keys are scored by the same rotated
+//! query, and exact and quantized values are summed in one output, rotated back once.
 
 use std::ops::Range;
 

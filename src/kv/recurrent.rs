@@ -4,8 +4,8 @@ use std::any::Any;
 
 /// State that a model updates row by row, instead of or besides K and V: a recurrence, a convolution's window.
 ///
-/// A staged row must not destroy the committed state, because most rounds reject some: implementations log the staged rows'
-/// inputs and replay the accepted ones, or store a state per row.
+/// A staged row must not destroy the committed state, because most rounds reject some: implementations log the staged
+/// rows' inputs and replay the accepted ones, or store a state per row.
 pub trait Recurrent: Any + Send + Sync {
     /// Begins a round of `rows` rows after the committed ones; uncommitted rows of earlier rounds are discarded.
     fn begin(&mut self, rows: usize);

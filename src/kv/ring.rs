@@ -67,8 +67,8 @@ impl Retention {
     }
 }
 
-/// The first page of the exact tail of a query at `position` in a quantized store: whole pages older than the last `tail` keys
-/// are read quantized.
+/// The first page of the exact tail of a query at `position` in a quantized store: whole pages
+/// older than the last `tail` keys are read quantized.
 pub(crate) fn first_exact_page(position: usize, tail: usize) -> usize {
     position.saturating_sub(tail) / PAGE
 }

@@ -1,10 +1,10 @@
 //! Rounds: rows are staged, then committed or rolled back.
 //!
-//! Invariants: a query of a round reads the same rows as without speculation; after `commit(n)` the cache equals one to which
-//! only those `n` rows were appended; `commit` cannot fail; dropping a round rolls it back.
+//! Invariants: a query of a round reads the same rows as without speculation; after `commit(n)` the cache equals one to
+//! which only those `n` rows were appended; `commit` cannot fail; dropping a round rolls it back.
 //!
-//! Rollback copies nothing, even in a ring: a ring holds a window and a whole round, so staged rows overwrite only positions
-//! outside every window.
+//! Rollback copies nothing, even in a ring: a ring holds a window and a whole round, so staged rows
+//! overwrite only positions outside every window.
 
 use std::any::Any;
 

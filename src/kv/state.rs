@@ -7,8 +7,8 @@ use super::recurrent::Recurrent;
 use super::round::Round;
 use crate::{Error, Result};
 
-/// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s: begun,
-/// staged by a forward pass, committed in part or dropped.
+/// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s:
+/// begun, staged by a forward pass, committed in part or dropped.
 pub struct SequenceState {
     kv: KvCache,
     recurrent: Option<Box<dyn Recurrent>>,

@@ -168,8 +168,8 @@ impl Store {
         visible(self.layout.window, at)
     }
 
-    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by `reading`. It
-    /// depends only on the query's position, so a row's bits do not depend on its batch.
+    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by
+    /// `reading`. It depends only on the query's position, so a row's bits do not depend on its batch.
     pub(super) fn visible_in_page(
         &self,
         reading: Reading,

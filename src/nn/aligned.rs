@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// A buffer aligned to a cache line. A load that straddles two lines costs two reads, and with unaligned rows every 64-byte load
-/// straddles: matrix products of 16 rows ran at half the speed.
+/// A buffer aligned to a cache line. A load that straddles two lines costs two reads, and with unaligned rows every
+/// 64-byte load straddles: matrix products of 16 rows ran at half the speed.
 pub struct Aligned<T> {
     data: Vec<T>,
     start: usize,

@@ -1,7 +1,7 @@
 //! Memory for packed weights and K/V pages: a few large mappings in huge pages, from which allocations are cut.
 //!
-//! Each decode step streams all weights once; with 4 KiB pages a virtual machine spends a good part of that time on page table
-//! walks. Huge pages (2 MiB) need aligned 2 MiB ranges, which separately mapped small matrices do not have.
+//! Each decode step streams all weights once; with 4 KiB pages a virtual machine spends a good part of that time on
+//! page table walks. Huge pages (2 MiB) need aligned 2 MiB ranges, which separately mapped small matrices do not have.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,8 +18,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Alignment of allocations: a cache line and a 512-bit vector.
 const ALIGN: usize = 64;
 
-/// Allocates zeroed memory, always the first free range that is long enough: memory in use stays at the front, and what was once
-/// touched is used again before more is.
+/// Allocates zeroed memory, always the first free range that is long enough: memory in use stays at the front, and what
+/// was once touched is used again before more is.
 #[derive(Default)]
 pub struct Arena {
     chunks: Vec<Chunk>,
@@ -50,8 +50,8 @@ impl Arena {
 
     /// Makes the bytes of an allocation of this arena available again. A chunk without allocations is unmapped.
     ///
-    /// The range of an allocation that is dropped instead is never used again; its chunk is unmapped once the arena and the chunk's
-    /// other allocations are dropped.
+    /// The range of an allocation that is dropped instead is never used again; its chunk is unmapped once the arena and
+    /// the chunk's other allocations are dropped.
     pub fn give_back(&mut self, allocation: Allocation) {
         let Some(at) = self.chunks.iter().position(|chunk| Arc::ptr_eq(&chunk.map, &allocation.map)) else { return };
         let chunk = &mut self.chunks[at];
@@ -109,8 +109,8 @@ fn padded(range: &Range<usize>) -> Range<usize> {
 impl Allocation {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range is in the mapping, which lives as long as `self`; no other allocation has a byte of it until this one
-        // is given back, so writing it requires `&mut self`.
+        // SAFETY: the range is in the mapping, which lives as long as `self`; no other allocation has a byte of it
+        // until this one is given back, so writing it requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.range.start), self.range.len()) }
     }
 

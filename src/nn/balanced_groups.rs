@@ -12,11 +12,11 @@ const COPIED: usize = 1 << 24;
 /// A row of the matrix, written to a buffer of its width.
 type Row<'a> = &'a (dyn Fn(u32, &mut [f32]) + Sync);
 
-/// The rows `0..count`, ordered so that each run of `count / groups` is one group, and the mean of each group `(groups, width)`.
-/// Independent of the number of threads.
+/// The rows `0..count`, ordered so that each run of `count / groups` is one group, and the mean of each group `(groups,
+/// width)`. Independent of the number of threads.
 ///
-/// `groups` is a power of two that divides `count`. A set is split at the median of its projections on the difference of its
-/// halves' means, which assigns each row to the nearer mean as far as the sizes allow.
+/// `groups` is a power of two that divides `count`. A set is split at the median of its projections on the difference
+/// of its halves' means, which assigns each row to the nearer mean as far as the sizes allow.
 pub(crate) fn balanced_groups(count: usize, groups: usize, width: usize, row: Row<'_>) -> (Vec<u32>, Vec<f32>) {
     let mut rows: Vec<u32> = (0..count as u32).collect();
     divide(&mut rows, groups, width, row);

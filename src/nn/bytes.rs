@@ -16,8 +16,8 @@ pub trait Source: AsRef<[u8]> + Send + Sync {
         let _ = range;
     }
 
-    /// Rejects a file that has become shorter than its map, whose missing pages would fault when read. One that shrinks after its
-    /// bytes were handed out cannot be detected: the fault then ends the process.
+    /// Rejects a file that has become shorter than its map, whose missing pages would fault when read. One that shrinks
+    /// after its bytes were handed out cannot be detected: the fault then ends the process.
     ///
     /// # Errors
     /// If it has, or its length cannot be read.
@@ -45,9 +45,9 @@ impl MappedFile {
         if file.metadata().map_err(Error::io(path))?.is_dir() {
             return Err(Error::file(path, "is a directory; a file is expected here"));
         }
-        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: truncating or rewriting
-        // that in place causes a fault, or changes what references see, which no user of mmap can rule out. Checkpoints are not
-        // edited in place.
+        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: truncating or
+        // rewriting that in place causes a fault, or changes what references see, which no user of mmap can rule
+        // out. Checkpoints are not edited in place.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         let mapped = Self { path: path.to_owned(), file, map };
         mapped.check_length()?;
@@ -79,9 +79,9 @@ impl Source for MappedFile {
             const PAGE: usize = 4096;
             let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
             if start < end {
-                // SAFETY: the range is in the map, which is read-only and backed by the file, so a page that is read again has
-                // the same bytes, as long as the file is unchanged as `open` requires. On failure the pages stay, which is not an
-                // error.
+                // SAFETY: the range is in the map, which is read-only and backed by the file, so a page that is read
+                // again has the same bytes, as long as the file is unchanged as `open` requires. On failure the
+                // pages stay, which is not an error.
                 let _ =
                     unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }

@@ -35,8 +35,8 @@ impl CentroidHead {
         Self { centroids, token_ordering, table, top_k, isa }
     }
 
-    /// Scores `embedding[id] . n`, for every row of `n` `(rows, hidden)`, of the ids under the `top_k` centroids with the
-    /// row's largest dot products. No row over the whole vocabulary is computed.
+    /// Scores `embedding[id] . n`, for every row of `n` `(rows, hidden)`, of the ids under the `top_k` centroids with
+    /// the row's largest dot products. No row over the whole vocabulary is computed.
     ///
     /// # Errors
     /// Candle's, if the shape does not fit.

@@ -64,8 +64,8 @@ impl DeltaNetConfig {
 }
 
 impl DeltaNet {
-    /// The decay of every head's state, `exp(-exp(A_log) softplus(a + dt_bias))`, and `beta = sigmoid(b)`: `(rows, value heads)`
-    /// each, as `a` and `b` are.
+    /// The decay of every head's state, `exp(-exp(A_log) softplus(a + dt_bias))`, and `beta = sigmoid(b)`:
+    /// `(rows, value heads)` each, as `a` and `b` are.
     ///
     /// # Errors
     /// Candle's.

@@ -30,8 +30,8 @@ pub(crate) fn row_blocks(rows: usize, width: usize, work: impl Fn(usize, &mut [f
     blocks(rows * width, in_block * width, |index, y| work(index * in_block, y))
 }
 
-/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`; more than one are divided among the threads. Every
-/// thread clears what it changes: memory is written once, and its pages are mapped by all threads.
+/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`; more than one are divided among the
+/// threads. Every thread clears what it changes: memory is written once, and its pages are mapped by all threads.
 pub(crate) fn blocks(len: usize, block_len: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let (block_len, mut all) = (block_len.max(1), Vec::with_capacity(len));
     let clear_and_work = |(index, block): (usize, &mut [MaybeUninit<f32>])| {

@@ -38,8 +38,8 @@ impl Rotary {
         Self { inverse_frequencies, pairing: Pairing::Head, isa }
     }
 
-    /// `inverse_frequencies[i]` rotates the pair `(i, i + inverse_frequencies.len())`: the leading channels rotate like a head of
-    /// their own.
+    /// `inverse_frequencies[i]` rotates the pair `(i, i + inverse_frequencies.len())`: the leading
+    /// channels rotate like a head of their own.
     pub fn of_leading(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
         Self { inverse_frequencies, pairing: Pairing::Leading, isa }
     }

@@ -79,8 +79,8 @@ impl Unpacked {
         self.bytes.as_slice()
     }
 
-    /// Packs rows from `first` on, as many as fit in `packed`, on all threads of the current pool. The file's pages are released
-    /// as they are read.
+    /// Packs rows from `first` on, as many as fit in `packed`, on all threads of the current pool. The
+    /// file's pages are released as they are read.
     ///
     /// # Panics
     /// If there are fewer rows.

@@ -12,9 +12,9 @@ use super::unpacked::Unpacked;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
-/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load (the file's pages are released) in
-/// panels of 16 interleaved rows, so that one vector load serves 16 outputs. Packed size equals the file's, except that grid
-/// types are larger ([`WeightType::packed_bytes_for`]).
+/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load (the file's pages are
+/// released) in panels of 16 interleaved rows, so that one vector load serves 16 outputs. Packed size equals the
+/// file's, except that grid types are larger ([`WeightType::packed_bytes_for`]).
 #[derive(Clone)]
 pub struct Weight {
     name: Arc<str>, // the tensor's, for errors
@@ -124,8 +124,8 @@ impl Weight {
         }
     }
 
-    /// Matrices that are not packed: a table whose rows are gathered, or weights to be uploaded. `rows` are those of all
-    /// matrices.
+    /// Matrices that are not packed: a table whose rows are gathered, or weights to be uploaded.
+    /// `rows` are those of all matrices.
     pub(crate) fn unpacked(rows: Unpacked, [count, outputs]: [usize; 2]) -> Self {
         let inputs = rows.inputs();
         Self::of(Storage::Unpacked(rows), [count, outputs, inputs])
@@ -148,8 +148,8 @@ impl Weight {
         Self { name: UNNAMED.into(), storage, count, outputs, inputs, factors: [].into() }
     }
 
-    /// The quantized weight with row factors: one for all, or the same number for each matrix, in order, each for an equal run of
-    /// rows.
+    /// The quantized weight with row factors: one for all, or the same number for each matrix, in
+    /// order, each for an equal run of rows.
     ///
     /// # Panics
     /// If the weight is not quantized, or the runs are not equal.

@@ -204,7 +204,8 @@ impl Heads<'_, CpuOps> {
     }
 }
 
-/// Of every `stride` elements of `x` `(rows, heads * stride)` the `width` ones from `start` on: `(rows, heads * width)`.
+/// Of every `stride` elements of `x` `(rows, heads * stride)` the `width` ones from `start` on:
+/// `(rows, heads * width)`.
 fn columns_of_heads(x: &Tensor, stride: usize, start: usize, width: usize) -> Result<Tensor> {
     let (rows, all) = x.dims2()?;
     let (view, heads) = (F32View::new(x)?, all / stride);

@@ -1,5 +1,5 @@
-//! The operations that models are made of. A model is described once, generic over the backend: the CPU ([`CpuOps`]) or a device
-//! ([`crate::device::DeviceOps`]).
+//! The operations that models are made of. A model is described once, generic over the backend: the CPU
+//! ([`CpuOps`]) or a device ([`crate::device::DeviceOps`]).
 //!
 //! Activations are `f32` `(rows, width)`. Operations leave their inputs unchanged.
 
@@ -11,8 +11,8 @@ use crate::nn::{CentroidHead, DeltaNet, Embedding, Experts, Gate, Linear, RmsNor
 
 pub(crate) use cpu::{CpuDestination, CpuOps};
 
-/// Heads before their norm and rotation: of every `stride` elements of `x` `(rows, heads * stride)` the first `head_dim`. K and V are
-/// stored, and queries attend, after both; kernels may fuse the three.
+/// Heads before their norm and rotation: of every `stride` elements of `x` `(rows, heads * stride)` the first
+/// `head_dim`. K and V are stored, and queries attend, after both; kernels may fuse the three.
 pub(crate) struct Heads<'a, O: Ops> {
     pub x: &'a O::Tensor,
     pub head_dim: usize,
@@ -115,8 +115,8 @@ pub(crate) trait Ops: Sized {
     /// `silu(gate) * norm(x)`, the norm over every `width` of the norm consecutive elements.
     fn gated_norm(&self, norm: &Self::Norm, gate: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// `sigmoid(gate) * x`: of every head of `queries` `(rows, heads * 2 * head_dim)` the second half is the gate of that of `x` `(rows,
-    /// heads * head_dim)`.
+    /// `sigmoid(gate) * x`: of every head of `queries` `(rows, heads * 2 * head_dim)` the second half is the gate
+    /// of that of `x` `(rows, heads * head_dim)`.
     fn head_gate(&self, queries: &Self::Tensor, x: &Self::Tensor, head_dim: usize) -> Result<Self::Tensor>;
 
     /// Some rows of `x`, ascending. On a device they are contiguous, or all rows with outputs.
@@ -128,8 +128,8 @@ pub(crate) trait Ops: Sized {
     /// The columns of `left`, then those of `right`: `(rows, left + right)`.
     fn beside(&self, left: &Self::Tensor, right: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows, hidden)`, and of a shared one: `(rows,
-    /// hidden)`.
+    /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows,
+    /// hidden)`, and of a shared one: `(rows, hidden)`.
     fn experts(
         &self,
         experts: &Self::Experts,
@@ -150,7 +150,8 @@ pub(crate) trait Ops: Sized {
     /// The attention of the queries over the K and V that layer `layer` reads: `(rows, heads * head_dim)`.
     fn attend(&self, kv: &Self::Kv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<Self::Tensor>;
 
-    /// The outputs of the `index`th delta net, `(rows, value heads * value_head_dim)`. The rows are staged in the sequences' states.
+    /// The outputs of the `index`th delta net, `(rows, value heads * value_head_dim)`. The rows are
+    /// staged in the sequences' states.
     fn delta_net(
         &self,
         net: &Self::DeltaNet,
@@ -162,7 +163,8 @@ pub(crate) trait Ops: Sized {
     /// The norm after the last layer, which gives the pass's hidden states.
     fn final_norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// The target's logits of hidden states: `(rows, vocabulary)`. On a device the soft cap is applied when they are read.
+    /// The target's logits of hidden states: `(rows, vocabulary)`. On a device the soft cap is
+    /// applied when they are read.
     fn logits(&self, head: &Self::Linear, hidden: &Self::Tensor, soft_cap: Option<f32>) -> Result<Self::Tensor>;
 
     /// A drafter's input: the embedding of each token, then the state that predicted it: `(rows, 2 * width)`.

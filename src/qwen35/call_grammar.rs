@@ -1,7 +1,8 @@
-//! Grammars of calls, for constraints: `<function=NAME>` with a `<parameter=KEY>` per argument, under the tool's JSON schema.
+//! Grammars of calls, for constraints: `<function=NAME>` with a `<parameter=KEY>` per argument,
+//! under the tool's JSON schema.
 //!
-//! A string is written without quotes: a lexeme up to the parameter's end tag, which neither an end tag nor the end of a call is
-//! in. All other values are JSON.
+//! A string is written without quotes: a lexeme up to the parameter's end tag, which neither an end tag nor the
+//! end of a call is in. All other values are JSON.
 
 use std::cell::Cell;
 
@@ -265,8 +266,8 @@ impl Arguments<'_> {
     }
 }
 
-/// The regular expression, between slashes, of a whole text in which `pattern` is found; `None` if it has alternatives outside of
-/// groups, or anchors in it.
+/// The regular expression, between slashes, of a whole text in which `pattern` is found; `None` if it has
+/// alternatives outside of groups, or anchors in it.
 fn whole_text(pattern: &str) -> Option<String> {
     let (mut inner, mut depth, mut in_class) = (String::new(), 0usize, false);
     let from_start = pattern.strip_prefix('^');

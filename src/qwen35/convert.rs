@@ -198,8 +198,8 @@ fn config_json(config: &TextConfig) -> Value {
     json
 }
 
-/// The change to a tensor's values, by its GGUF name, on conversion `to` a layout. GGUF files have norms with the added 1, rates
-/// as `-exp(A_log)`, and value heads interleaved over the key heads.
+/// The change to a tensor's values, by its GGUF name, on conversion `to` a layout. GGUF files have norms with the added
+/// 1, rates as `-exp(A_log)`, and value heads interleaved over the key heads.
 fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> {
     let rest = name.strip_prefix("blk.").and_then(|name| name.split_once('.')).map_or(name, |(_, rest)| rest);
     let (values, width) = (net.num_value_heads, net.value_head_dim);

@@ -48,7 +48,8 @@ impl<O: Ops> GatedDeltaNet<O> {
         &self.net
     }
 
-    /// `x` `(rows, hidden)` to `(rows, hidden)`; `index` counts the delta nets. The rows are staged in the sequences' states.
+    /// `x` `(rows, hidden)` to `(rows, hidden)`; `index` counts the delta nets. The rows are staged
+    /// in the sequences' states.
     pub(super) fn forward(&self, ops: &O, x: &O::Tensor, kv: &mut O::Kv<'_>, index: usize) -> Result<O::Tensor> {
         let [qkv, z, b, a] = ops.project([&self.in_proj_qkv, &self.in_proj_z, &self.in_proj_b, &self.in_proj_a], x)?;
         let y = ops.delta_net(&self.net, DeltaNetInputs { qkv: &qkv, a: &a, b: &b }, kv, index)?;

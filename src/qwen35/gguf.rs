@@ -1,5 +1,5 @@
-//! The configuration of a checkpoint, including from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), validated
-//! like config.json.
+//! The configuration of a checkpoint, including from a GGUF file's metadata (architectures `qwen35`
+//! and `qwen35moe`), validated like config.json.
 
 use super::config::{
     LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family,
@@ -29,7 +29,8 @@ impl TextConfig {
 }
 
 /// # Errors
-/// If the file is of another architecture, a key is missing or malformed, or it needs something that is not implemented.
+/// If the file is of another architecture, a key is missing or malformed, or it needs something
+/// that is not implemented.
 fn config(gguf: &Gguf) -> Result<TextConfig> {
     let architecture = Keys::new(gguf, "").optional_str(ARCHITECTURE)?.unwrap_or_default();
     let experts = match architecture {

@@ -1,5 +1,5 @@
-//! The tensors implied by a configuration, listed separately from the modules that load them: a loader stops at its first error,
-//! a report must not.
+//! The tensors implied by a configuration, listed separately from the modules that load them: a
+//! loader stops at its first error, a report must not.
 
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::nextn::LM_HEAD;

@@ -1,5 +1,6 @@
-//! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with experts, and a NextN head for
-//! drafting. The modules are structured as in transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's names.
+//! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with
+//! experts, and a NextN head for drafting. The modules are structured as in transformers'
+//! `modeling_qwen3_5.py`, version 5.23, with Hugging Face's names.
 
 mod attention;
 mod call_grammar;

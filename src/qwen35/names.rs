@@ -44,8 +44,8 @@ const HEAD: [(&str, &str); 6] = [
     ("nextn.shared_head_head.weight", "shared_head.head.weight"),
 ];
 
-/// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of
-/// symbols, line ends, spaces.
+/// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks,
+/// single digits, runs of symbols, line ends, spaces.
 pub(crate) const SPLIT: (&str, &str) = (
     "qwen35",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -56,8 +56,8 @@ pub(crate) fn names(nextn: Option<u32>) -> Names {
     Names { global: OUTER, layer: &LAYER, gate_up: "mlp.experts.gate_up_proj", nextn, head: &HEAD }
 }
 
-/// For a single expert's matrix at Hugging Face: the name of the stack in GGUF, its index among the matrices there, and their
-/// number per expert.
+/// For a single expert's matrix at Hugging Face: the name of the stack in GGUF, its index among the
+/// matrices there, and their number per expert.
 pub(super) fn of_expert(names: &Names, name: &str) -> Option<(String, usize, usize)> {
     let (block, _, rest) = names.block(name)?;
     let (expert, rest) = layer(rest, "mlp.experts.").map(|(expert, rest)| (expert as usize, rest))?;

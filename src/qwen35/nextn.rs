@@ -1,5 +1,6 @@
 //! The NextN (multi-token prediction) head: one attention layer that predicts the token after the next from the trunk's
-//! hidden state and the next token's embedding. Embedding and output head are the trunk's unless the checkpoint has others for it.
+//! hidden state and the next token's embedding. Embedding and output head are the trunk's unless
+//! the checkpoint has others for it.
 
 use super::attention::Attention;
 use super::config::TextConfig;
@@ -75,8 +76,8 @@ impl<O: Ops> Head<O> {
         }))
     }
 
-    /// Hidden states before the final norm, `(rows, hidden)`, from the embeddings of tokens at `p + 1` and the hidden states of
-    /// positions `p`, appended to `kv`.
+    /// Hidden states before the final norm, `(rows, hidden)`, from the embeddings of tokens at `p + 1` and the hidden
+    /// states of positions `p`, appended to `kv`.
     pub(super) fn forward(
         &self,
         ops: &O,

@@ -13,8 +13,8 @@ use crate::tokenizer::Tokenizer;
 const THINK: [&str; 2] = ["<think>", "</think>"];
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
-/// Splits texts at tags, which may be tokens or spelled out. Calls that are malformed, or without offered tools, are text,
-/// unchanged.
+/// Splits texts at tags, which may be tokens or spelled out. Calls that are malformed, or without
+/// offered tools, are text, unchanged.
 pub(crate) struct XmlReply {
     tags: [(Option<u32>, &'static str); 4], // ids of tokens hidden in decoded text
     tools: Vec<Json>,
@@ -208,8 +208,8 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
     }
 }
 
-/// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a string. The
-/// template writes `True`, `False` and `None` for what is not a string.
+/// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a
+/// string. The template writes `True`, `False` and `None` for what is not a string.
 fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
     let mut functions = tools.iter().map(|tool| get(&tool.0, "function"));
     let function = functions.find(|function| get(function, "name").as_str() == Some(name)).unwrap_or_default();

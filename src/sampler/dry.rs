@@ -6,8 +6,8 @@ use super::penalties::newest;
 use super::processor::LogitsProcessor;
 use crate::{Error, Result};
 
-/// If the last `n` tokens have occurred before, the token that followed them then is penalized by `multiplier * base^(n -
-/// allowed_length)`, with the largest `n` of all occurrences.
+/// If the last `n` tokens have occurred before, the token that followed them then is penalized by `multiplier *
+/// base^(n - allowed_length)`, with the largest `n` of all occurrences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
     /// Scale of the penalty, from 0 to 100. Default: 0.8.
@@ -77,8 +77,8 @@ impl LogitsProcessor for Dry {
     }
 }
 
-/// For every `i`, the length of the run that ends `i` before the last token and equals the end of the sequence: the Z-function of
-/// the reversed tokens (Gusfield 1997), in linear time.
+/// For every `i`, the length of the run that ends `i` before the last token and equals the end of the sequence: the
+/// Z-function of the reversed tokens (Gusfield 1997), in linear time.
 fn repeats(tokens: &[u32]) -> Vec<usize> {
     let at = |i: usize| tokens[tokens.len() - 1 - i];
     let mut lengths = vec![0; tokens.len()];

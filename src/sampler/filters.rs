@@ -6,8 +6,8 @@ use foretoken_kernels::{Isa, vocabulary};
 
 use super::sampling::{Sampling, Xtc};
 
-/// Bins of 1/16, in which `top_p` and `typical_p` add up probabilities: sorting all 262144 would take longer than a forward pass
-/// of a small model.
+/// Bins of 1/16, in which `top_p` and `typical_p` add up probabilities: sorting all 262144 would
+/// take longer than a forward pass of a small model.
 const BINS: usize = 1024;
 const BINS_PER_UNIT: f32 = 16.0;
 
@@ -97,7 +97,8 @@ impl Candidates {
         self.nearest(sum, &weights, |logit| (f64::from(logit - max) - mean).abs() as f32)
     }
 
-    /// Keeps the tokens with the least `distance` of their logits until their probabilities, proportional to `weights`, reach `sum`.
+    /// Keeps the tokens with the least `distance` of their logits until their probabilities,
+    /// proportional to `weights`, reach `sum`.
     fn nearest(self, sum: f32, weights: &[f64], distance: impl Fn(f32) -> f32) -> Self {
         let bin = |logit: f32| ((distance(logit) * BINS_PER_UNIT) as usize).min(BINS - 1);
         let mut bins = [0.0; BINS];

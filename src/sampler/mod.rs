@@ -57,7 +57,8 @@ impl Sampler {
         self.sampling.temperature == 0.0
     }
 
-    /// The number of largest logits that a distribution depends on, with those equal to the least; `None` if it depends on all.
+    /// The number of largest logits that a distribution depends on, with those equal to the least;
+    /// `None` if it depends on all.
     pub(crate) fn largest_logits(&self) -> Option<usize> {
         self.sampling.top_k.filter(|_| self.sampling.top_n_sigma.is_none() && self.history() == 0)
     }
@@ -68,8 +69,8 @@ impl Sampler {
         self.sampling.penalties.history().max(dry)
     }
 
-    /// Applies the penalties and DRY to `logits` `(vocab)` of the token after `tokens`. Not for logits over other vocabularies,
-    /// such as a drafter's head.
+    /// Applies the penalties and DRY to `logits` `(vocab)` of the token after `tokens`. Not for logits over
+    /// other vocabularies, such as a drafter's head.
     ///
     /// # Errors
     /// None; the signature matches a processor's.
@@ -78,8 +79,8 @@ impl Sampler {
         self.sampling.dry.iter().try_for_each(|dry| dry.process(tokens, logits))
     }
 
-    /// The most probable allowed token, the lowest id among equals. `ids[i]` is the token of `logits[i]`; without ids, token `i`
-    /// is.
+    /// The most probable allowed token, the lowest id among equals. `ids[i]` is the token of
+    /// `logits[i]`; without ids, token `i` is.
     ///
     /// # Errors
     /// If a logit is NaN, or no allowed token's logit is finite.
@@ -109,8 +110,8 @@ impl Sampler {
         }
     }
 
-    /// The distribution of `logits` under the filters and the temperature. `ids[i]` is the token of `logits[i]`; without ids,
-    /// token `i` is.
+    /// The distribution of `logits` under the filters and the temperature. `ids[i]` is the token of
+    /// `logits[i]`; without ids, token `i` is.
     ///
     /// # Errors
     /// As [`Sampler::most_probable`].

@@ -8,7 +8,8 @@ use crate::{Error, Result};
 /// Penalties of tokens that occur among the last ones, in the prompt or the text. Default: none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// Divides positive logits of such tokens, and multiplies negative ones (Keskar et al. 2019); from 0.1 to 10. Default: 1.
+    /// Divides positive logits of such tokens, and multiplies negative ones (Keskar et al. 2019);
+    /// from 0.1 to 10. Default: 1.
     pub repeat: f32,
     /// Subtracted once per occurrence; from -100 to 100. Default: 0.
     pub frequency: f32,

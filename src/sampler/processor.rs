@@ -4,8 +4,8 @@ use crate::Result;
 
 /// Modifies logits before sampling: a mask, a bias, a penalty.
 ///
-/// Called for every verified row in order, up to the first rejected draft, so that its effect on the text is the same with and
-/// without speculation. It runs before the penalties and filters of [`Sampling`](crate::Sampling).
+/// Called for every verified row in order, up to the first rejected draft, so that its effect on the text is the same
+/// with and without speculation. It runs before the penalties and filters of [`Sampling`](crate::Sampling).
 pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
     /// `-inf` excludes a token.

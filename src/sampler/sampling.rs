@@ -4,24 +4,24 @@ use super::dry::Dry;
 use super::penalties::Penalties;
 use crate::{Error, Result};
 
-/// Sampling parameters, applied in field order, which is that of llama.cpp's default chain: penalties, filters, temperature.
-/// Default: greedy, without penalties.
+/// Sampling parameters, applied in field order, which is that of llama.cpp's default chain: penalties, filters,
+/// temperature. Default: greedy, without penalties.
 ///
-/// All are functions of one row of logits and of the tokens before it, so that every verified row has the distribution that it
-/// has without speculation. Mirostat, whose target depends on the surprise of emitted tokens, is not supported.
+/// All are functions of one row of logits and of the tokens before it, so that every verified row has the distribution
+/// that it has without speculation. Mirostat, whose target depends on the surprise of emitted tokens, is not supported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Penalties of repeated tokens. Default: none.
     pub penalties: Penalties,
     /// Penalties of tokens that would extend a repetition. Default: none.
     pub dry: Option<Dry>,
-    /// Keeps tokens whose logits are at most this many standard deviations of the row below the largest (top-n-sigma, Tang
-    /// et al. 2024). Default: all.
+    /// Keeps tokens whose logits are at most this many standard deviations of the row below the largest
+    /// (top-n-sigma, Tang et al. 2024). Default: all.
     pub top_n_sigma: Option<f32>,
     /// Keeps the `k` most probable tokens; `None` keeps all.
     pub top_k: Option<usize>,
-    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach this sum (locally typical
-    /// sampling, Meister et al. 2022); 1 keeps all. Default: 1.
+    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach this sum (locally
+    /// typical sampling, Meister et al. 2022); 1 keeps all. Default: 1.
     pub typical_p: f32,
     /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all.
     pub top_p: f32,
@@ -33,8 +33,8 @@ pub struct Sampling {
     pub temperature: f32,
 }
 
-/// Exclude top choices: of the tokens at least as probable as the threshold, all but the least probable are removed with a given
-/// probability. No random number is drawn for this: the distribution is the mixture of both cases.
+/// Exclude top choices: of the tokens at least as probable as the threshold, all but the least probable are removed
+/// with a given probability. No random number is drawn for this: the distribution is the mixture of both cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
     /// Probability of the exclusion. Default: 0.5.

@@ -1,8 +1,8 @@
 //! Chooses how many prompt rows a pass reads while other sequences decode, from measured times.
 //!
-//! Decoding sequences wait for the whole pass. The baseline is measured from passes without prompts, the marginal cost of a
-//! prompt row from passes with. A chunk has as many rows as keep the pass within a multiple of the baseline. The planner reads no
-//! clock.
+//! Decoding sequences wait for the whole pass. The baseline is measured from passes without prompts, the
+//! marginal cost of a prompt row from passes with. A chunk has as many rows as keep the pass within a
+//! multiple of the baseline. The planner reads no clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -52,8 +52,8 @@ impl ChunkPlanner {
         (rows as usize / STEP * STEP).max(STEP)
     }
 
-    /// Records a pass of `decoding` decoding sequences and `prompt_rows` prompt rows that took `time`, proposing and accepting
-    /// included.
+    /// Records a pass of `decoding` decoding sequences and `prompt_rows` prompt rows that took
+    /// `time`, proposing and accepting included.
     pub fn observe(&mut self, decoding: usize, prompt_rows: usize, time: Duration) {
         if decoding == 0 {
             return;
@@ -67,8 +67,8 @@ impl ChunkPlanner {
             self.chunks = 0;
         } else {
             self.chunks += 1;
-            // A remainder of a few rows may cost nothing. At most half of the pass is attributed to decoding: a baseline measured
-            // while the machine was slower would make prompt rows seem free.
+            // A remainder of a few rows may cost nothing. At most half of the pass is attributed to decoding: a
+            // baseline measured while the machine was slower would make prompt rows seem free.
             if let Some(pass) = self.usual.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
                 self.row.add((time - pass).max(0.5 * time) / prompt_rows as f64);
             }
@@ -96,8 +96,9 @@ mod tests {
 
     use super::*;
 
-    /// Reads prompts while 4 sequences decode, on a machine of (baseline milliseconds, milliseconds per prompt row). Times vary
-    /// by a quarter, one in 20 is eight times as long. Returns undisturbed pass times relative to the baseline.
+    /// Reads prompts while 4 sequences decode, on a machine of (baseline milliseconds, milliseconds
+    /// per prompt row). Times vary by a quarter, one in 20 is eight times as long. Returns
+    /// undisturbed pass times relative to the baseline.
     fn times(planner: &mut ChunkPlanner, (usual, row): (f64, f64), rng: &mut StdRng) -> Vec<f64> {
         let step = |_| {
             let rows = planner.rows(4).min(512);

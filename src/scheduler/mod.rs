@@ -1,5 +1,5 @@
-//! Continuous batching of many sequences: plan each, one draft pass per draft position, one forward pass for all rows, accept
-//! each, finish each.
+//! Continuous batching of many sequences: plan each, one draft pass per draft position, one forward
+//! pass for all rows, accept each, finish each.
 
 mod chunk_planner;
 mod prefix_cache;
@@ -25,12 +25,13 @@ use prefix_cache::PrefixCache;
 /// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
-    /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each. Rounds are
-    /// never shortened: the number of drafted tokens determines which random numbers a sampled text draws. A larger pass reads
-    /// prompts faster; a smaller one delays the others less. Default: 512.
+    /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each.
+    /// Rounds are never shortened: the number of drafted tokens determines which random numbers a sampled text draws. A
+    /// larger pass reads prompts faster; a smaller one delays the others less. Default: 512.
     pub max_rows: usize,
-    /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads as many prompt rows as
-    /// measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity up to `max_rows`. Default: 3.
+    /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads
+    /// as many prompt rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a
+    /// pass, infinity up to `max_rows`. Default: 3.
     pub prompt_slowdown: f64,
     /// Caches states of the sequences, so that shared prefixes of prompts are not computed again. Default: none.
     pub prefix_cache: Option<PrefixCacheOptions>,
@@ -53,16 +54,17 @@ pub struct Event {
     pub id: SequenceId,
     /// A round's piece, or the error that ended the generation.
     pub piece: Result<Piece>,
-    /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error ended
-    /// it comes in an event without it, the error in the next one.
+    /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error
+    /// ended it comes in an event without it, the error in the next one.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what it would
-/// have written alone, whatever the others do: byte for byte when greedy, or when sampled with speculation off or one drafter
-/// with a fixed block, except `ngram-mod`, whose table all sequences of the engine fill; a NextN head behind a cached prefix, which
-/// drafts from its own state only if that is cached as well; and if memory is exhausted by all sequences together, so that they go
-/// on without drafts. Finished sequences keep their K/V until [`Scheduler::remove`].
+/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each
+/// writes what it would have written alone, whatever the others do: byte for byte when greedy, or when sampled
+/// with speculation off or one drafter with a fixed block, except `ngram-mod`, whose table all sequences of the
+/// engine fill; a NextN head behind a cached prefix, which drafts from its own state only if that is cached as
+/// well; and if memory is exhausted by all sequences together, so that they go on without drafts. Finished
+/// sequences keep their K/V until [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
@@ -121,8 +123,8 @@ impl Scheduler {
         Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0, plain: false }
     }
 
-    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted. An automatic context counts the memory of
-    /// cached prefixes as free: they are dropped once a sequence needs it.
+    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted. An automatic context counts the
+    /// memory of cached prefixes as free: they are dropped once a sequence needs it.
     ///
     /// # Errors
     /// As [`Engine::session`].
@@ -141,12 +143,12 @@ impl Scheduler {
         Ok(session)
     }
 
-    /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the longest cached
-    /// prefix of the prompt, if any.
+    /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the
+    /// longest cached prefix of the prompt, if any.
     ///
     /// # Errors
-    /// As [`Session::generate`], for what is known before anything is computed, or if the session belongs to another engine. The
-    /// session is returned with it.
+    /// As [`Session::generate`], for what is known before anything is computed, or if the session belongs to
+    /// another engine. The session is returned with it.
     pub fn add(
         &mut self,
         session: Session,
@@ -219,12 +221,12 @@ impl Scheduler {
         Ok(self.add(fork, prompt, options)?)
     }
 
-    /// Adds a second sequence with the prompt of `id`, which is not read again except for its last token, and a generation of its
-    /// own: it writes what it would have written alone.
+    /// Adds a second sequence with the prompt of `id`, which is not read again except for its last token, and a
+    /// generation of its own: it writes what it would have written alone.
     ///
     /// # Errors
-    /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not
-    /// read yet. At the first piece of `id`, its prompt can still be rewound to.
+    /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt
+    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to.
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
         let mut fork = slot.session.fork()?;
@@ -245,9 +247,9 @@ impl Scheduler {
         Ok(slot)
     }
 
-    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits for memory: if
-    /// there is none for a sequence's rows, it goes on when another one was removed. If all wait, they go on without drafts, then
-    /// without draft models, and then the newest ends with the error.
+    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits
+    /// for memory: if there is none for a sequence's rows, it goes on when another one was removed. If all wait, they
+    /// go on without drafts, then without draft models, and then the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -332,8 +334,8 @@ impl Scheduler {
         Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 
-    /// If all wait for memory, gives up the drafts of a pass, else the pages of a sequence's drafters, else the newest generation:
-    /// the others go on when it is removed.
+    /// If all wait for memory, gives up the drafts of a pass, else the pages of a sequence's drafters, else the newest
+    /// generation: the others go on when it is removed.
     fn give_way(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
         if !std::mem::replace(&mut self.plain, true) {

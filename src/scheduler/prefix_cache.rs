@@ -1,8 +1,8 @@
 //! Prefix cache: a prompt continues from the longest cached prefix of it.
 //!
-//! Entries are forks of sessions. They share pages with the sequences that wrote them (for sliding layers those of the window at
-//! that length), and the recurrent state. A sequence that continues from an entry is bit for bit the sequence that read the
-//! prompt itself.
+//! Entries are forks of sessions. They share pages with the sequences that wrote them (for sliding layers
+//! those of the window at that length), and the recurrent state. A sequence that continues from an entry is
+//! bit for bit the sequence that read the prompt itself.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,22 +13,23 @@ use crate::kv::{KvCache, KvOptions, available_memory};
 use crate::session::Session;
 use crate::{Error, Result};
 
-/// A pass over a prompt ends early only for a state that saves this many tokens: it reads the weights once more, which for E2B
-/// takes as long as 16 tokens of a prompt.
+/// A pass over a prompt ends early only for a state that saves this many tokens: it reads the weights once more, which
+/// for E2B takes as long as 16 tokens of a prompt.
 const WORTH_A_PASS: usize = 32;
 
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
-    /// Tokens of a prompt between two cached states. A prompt that diverges from a cached one in between computes up to this many
-    /// again, and its state at that place is cached. A pass reads at most this many tokens of a prompt. Default: 256.
+    /// Tokens of a prompt between two cached states. A prompt that diverges from a cached one in
+    /// between computes up to this many again, and its state at that place is cached. A pass reads at
+    /// most this many tokens of a prompt. Default: 256.
     pub interval: usize,
-    /// Limit in bytes of the engine's pages in use, those of running sequences included, and of recurrent states; beyond it the
-    /// least recently used states are dropped. Default: half of [`EngineOptions::kv_memory`](crate::EngineOptions), or of the
-    /// free memory.
+    /// Limit in bytes of the engine's pages in use, those of running sequences included, and of recurrent states;
+    /// beyond it the least recently used states are dropped. Default: half of
+    /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the free memory.
     pub max_bytes: Option<u64>,
-    /// Where dropped states are saved as session files, except prefixes of others; the files are deleted with the scheduler.
-    /// Default: nowhere.
+    /// Where dropped states are saved as session files, except prefixes of others; the files are
+    /// deleted with the scheduler. Default: nowhere.
     pub directory: Option<PathBuf>,
     /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
     pub max_file_bytes: u64,
@@ -86,11 +87,12 @@ impl PrefixCache {
         }
     }
 
-    /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at least one token of
-    /// the prompt is left to read.
+    /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at
+    /// least one token of the prompt is left to read.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
         let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
-        // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with it as any prefix has.
+        // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with
+        // it as any prefix has.
         let key = loop {
             let (key, state) = self.states.range::<[u32], _>(up_to(upper)).next_back()?;
             let shared = shared(key, upper);
@@ -108,8 +110,8 @@ impl PrefixCache {
         Some(found)
     }
 
-    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is cached: at regular
-    /// intervals, where the prompt diverges from cached ones, and at its end.
+    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is cached: at
+    /// regular intervals, where the prompt diverges from cached ones, and at its end.
     pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
         let below = self.states.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.states.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();

@@ -16,13 +16,14 @@ use crate::sampler::{Distribution, LogitsProcessor, Sampler};
 pub struct Accepted {
     /// Leading drafts that are accepted.
     pub count: usize,
-    /// The target's own token after them: the correction of the first rejected draft, or a bonus token if all are accepted.
+    /// The target's own token after them: the correction of the first rejected draft, or a bonus
+    /// token if all are accepted.
     pub next: u32,
 }
 
-/// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from the
-/// residual distribution `norm(max(0, target - draft))`: the emitted tokens have the target's distribution (Leviathan et al.
-/// 2023, section 2.3). With one-hot (greedy) target distributions this compares ids.
+/// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from
+/// the residual distribution `norm(max(0, target - draft))`: the emitted tokens have the target's distribution
+/// (Leviathan et al. 2023, section 2.3). With one-hot (greedy) target distributions this compares ids.
 ///
 /// `target_probs` has one row more than there are drafts.
 ///
@@ -35,8 +36,8 @@ pub fn accept(draft: &Draft, target_probs: &[Distribution], rng: &mut impl Rng) 
     }
 }
 
-/// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted. If it fails behind an
-/// accepted draft, that one is the last token: it is the next round's first, whose row fails again.
+/// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted. If it fails
+/// behind an accepted draft, that one is the last token: it is the next round's first, whose row fails again.
 ///
 /// # Errors
 /// Those of `target_probs(0)`.
@@ -107,7 +108,8 @@ impl Verification<'_> {
         self.sampler.largest_logits().filter(|_| !looks)
     }
 
-    /// The target's distribution after `drafts`, from its row of logits: processor, constraint, penalties, filters, temperature.
+    /// The target's distribution after `drafts`, from its row of logits: processor, constraint,
+    /// penalties, filters, temperature.
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or the processor's or constraint's.

@@ -115,8 +115,8 @@ impl Backend {
         }
     }
 
-    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows; positions below `written`
-    /// had been written.
+    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows;
+    /// positions below `written` had been written.
     ///
     /// # Errors
     /// If memory is exhausted, or the device's, wrapped in `io`'s; or `from`'s.
@@ -150,7 +150,8 @@ impl DeviceSequence {
         self.sequence.lock().plan().context()
     }
 
-    /// A sequence that continues this one, which has `len` positions, independently. Pages are shared until either writes them.
+    /// A sequence that continues this one, which has `len` positions, independently. Pages are
+    /// shared until either writes them.
     ///
     /// # Errors
     /// The device's.
@@ -225,8 +226,8 @@ impl ForwardOutput<'_> {
         }
     }
 
-    /// Continues the sequence with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a device, where
-    /// it stays, only if `confidence` needs it, else an empty one.
+    /// Continues the sequence with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a
+    /// device, where it stays, only if `confidence` needs it, else an empty one.
     ///
     /// # Errors
     /// The device's.

@@ -45,8 +45,8 @@ impl Link<'_> {
     }
 }
 
-/// Extends every draft by one token in one pass of the model, the same for all; a chain at its end drafts none. Returns the
-/// number of tokens that each drafted. An error or a panic is that of the sequence that caused it.
+/// Extends every draft by one token in one pass of the model, the same for all; a chain at its end drafts none. Returns
+/// the number of tokens that each drafted. An error or a panic is that of the sequence that caused it.
 pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<usize>> {
     match Error::catch(|| step(links)) {
         Ok(done) => done,
@@ -115,8 +115,8 @@ fn pass(model: &dyn ChainModel, mut sequences: Vec<DraftRows<'_>>) -> Result<Vec
     Ok(steps)
 }
 
-/// Extends `draft` to `most` tokens, or to the chain's end: [`Drafter::draft`](super::Drafter::draft) for a drafter that is a
-/// chain.
+/// Extends `draft` to `most` tokens, or to the chain's end:
+/// [`Drafter::draft`](super::Drafter::draft) for a drafter that is a chain.
 ///
 /// # Errors
 /// The model's, or if its logits are NaN or infinite.

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 pub struct DecodeState {
     /// The last token, which the target has not read yet.
     pub last: u32,
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. With the models on a device it stays
-    /// there, and is empty here unless a trace needs it.
+    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. With the models on a device it
+    /// stays there, and is empty here unless a trace needs it.
     pub hidden: Tensor,
 }

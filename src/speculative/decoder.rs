@@ -1,5 +1,5 @@
-//! A sequence being decoded, and the passes that advance any number of them: propose each, draft together, one batched forward,
-//! finish each.
+//! A sequence being decoded, and the passes that advance any number of them: propose each, draft
+//! together, one batched forward, finish each.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -52,8 +52,9 @@ pub(crate) struct Step<'s> {
 }
 
 impl Step<'_> {
-    /// Whether the step without its draft may succeed, and yields what it would have yielded: a greedy text depends on no draft.
-    /// Other texts wait for memory with theirs. A row that is not finite may be the draft's, if only the drafter chose that.
+    /// Whether the step without its draft may succeed, and yields what it would have yielded: a greedy
+    /// text depends on no draft. Other texts wait for memory with theirs. A row that is not finite may be
+    /// the draft's, if only the drafter chose that.
     fn fails_for_draft(&self, error: &Error) -> bool {
         let Some(Work::Verify(proposal)) = &self.work else { return false };
         let is_greedy = self.decoder.drafting.is_greedy();
@@ -144,8 +145,8 @@ impl SpeculativeDecoder {
         self.backend.model.forward_one(ids, round, OutputRows::None, ids.len()).map(drop)
     }
 
-    /// One pass over `ids` outside any generation, in a round that `begin` begins. `keep` returns the number of rows to commit, from
-    /// the outputs if any are requested.
+    /// One pass over `ids` outside any generation, in a round that `begin` begins. `keep` returns the number of rows to
+    /// commit, from the outputs if any are requested.
     ///
     /// # Errors
     /// The pass's, or those of `keep`; nothing is kept then.
@@ -202,7 +203,8 @@ impl Proposing<'_> {
         }
     }
 
-    /// Truncates the draft before the first token that the target cannot read. Those that are on a device were chosen there.
+    /// Truncates the draft before the first token that the target cannot read. Those that are on a
+    /// device were chosen there.
     fn drop_unreadable(&mut self) {
         let backend = &self.decoder.backend;
         let vocab = backend.model.num_readable_tokens();
@@ -215,8 +217,8 @@ impl Proposing<'_> {
     }
 }
 
-/// Makes the planned drafts of models: for every draft position, one pass of each model over the rows of the sequences that draft
-/// there. An error or a panic is that of the sequence that caused it.
+/// Makes the planned drafts of models: for every draft position, one pass of each model over the rows of the sequences
+/// that draft there. An error or a panic is that of the sequence that caused it.
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let draft_alone = |one: &mut Proposing<'_>| {
         let drafted = Error::catch(|| one.draft_alone());
@@ -263,8 +265,8 @@ fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Du
     stepped
 }
 
-/// Runs every sequence's step in one pass of the model. A step's result does not depend on the others; if it fails, its sequence is
-/// unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
+/// Runs every sequence's step in one pass of the model. A step's result does not depend on the others; if it fails, its
+/// sequence is unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
 pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     let run: fn(&mut [Step<'_>]) -> Result<Vec<Result<Done>>> = match steps.first() {
         Some(first) if first.decoder.backend.device.is_some() => device_pass,

@@ -9,8 +9,8 @@ pub struct Draft {
     pub tokens: Vec<u32>,
     /// The distributions that they were drawn from; `None` for greedy drafts (one-hot).
     pub probs: Option<Vec<Distribution>>,
-    /// The drafter's probability of each token among those it scored; only with [`Confidence::Report`] and a drafter that has
-    /// probabilities.
+    /// The drafter's probability of each token among those it scored; only with
+    /// [`Confidence::Report`] and a drafter that has probabilities.
     pub confidence: Vec<f32>,
     /// The distribution of the next drawn token, if the constraint rejected that token: it counts as rejected.
     pub refused: Option<Distribution>,
@@ -29,8 +29,8 @@ impl Draft {
         }
     }
 
-    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on the draw,
-    /// so the first one's distribution is kept for the residual.
+    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on
+    /// the draw, so the first one's distribution is kept for the residual.
     pub(super) fn refuse(&mut self, valid: usize) {
         if valid < self.tokens.len() {
             let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());

@@ -36,7 +36,8 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Adds the token chosen from a model's logits to `draft`. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
+    /// Adds the token chosen from a model's logits to `draft`. `ids[i]` is the token of
+    /// `logits[i]`; without ids, token `i` is.
     ///
     /// # Errors
     /// If the logits are NaN or infinite.
@@ -89,8 +90,8 @@ impl Reads {
 /// Rows committed since the drafter's last observation.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
-    /// The sequence. After a round it includes the last token, which the target has not read; after a chunk of a prompt it does
-    /// not.
+    /// The sequence. After a round it includes the last token, which the target has not read; after
+    /// a chunk of a prompt it does not.
     pub tokens: &'a [u32],
     /// Position of the first committed row.
     pub first: usize,
@@ -175,13 +176,14 @@ pub trait Drafter: Send {
     /// If a model produced NaN or infinity.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()>;
 
-    /// Returns itself if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then drafted
-    /// step by step, and [`Drafter::draft`] is not called. Default: `None`.
+    /// Returns itself if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then
+    /// drafted step by step, and [`Drafter::draft`] is not called. Default: `None`.
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         None
     }
 
-    /// Called after rows are committed: by a round, or, if it [reads](Drafter::reads) hidden states, by a chunk of a prompt.
+    /// Called after rows are committed: by a round, or, if it [reads](Drafter::reads) hidden
+    /// states, by a chunk of a prompt.
     ///
     /// # Errors
     /// If a model produced NaN or infinity. After a round, the next one reports it.
@@ -219,8 +221,8 @@ pub trait DraftChain: Send {
     /// The model. Chains with the same model share its passes.
     fn model(&self) -> Arc<dyn ChainModel>;
 
-    /// The step that extends `draft`, which is empty or its own of this round. Called again if a pass of several sequences
-    /// failed.
+    /// The step that extends `draft`, which is empty or its own of this round. Called again if a
+    /// pass of several sequences failed.
     ///
     /// # Errors
     /// If a model produced NaN or infinity, or memory is exhausted.

@@ -53,8 +53,8 @@ impl Drafting {
         Self { tokens, newest: None, drafters, list, forked: Vec::new(), planner, settings, rng, failed: None }
     }
 
-    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model whose K and V do
-    /// not fit memory drafts nothing in this generation.
+    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model
+    /// whose K and V do not fit memory drafts nothing in this generation.
     ///
     /// # Errors
     /// Those of `new`.
@@ -82,7 +82,8 @@ impl Drafting {
         Ok(())
     }
 
-    /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no generation has begun since.
+    /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no
+    /// generation has begun since.
     pub fn fork_drafters(&self, to: &mut Self) {
         let forked = self.forked.iter().map(|(options, drafter)| (options, drafter));
         let drafters = self.list.iter().flatten().zip(&self.drafters).chain(forked);
@@ -184,8 +185,8 @@ impl Drafting {
         self.rng = proposal.rng.unwrap_or_else(|| self.rng.clone());
     }
 
-    /// Frees the pages of models that draft, which then draft nothing until the next generation: drafts change the speed, never
-    /// whether a text fits memory. Returns whether there were any.
+    /// Frees the pages of models that draft, which then draft nothing until the next generation: drafts change the
+    /// speed, never whether a text fits memory. Returns whether there were any.
     pub fn release(&mut self) -> bool {
         let mut released = false;
         for drafter in self.drafters.iter_mut().filter(|drafter| drafter.holds_pages()) {
@@ -199,7 +200,8 @@ impl Drafting {
         released
     }
 
-    /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results, and the next token is drawn.
+    /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results,
+    /// and the next token is drawn.
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or the device's.
@@ -236,8 +238,8 @@ impl Drafting {
         Ok(Some((DecodeState { last, hidden }, logprobs)))
     }
 
-    /// Plans a draft for a round of up to `most_rows` rows besides those of `others`. A prompt lookup draft is already made, a
-    /// model's is still empty. It has no visible effect before it is verified, and may be discarded.
+    /// Plans a draft for a round of up to `most_rows` rows besides those of `others`. A prompt lookup draft is already
+    /// made, a model's is still empty. It has no visible effect before it is verified, and may be discarded.
     ///
     /// # Errors
     /// A drafter's, including from observing the last round.
@@ -301,7 +303,8 @@ impl Drafting {
         Some(DraftingContext { context, drafters: &mut self.drafters, constraint, rng: &mut self.rng })
     }
 
-    /// The next draft step, if other sequences can share it; `None` if the draft is complete, or its drafter is not a chain.
+    /// The next draft step, if other sequences can share it; `None` if the draft is complete, or
+    /// its drafter is not a chain.
     pub(super) fn link<'a>(
         &'a mut self,
         state: &'a SequenceState,
@@ -353,9 +356,9 @@ impl Drafting {
         self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()
     }
 
-    /// Verifies a proposal after its pass, and draws the target's next token. `ends(token)` is called for every emitted token in
-    /// order; the round is cut after the first for which it returns true. The caller commits as many rows as tokens were emitted.
-    /// On an error the tokens are unchanged, but not the constraint and the text decoder.
+    /// Verifies a proposal after its pass, and draws the target's next token. `ends(token)` is called for every emitted
+    /// token in order; the round is cut after the first for which it returns true. The caller commits as many rows as
+    /// tokens were emitted. On an error the tokens are unchanged, but not the constraint and the text decoder.
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or those of `ends`.
@@ -384,7 +387,8 @@ impl Drafting {
             }
             _ => 0.0,
         };
-        // The rows of the previous last token and of all emitted ones but the last, whose state is the row that predicted it.
+        // The rows of the previous last token and of all emitted ones but the last, whose state is
+        // the row that predicted it.
         let last_token = tokens[emitted - 1];
         let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
         let states = if self.reads().hidden { output.states(emitted)? } else { States::default() };
@@ -432,8 +436,8 @@ impl Drafting {
         Ok(emitted)
     }
 
-    /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a panic. With the verdict
-    /// on the draft of one.
+    /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a
+    /// panic. With the verdict on the draft of one.
     fn observe(&mut self, first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
         for (i, drafter) in self.drafters.iter_mut().enumerate() {
             let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);

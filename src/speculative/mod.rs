@@ -1,7 +1,8 @@
 //! Speculative decoding: draft, verify, accept, commit.
 //!
-//! * [`Drafter`]: proposes tokens; one file each: an autoregressive model ([`Mtp`], [`NextN`], [`DraftModel`]), prompt lookup
-//!   ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`], [`NgramCacheDrafter`]), or a constraint ([`Forced`]).
+//! * [`Drafter`]: proposes tokens; one file each: an autoregressive model ([`Mtp`], [`NextN`],
+//!   [`DraftModel`]), prompt lookup ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
+//!   [`NgramCacheDrafter`]), or a constraint ([`Forced`]).
 //! * [`Planner`]: chooses the drafter and draft length of each round from measured [`Costs`].
 //! * `BatchPlanner`: decides whether the sequences of a batch draft, from measured tokens per second.
 //! * [`DraftChain`]: a drafter whose model drafts for many sequences in one pass.

@@ -50,8 +50,8 @@ impl Proposal {
         self.drafter.filter(|_| self.draft.tokens.len() < self.planned_len)
     }
 
-    /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is at its end,
-    /// or the constraint cut the draft.
+    /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is
+    /// at its end, or the constraint cut the draft.
     pub fn lengthened(&mut self, before: usize, time: Duration) {
         self.time += time;
         if self.draft.tokens.len() <= before {

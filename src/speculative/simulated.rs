@@ -4,8 +4,8 @@ use rand::Rng;
 
 use crate::{Error, Result};
 
-/// The probability that a draft is accepted given that all before it in its chain were: one per position, the last one for all
-/// deeper positions.
+/// The probability that a draft is accepted given that all before it in its chain were: one per
+/// position, the last one for all deeper positions.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedAcceptance(Vec<f64>);
 

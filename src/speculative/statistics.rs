@@ -40,8 +40,8 @@ pub struct SpeculationStats {
     pub cancelled: usize,
     /// Estimated milliseconds of verifying 1, 2, ... rows at the final context: v(B).
     pub verify_ms: Vec<f64>,
-    /// Estimated milliseconds of plain decoding passes for the tokens of the rounds; `None` if plain steps were not measured.
-    /// Plain steps are scaled by the slowdown of the measured passes (due to other processes).
+    /// Estimated milliseconds of plain decoding passes for the tokens of the rounds; `None` if plain steps were not
+    /// measured. Plain steps are scaled by the slowdown of the measured passes (due to other processes).
     #[serde(skip)]
     pub plain_ms: Option<f64>,
 }

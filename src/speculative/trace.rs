@@ -15,10 +15,10 @@ use crate::{Error, Result};
 
 /// Where trace lines are written. Clones write to the same place, so sessions may share one; lines are written whole.
 ///
-/// A generation's lines, by their `event`: one `begin` with the prompt's size and the drafters, one `first` with the token drawn
-/// from the prompt's pass, a `round` each with the decision, the draft, the accept result and microseconds, a `cancelled` for a
-/// discarded draft, and one `end`. A round's `path` is `sync` if it was drafted before its pass, `lazy` if it was drafted in
-/// parallel with the caller, and `skip` if nothing was drafted.
+/// A generation's lines, by their `event`: one `begin` with the prompt's size and the drafters, one `first` with the
+/// token drawn from the prompt's pass, a `round` each with the decision, the draft, the accept result and microseconds,
+/// a `cancelled` for a discarded draft, and one `end`. A round's `path` is `sync` if it was drafted before its pass,
+/// `lazy` if it was drafted in parallel with the caller, and `skip` if nothing was drafted.
 #[derive(Clone)]
 pub struct Trace {
     sink: Arc<Mutex<Sink>>,

@@ -1,5 +1,5 @@
-//! Byte pair encoding over compact tables, as the model of the `tokenizers` crate's pipeline. That crate's own model gives the
-//! same tokens, but for 262144 of them takes three times as long to load, and 80 MB more.
+//! Byte pair encoding over compact tables, as the model of the `tokenizers` crate's pipeline. That crate's own model
+//! gives the same tokens, but for 262144 of them takes three times as long to load, and 80 MB more.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

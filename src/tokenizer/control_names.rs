@@ -34,8 +34,8 @@ impl ControlNames {
         text.char_indices().filter(|(_, c)| self.firsts.contains(c)).map(|(at, _)| (at, &text[at..]))
     }
 
-    /// `text` with `mark` after the first character of every name in it; `None` if there are none. A prefix of a name at the end
-    /// of the text counts, because a template may append another text.
+    /// `text` with `mark` after the first character of every name in it; `None` if there are none. A prefix of a name
+    /// at the end of the text counts, because a template may append another text.
     pub fn mark(&self, text: &str, mark: char) -> Option<String> {
         let end = text.trim_end().len();
         let longest = self.lengths.first().copied().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files, so
-//! everything that it relies on is checked first.
+//! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files,
+//! so everything that it relies on is checked first.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,8 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWra
 use super::bpe::{Bpe, BpeOptions, Merges, Pipeline};
 use super::vocabulary::{Text, Vocabulary};
 
-/// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as could a misspelled name.
+/// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as
+/// could a misspelled name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenizerFile<'a> {

@@ -84,9 +84,9 @@ impl Tokenizer {
         Ok(Self { inner, bos, control, text_only, spelling, longest })
     }
 
-    /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not the tokenizer's
-    /// post-processor adds one and the text begins with one. A vocabulary without `<bos>` gets what its post-processor
-    /// adds.
+    /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not
+    /// the tokenizer's post-processor adds one and the text begins with one. A vocabulary without
+    /// `<bos>` gets what its post-processor adds.
     ///
     /// # Errors
     /// If the text is empty, or cannot be encoded.
@@ -159,8 +159,8 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// The bytes of a token in a text, whatever the vocabulary's spelling; they need not be whole characters. Of an added
-    /// token they are its name, and of an unknown id there are none.
+    /// The bytes of a token in a text, whatever the vocabulary's spelling; they need not be whole characters. Of an
+    /// added token they are its name, and of an unknown id there are none.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.token(id) else { return Vec::new() };
         let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id);

@@ -1,5 +1,5 @@
-//! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed one names the tensor or field
-//! and the remedy.
+//! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed
+//! one names the tensor or field and the remedy.
 
 pub(crate) mod expected;
 
@@ -295,7 +295,8 @@ fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&Assi
     (survey.zero && dead).then(|| format!("is all zeros; {remedy}"))
 }
 
-/// The shape error of a tensor. An old converter wrote the target's embedding, with the target's width, into assistants.
+/// The shape error of a tensor. An old converter wrote the target's embedding, with the target's
+/// width, into assistants.
 fn wrong_shape(expected: &Expected, tensor: &RawTensor, assistant: Option<&AssistantConfig>) -> String {
     let shapes = format!("has shape {:?}, the configuration implies {:?}", tensor.shape, expected.shape);
     let backbone = assistant.map(|config| config.backbone_hidden_size);

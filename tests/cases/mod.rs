@@ -164,8 +164,8 @@ impl Case {
         Ok(tensor.data().to_vec())
     }
 
-    /// The required agreement with the reference for `(logits, hidden)` in f32, as the largest difference: 1e-4, or twice the
-    /// difference between the reference's f32 and f64, whichever is larger.
+    /// The required agreement with the reference for `(logits, hidden)` in f32, as the largest difference: 1e-4, or
+    /// twice the difference between the reference's f32 and f64, whichever is larger.
     pub fn tolerances(&self) -> (f32, f32) {
         let rounding = self.floats("reference_rounding");
         (1e-4f32.max(2.0 * rounding[0]), 1e-4f32.max(2.0 * rounding[1]))
@@ -201,8 +201,8 @@ pub fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("a row") as u32
 }
 
-/// Compares an id if the reference's best two logits differ by more than twice the possible error of each; returns whether it
-/// did.
+/// Compares an id if the reference's best two logits differ by more than twice the possible error
+/// of each; returns whether it did.
 pub fn same_id(got: u32, want: u32, margin: f32, error: f32, what: &str) -> bool {
     let decided = margin > 2.0 * error;
     assert!(!decided || got == want, "{what}: {got} instead of {want}, whose margin is {margin} and error {error:.1e}");

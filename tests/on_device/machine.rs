@@ -38,8 +38,8 @@ pub struct Emulated {
 
 /// A machine with a thread of its own, which owns its memory. A kernel that accesses freed memory fails.
 ///
-/// It is as asynchronous as a device may be: kernels run only at the next wait. So host code between a launch and the next wait
-/// runs before the kernel, and errors of a kernel are returned by that wait.
+/// It is as asynchronous as a device may be: kernels run only at the next wait. So host code between a launch and the
+/// next wait runs before the kernel, and errors of a kernel are returned by that wait.
 struct Worker {
     jobs: Sender<Job>,
 }

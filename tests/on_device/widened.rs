@@ -1,8 +1,8 @@
 //! The fixtures, whose heads have 32 channels, with wider heads.
 //!
-//! A head of `from` channels is embedded in one of `to`, with zeros between. A norm over more channels has a larger result by the
-//! square root of the quotient, which the norms' weights and the output projection undo; rotations have the same angles with
-//! another base. So the outputs are the fixture's, up to rounding.
+//! A head of `from` channels is embedded in one of `to`, with zeros between. A norm over more channels has a larger
+//! result by the square root of the quotient, which the norms' weights and the output projection undo; rotations have
+//! the same angles with another base. So the outputs are the fixture's, up to rounding.
 //!
 //! Where the leading channels rotate, the zeros are after them and the rotation is the same.
 

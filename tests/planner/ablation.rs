@@ -6,8 +6,8 @@ use crate::figures::{
     Outcome, adversaries, changes, fixed_machines, lookups, random_machines, reached, short_texts, worst,
 };
 
-/// Prints a table, one line per variant. Speeds are relative to the best fixed choice's (to blocks of four in short texts),
-/// losses in per cent of plain decoding's time, worst case.
+/// Prints a table, one line per variant. Speeds are relative to the best fixed choice's (to blocks of four in short
+/// texts), losses in per cent of plain decoding's time, worst case.
 #[test]
 #[ignore = "prints a table; takes minutes"]
 fn ablation() {

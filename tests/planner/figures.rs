@@ -93,8 +93,8 @@ pub fn machines(tuning: Tuning) -> Vec<Simulation> {
     all
 }
 
-/// No prompt lookup; one that copies long passages; one that is right about half the time; one that rarely has a draft; one that
-/// is never right.
+/// No prompt lookup; one that copies long passages; one that is right about half the time; one that
+/// rarely has a draft; one that is never right.
 pub fn lookups() -> [Option<Lookup>; 5] {
     let lookup = |found, tokens, chance| Some(Lookup { found, tokens, chance });
     [None, lookup(0.9, 48, 0.97), lookup(0.5, 12, 0.6), lookup(0.1, 24, 0.95), lookup(1.0, 48, 0.05)]
@@ -116,8 +116,8 @@ pub fn fixed_machines(tuning: Tuning, lookup: Option<Lookup>, seeds: Range<u64>)
     machines(tuning).into_iter().map(outcome).collect()
 }
 
-/// Unusual tables, measured with times that vary by a fifth, by a factor of three in one of 50 rounds, on a machine that is half
-/// as fast for a while. First those without prompt lookup.
+/// Unusual tables, measured with times that vary by a fifth, by a factor of three in one of 50 rounds, on a machine
+/// that is half as fast for a while. First those without prompt lookup.
 pub fn random_machines(tuning: Tuning, seeds: Range<u64>) -> (Vec<Outcome>, Vec<Outcome>) {
     let (mut alone, mut with) = (Vec::new(), Vec::new());
     for seed in seeds {
@@ -213,8 +213,8 @@ pub fn changes(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Short texts on unknown machines, over the whole text, relative to blocks of four. A prompt lookup drafter is never right, or
-/// there is none. One figure for all seeds together.
+/// Short texts on unknown machines, over the whole text, relative to blocks of four. A prompt lookup drafter is never
+/// right, or there is none. One figure for all seeds together.
 pub fn short_texts(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     let curves: [(&str, &[f64], f64); 2] = [
         ("typical", &[1.0, 1.08, 1.16, 1.24, 1.4, 1.5, 1.55, 1.61], 0.05),
@@ -257,7 +257,8 @@ pub fn adversaries(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
         Simulation::new("double", |rows| if rows == 1 { 1.0 } else { 2.2 }, 0.5, &[0.5]),
         Simulation::new("cheap trap", |rows| if rows < 4 { 1.0 } else { 4.0 + rows as f64 }, 0.02, &[0.5]),
     ];
-    // Whether the model's and the lookup's token at a position is the target's, by the rounds before, the plan and the position.
+    // Whether the model's and the lookup's token at a position is the target's, by the rounds
+    // before, the plan and the position.
     type Adversary = fn(&[SimulatedRound], Plan, usize) -> [bool; 2];
     let adversaries: [(&str, Adversary); 10] = [
         ("rejects everything", |_, _, _| [false; 2]),

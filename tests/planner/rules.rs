@@ -81,8 +81,8 @@ fn lookups_are_observed_without_being_used() {
     assert!(matches!(good, Plan::Draft { drafter: LOOKUP, .. }), "{good:?}");
 }
 
-/// Costs are those of the whole batch: if its rows cost nothing more, drafts continue; if every row costs, few are verified, and
-/// none with many sequences.
+/// Costs are those of the whole batch: if its rows cost nothing more, drafts continue; if every row costs,
+/// few are verified, and none with many sequences.
 #[test]
 fn a_batch_leaves_less_to_speculation() {
     // 8 rows cost as much as one, each further one a quarter of that.
@@ -162,8 +162,8 @@ fn texts_that_begin_cold_leave_costs_as_they_are() {
     }
 }
 
-/// After a long prompt more rounds than the skipped ones cost more. Costs measured all the time must not become cheaper by this
-/// relative to those measured once.
+/// After a long prompt more rounds than the skipped ones cost more. Costs measured all the time must not become
+/// cheaper by this relative to those measured once.
 #[test]
 fn slow_beginnings_make_nothing_cheap() {
     let machine = Simulation::new("slow beginnings", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.8]);

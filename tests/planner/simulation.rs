@@ -147,7 +147,8 @@ impl Simulation {
         let mut with = without.clone();
         let found = 1..=lookup.tokens.min(MOST_ROWS - 1);
         with.extend(found.clone().map(|drafts| (self.lookup_tokens(drafts), self.verify[drafts])));
-        // The best quotient of sums (Dinkelbach 1967): iterate on the gain at the best rate so far, until there is none.
+        // The best quotient of sums (Dinkelbach 1967): iterate on the gain at the best rate so far,
+        // until there is none.
         let mut rate = self.fixed(1);
         for _ in 0..50 {
             let most = |plans: &[(f64, f64)]| {

@@ -1,5 +1,5 @@
-//! Twins of published GGUF files: all tensors of all layers under their names, scaled down to rows of whole blocks, in the types
-//! of the file.
+//! Twins of published GGUF files: all tensors of all layers under their names, scaled down to rows
+//! of whole blocks, in the types of the file.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -10,8 +10,8 @@ use foretoken_tools::arguments::CentroidChoice;
 use foretoken_tools::demo;
 use foretoken_tools::println;
 
-/// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print tokens per
-/// second and acceptance at each draft position.
+/// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print
+/// tokens per second and acceptance at each draft position.
 ///
 /// Example: acceptance --prompts models/demo/prompts.json --blocks 2,4,8 --json
 #[derive(Parser)]

@@ -15,7 +15,8 @@ use foretoken_tools::{arguments, demo, measure};
 ///
 /// Example: batch prompts.txt --sequences 8 --max-tokens 64
 ///
-/// With --measure, print the gain from batching: batch --measure --sequences 1,4,8 --threads 1 --no-speculation --ignore-eos
+/// With --measure, print the gain from batching: batch --measure --sequences 1,4,8 --threads 1
+/// --no-speculation --ignore-eos
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -30,8 +31,8 @@ struct Args {
     /// Rows per forward pass; rows not used by rounds read prompts.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// Print tokens/s for every number of sequences instead of the text, compared with v(N), the cost of a pass over N rows
-    /// relative to one row; interleaved, repeated this many times.
+    /// Print tokens/s for every number of sequences instead of the text, compared with v(N), the cost of a pass over N
+    /// rows relative to one row; interleaved, repeated this many times.
     #[arg(long, value_name = "TIMES", num_args = 0..=1, default_missing_value = "5")]
     measure: Option<usize>,
     #[command(flatten)]

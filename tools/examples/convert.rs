@@ -15,8 +15,8 @@ use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 
-/// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also read, or a floating-point
-/// GGUF file to a directory.
+/// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also
+/// read, or a floating-point GGUF file to a directory.
 ///
 /// Example: convert path/to/gemma-4-E2B-it gemma-4-E2B-it-bf16.gguf --outtype bf16
 #[derive(Parser)]

@@ -14,9 +14,9 @@ use foretoken_tools::demo;
 use foretoken_tools::println;
 use serde_json::json;
 
-/// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file of
-/// 2000 tokens. Without drafts, with the assistant at every block size, with auto, and with mixtures; interleaved, several times;
-/// medians are reported. All must generate the same text.
+/// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file
+/// of 2000 tokens. Without drafts, with the assistant at every block size, with auto, and with mixtures; interleaved,
+/// several times; medians are reported. All must generate the same text.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -135,8 +135,8 @@ fn texts() -> Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, up to the start of the next:
-/// an edit that the demo pair, which does not follow instructions, can continue.
+/// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, up to the start of
+/// the next: an edit that the demo pair, which does not follow instructions, can continue.
 fn edited_file() -> String {
     let block = |name: &str| {
         format!(

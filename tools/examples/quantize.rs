@@ -22,7 +22,8 @@ struct Args {
     source: PathBuf,
     /// The file (NAME.gguf) to write.
     destination: PathBuf,
-    /// q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, iq4_xs, mxfp4_moe (experts; with --pure all), q2_k, q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k.
+    /// q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, iq4_xs, mxfp4_moe (experts; with --pure all), q2_k, q3_k_s, q3_k_m,
+    /// q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k.
     mix: Mix,
     /// Importance matrix from llama-imatrix (GGUF or .dat), to weight errors.
     #[arg(long, value_name = "FILE")]

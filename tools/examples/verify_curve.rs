@@ -14,7 +14,8 @@ use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
 use serde_json::json;
 
-/// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best bandwidth and multiply rate.
+/// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best
+/// bandwidth and multiply rate.
 ///
 /// Example: verify_curve --model e2b.gguf --assistant e2b-assistant.gguf --threads 1
 #[derive(Parser)]

@@ -25,8 +25,8 @@ pub struct Load {
     /// GGUF file).
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf, MTP/,
-    /// MODEL-assistant; for a model in the Hub cache, the repository NAME-assistant there); several are an error.
+    /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf,
+    /// MTP/, MODEL-assistant; for a model in the Hub cache, the repository NAME-assistant there); several are an error.
     #[arg(long)]
     pub assistant: Option<PathBuf>,
     /// Use no assistant, even if there is one next to the model.
@@ -35,8 +35,9 @@ pub struct Load {
     /// Smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a Hugging Face Hub name.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
-    /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a draft step is faster with
-    /// them), or N/K (always builds N, of which K are scored). Built centroids lower the acceptance; the text is the same.
+    /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a
+    /// draft step is faster with them), or N/K (always builds N, of which K are scored). Built centroids
+    /// lower the acceptance; the text is the same.
     #[arg(long, value_name = "WHICH", default_value = "own")]
     pub centroids: CentroidChoice,
     /// Do not cache built centroids (default: foretoken in XDG_CACHE_HOME, or in .cache in the home directory).
@@ -62,12 +63,13 @@ pub struct Load {
 }
 
 impl Load {
-    /// The engine's options; without a model, the demo pair. Hub names are resolved, with a progress bar on a terminal. Without an
-    /// assistant, and unless `drafting` disables speculation, a matching one is searched for next to the model and reported on
-    /// stderr.
+    /// The engine's options; without a model, the demo pair. Hub names are resolved, with a progress bar on a
+    /// terminal. Without an assistant, and unless `drafting` disables speculation, a matching one is searched
+    /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a checkpoint cannot be downloaded from the Hub, the model cannot be read to match assistants, or several match.
+    /// If a checkpoint cannot be downloaded from the Hub, the model cannot be read to match
+    /// assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
@@ -211,9 +213,9 @@ pub struct Drafting {
     /// Disable speculative decoding.
     #[arg(long, conflicts_with_all = ["draft_block_size", "mtp_preset", "skip_streak", "sample_drafts"])]
     pub no_speculation: bool,
-    /// Drafters: auto, or a list in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
-    /// ngram-cache, with parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an assistant or
-    /// a draft model; the assistant if a block size or a preset is given.
+    /// Drafters: auto, or a list in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v,
+    /// ngram-mod, ngram-cache, with parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an
+    /// assistant or a draft model; the assistant if a block size or a preset is given.
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     pub spec_type: Option<Drafters>,
     /// Rows per verification: the number of drafts plus one. Default: chosen for every round from measured costs.
@@ -234,7 +236,8 @@ pub struct Drafting {
     /// N-gram counts of a corpus for ngram-cache, which --spec-type must list.
     #[arg(long, value_name = "FILE")]
     pub ngram_static: Option<PathBuf>,
-    /// N-gram counts of earlier texts for ngram-cache, which --spec-type must list; `generate` creates and updates the file.
+    /// N-gram counts of earlier texts for ngram-cache, which --spec-type must list; `generate`
+    /// creates and updates the file.
     #[arg(long, value_name = "FILE")]
     pub ngram_dynamic: Option<PathBuf>,
 }

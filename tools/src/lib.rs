@@ -15,15 +15,16 @@ use std::process::{ExitCode, Termination};
 use anyhow::{Result, anyhow};
 use clap::Parser;
 
-/// Runs `command` with the process's arguments. An error, including a usage error, is one line on stderr and exit code 1, with or
-/// without `RUST_BACKTRACE` (`anyhow`'s own report would print the frames). A closed pipe ends the process by SIGPIPE, as with
-/// other Unix programs; Rust ignores that signal by default, and `println!` would panic.
+/// Runs `command` with the process's arguments. An error, including a usage error, is one line on stderr and exit code
+/// 1, with or without `RUST_BACKTRACE` (`anyhow`'s own report would print the frames). A closed pipe ends the process
+/// by SIGPIPE, as with other Unix programs; Rust ignores that signal by default, and `println!` would panic.
 pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     sigpipe::reset();
     run_service(command)
 }
 
-/// As [`run`], for commands that write to sockets: if a peer closes its connection, the write fails instead of raising a signal.
+/// As [`run`], for commands that write to sockets: if a peer closes its connection, the write fails
+/// instead of raising a signal.
 pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     match parse(std::env::args_os()).and_then(command) {
         Ok(value) => value.report(),
@@ -34,7 +35,8 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
     }
 }
 
-/// As the standard macro, but if stdout cannot be written (a full disk), the process ends with an error on one line and exit code 1.
+/// As the standard macro, but if stdout cannot be written (a full disk), the process ends with an
+/// error on one line and exit code 1.
 #[macro_export]
 macro_rules! println {
     ($($text:tt)*) => {

@@ -49,8 +49,9 @@ pub struct Rollback {
     pub rollback: f64,
 }
 
-/// Measures rounds of the given rows after `depth` positions that commit some of them for the next pass to replay, interleaved with
-/// passes that have nothing to replay: medians of `repeats` pairs. Empty for models without a recurrent state.
+/// Measures rounds of the given rows after `depth` positions that commit some of them for the next
+/// pass to replay, interleaved with passes that have nothing to replay: medians of `repeats` pairs.
+/// Empty for models without a recurrent state.
 pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeats: usize) -> Result<Vec<Rollback>> {
     let most = rounds.iter().map(|(rows, _)| *rows).max().unwrap_or(1);
     let ids = ids(engine, depth.max(most));

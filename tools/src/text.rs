@@ -14,8 +14,8 @@ pub struct Text {
     /// Maximum number of tokens to generate.
     #[arg(long, default_value_t = 128)]
     pub max_tokens: usize,
-    /// Temperature; 0 takes the most probable token. Default: 0; with --chat, the checkpoint's defaults, which also set top-k,
-    /// top-p, min-p, typical, XTC and the repeat penalty.
+    /// Temperature; 0 takes the most probable token. Default: 0; with --chat, the checkpoint's defaults, which also set
+    /// top-k, top-p, min-p, typical, XTC and the repeat penalty.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all. Default: all.
@@ -59,8 +59,8 @@ pub struct Constrained {
     pub grammar: Option<PathBuf>,
 }
 
-/// Penalties and rarer filters; all are off by default. They are applied in this order: repeat, frequency and presence penalty, DRY,
-/// top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
+/// Penalties and rarer filters; all are off by default. They are applied in this order: repeat, frequency and presence
+/// penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
 #[derive(Args)]
 pub struct Chain {
     /// Divide positive logits of recent tokens by this, multiply negative ones. Default: 1 (off).
@@ -87,8 +87,8 @@ pub struct Chain {
     /// DRY: number of last tokens to consider; -1 for all.
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
-    /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it. Default: newline, colon,
-    /// double quote, asterisk.
+    /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it.
+    /// Default: newline, colon, double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
     /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 keeps all. Default: all.

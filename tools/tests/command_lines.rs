@@ -13,7 +13,8 @@ use foretoken::speculative::{DrafterKind, DrafterStats};
 use foretoken::{Error, Isa};
 use serde_json::Value;
 
-/// An example's executable, which `cargo test` builds beside this one. Backtraces are asked for: no output may have them.
+/// An example's executable, which `cargo test` builds beside this one. Backtraces are asked for: no
+/// output may have them.
 fn example(name: &str) -> Command {
     let own = std::env::current_exe().expect("a path");
     let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
@@ -461,7 +462,8 @@ fn the_keys_of_generate_json() {
     assert!(number(&report["accepted"]) <= number(&report["drafted"]) && number(&report["kv_bytes"]) > 0.0);
 }
 
-/// Instruction sets by name: they write the same text where the demo pair's margins decide it, and report their own name.
+/// Instruction sets by name: they write the same text where the demo pair's margins decide it, and
+/// report their own name.
 #[test]
 fn an_instruction_set_can_be_chosen() {
     let refused = run("generate", &["x", "--isa", "sse9"]);

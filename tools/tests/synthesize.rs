@@ -1,5 +1,5 @@
-//! Synthesized checkpoints load and echo: every draft is accepted. And what is written as GGUF is read back, whole or not
-//! at all.
+//! Synthesized checkpoints load and echo: every draft is accepted. And what is written as GGUF is
+//! read back, whole or not at all.
 
 #[path = "../examples/synthesize/main.rs"]
 #[allow(dead_code)] // its `main`

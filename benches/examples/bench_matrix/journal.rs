@@ -1,5 +1,5 @@
-//! The measurements, one line of JSON each, written immediately. The file holds the results and is the state from which an
-//! interrupted run resumes.
+//! The measurements, one line of JSON each, written immediately. The file holds the results and is
+//! the state from which an interrupted run resumes.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;

@@ -28,9 +28,9 @@ use ours::Ours;
 
 /// Measure pairs of checkpoints with every KV cache format, prompt and drafting mode, and write an HTML report.
 ///
-/// Writes runs.ndjson (every measurement, immediately), results.csv and report.html to OUT. The cells of a pair are interleaved, one
-/// run of each at a time, so that drifting machine speed affects all of them equally. After an interruption, run it again to measure
-/// what is missing; other options add cells, another commit starts over.
+/// Writes runs.ndjson (every measurement, immediately), results.csv and report.html to OUT. The cells of a pair are
+/// interleaved, one run of each at a time, so that drifting machine speed affects all of them equally. After an
+/// interruption, run it again to measure what is missing; other options add cells, another commit starts over.
 ///
 /// Example: bench_matrix --model e2b-target.gguf --assistant e2b-assistant.gguf --kv f16,balanced --prompts short,long,4k
 #[derive(Parser)]
@@ -88,8 +88,8 @@ pub struct Args {
     /// Use a llama.cpp server that is already running with the same target.
     #[arg(long, value_name = "URL")]
     llama_url: Option<String>,
-    /// Additional arguments for the server, as one string; each repetition starts a separate server. With --llama-url, only its name
-    /// in the report.
+    /// Additional arguments for the server, as one string; each repetition starts a separate server.
+    /// With --llama-url, only its name in the report.
     #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true)]
     llama_args: Vec<String>,
     /// List the cells and the existing runs without measuring.
@@ -166,7 +166,8 @@ impl<'a> Done<'a> {
         self.0.iter().copied().filter(move |run| run.setting == plan.setting && run.cell == *cell)
     }
 
-    /// Speculation must not change the text. (llama.cpp rounds differently; the report says whether its text is the same.)
+    /// Speculation must not change the text. (llama.cpp rounds differently; the report says whether
+    /// its text is the same.)
     fn check(&self, plan: &Plan, run: &Run) -> Result<()> {
         let off = Cell { mode: matrix::OFF.into(), ..run.cell.clone() };
         let free = !plan.setting.simulated_acceptance.is_empty() || run.cell.mode.starts_with(matrix::LLAMA);

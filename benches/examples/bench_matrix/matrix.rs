@@ -23,7 +23,8 @@ pub const LLAMA: &str = "llama.cpp";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
     pub pair: String,
-    /// Size of the checkpoints, and their modification time (seconds since 1970): a known name may now be a different pair.
+    /// Size of the checkpoints, and their modification time (seconds since 1970): a known name may
+    /// now be a different pair.
     pub bytes: u64,
     pub changed: u64,
     pub quantize: Option<String>,

@@ -13,8 +13,8 @@ use foretoken::{
 };
 use foretoken_tools::measure;
 
-/// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens takes longer than all
-/// measurements after them.
+/// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens
+/// takes longer than all measurements after them.
 const DEEP: usize = 1024;
 
 /// Row counts of v(B), measurements of each, and their depth.

@@ -114,8 +114,8 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
     svg(bottom + 36.0, &marks)
 }
 
-/// v(B) between its bounds: 1 (additional rows are free) and B (each row costs a step). Rows are on a logarithmic scale,
-/// because the first ones matter most.
+/// v(B) between its bounds: 1 (additional rows are free) and B (each row costs a step). Rows are on a
+/// logarithmic scale, because the first ones matter most.
 pub fn curve(points: &[(usize, Spread)]) -> String {
     let (left, top, bottom) = (40.0, 10.0, 250.0);
     let most_rows = points.last().map_or(2, |(rows, _)| *rows).max(2) as f64;

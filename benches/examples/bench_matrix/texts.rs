@@ -28,8 +28,8 @@ pub fn text(path: Option<&Path>) -> Result<String> {
     Ok(text)
 }
 
-/// The first `count` prompts of a length: consecutive pieces of the text, each after a BOS token. For a checkpoint without a
-/// tokenizer: arbitrary ids.
+/// The first `count` prompts of a length: consecutive pieces of the text, each after a BOS token. For a
+/// checkpoint without a tokenizer: arbitrary ids.
 pub fn prompts(engine: &Engine, text: &str, prompt: Prompt, count: usize) -> Result<Vec<Vec<u32>>> {
     let own = prompt.0 - 1;
     let ids = match engine.tokenizer() {

@@ -1,6 +1,6 @@
-//! A small model whose keys are like those of trained Gemmas: a few channels are far larger than the rest, a constant part is
-//! eight times as large as the varying part, and many query heads share a KV head. Its attention distinguishes tokens by the
-//! varying part.
+//! A small model whose keys are like those of trained Gemmas: a few channels are far larger than the rest, a
+//! constant part is eight times as large as the varying part, and many query heads share a KV head. Its
+//! attention distinguishes tokens by the varying part.
 
 use std::path::Path;
 
@@ -128,13 +128,14 @@ impl Tensors {
         self.push(&own("layer_scalar"), &[1], vec![1.0]);
     }
 
-    /// Adds a constant part to the keys that `k` computes: in a few channels, all among the three quarters of the pairs that are
-    /// not rotated.
+    /// Adds a constant part to the keys that `k` computes: in a few channels, all among the three
+    /// quarters of the pairs that are not rotated.
     fn add_bias(&mut self, k: &mut [f64]) {
         let still = |channel: usize| channel % (HEAD / 2) >= HEAD / 8;
         let bias: Vec<f64> =
             (0..HEAD).map(|channel| if still(channel) { normal(&mut self.rng).powi(3) } else { 0.0 }).collect();
-        // The varying part of a hidden state has the length of the constant part, so rows of length 1 give channels of variance 1/2.
+        // The varying part of a hidden state has the length of the constant part, so rows of length
+        // 1 give channels of variance 1/2.
         let size = BIAS * (HEAD as f64).sqrt() / (HIDDEN as f64).sqrt() / length(&bias);
         for (row, bias) in k.chunks_exact_mut(HIDDEN).zip(bias) {
             row.iter_mut().zip(&self.constant).for_each(|(x, constant)| *x += bias * size * constant);

@@ -46,8 +46,8 @@ struct Args {
     /// Only these presets and formats; the exact cache is always included.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
-    /// Without a checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a constant part
-    /// eight times as large as the varying part) and N query heads per KV head; Gemma 4 has 8 and 16.
+    /// Without a checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a
+    /// constant part eight times as large as the varying part) and N query heads per KV head; Gemma 4 has 8 and 16.
     #[arg(long, value_name = "N", conflicts_with_all = ["model", "assistant", "text"])]
     gemma_keys: Option<usize>,
     /// Use K = V in the synthetic model's full layers.
@@ -150,7 +150,8 @@ fn text(path: Option<&Path>) -> Result<String> {
     files.iter().map(|path| Ok(std::fs::read_to_string(path)?)).collect()
 }
 
-/// The exact cache first, which the others are compared with; presets; every format; and variants of `balanced` without a part.
+/// The exact cache first, which the others are compared with; presets; every format; and variants
+/// of `balanced` without a part.
 fn cases() -> Vec<Case> {
     let case = |name: String, options: KvOptions| Case {
         name,

@@ -25,7 +25,8 @@ const KINDS: [(&str, Kind); 5] = [
     ("drifting bias 8", Kind { bias: 8.0, turning: 0.5, heavy: false }),
 ];
 
-/// A constant part of `bias` times the Gaussian's length; the share `turning` of its energy rotates once per 2048 positions.
+/// A constant part of `bias` times the Gaussian's length; the share `turning` of its energy rotates
+/// once per 2048 positions.
 struct Kind {
     bias: f64,
     turning: f64,

@@ -103,7 +103,8 @@ impl<T: Pod> Buffer<T> {
         })
     }
 
-    /// The address of `count` elements from `at` on, after waiting for all streams: they are not ordered with the copies.
+    /// The address of `count` elements from `at` on, after waiting for all streams: they are not
+    /// ordered with the copies.
     fn ready_address(&self, at: usize, count: usize) -> Result<u64, CudaError> {
         let requested = at.saturating_add(count);
         if requested > self.len() {

@@ -22,7 +22,8 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: usize,
-    /// Whether blocks of a kernel in a graph may start before the kernel before ends, because they wait for its end themselves.
+    /// Whether blocks of a kernel in a graph may start before the kernel before ends, because they
+    /// wait for its end themselves.
     pub early_starts: bool,
     /// Bytes of L2 cache.
     pub cache: usize,

@@ -13,8 +13,8 @@ const OLDEST: i32 = 12_000;
 /// committed PTX, whose version is older than any accepted driver.
 pub(super) const IMAGES: i32 = if cfg!(feature = "cuda") { 13_000 } else { OLDEST };
 
-/// The least major compute capability, and the oldest driver, with programmatic edges in graphs. Committed PTX is for capability
-/// 8.0, where kernels do not wait for earlier ones themselves.
+/// The least major compute capability, and the oldest driver, with programmatic edges in graphs. Committed PTX is for
+/// capability 8.0, where kernels do not wait for earlier ones themselves.
 pub(super) const EARLY_STARTS: (i32, i32) = if cfg!(feature = "cuda") { (9, 12_030) } else { (i32::MAX, i32::MAX) };
 
 /// An error unless `result` is success.

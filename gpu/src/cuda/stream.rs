@@ -64,8 +64,8 @@ impl Stream {
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
-        // SAFETY: `Params` is the kernel's structure, which the driver copies; the caller guarantees the memory it points
-        // to.
+        // SAFETY: `Params` is the kernel's structure, which the driver copies; the caller
+        // guarantees the memory it points to.
         check("cuLaunchKernel", unsafe {
             let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
             sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, shared, self.stream, params, none)

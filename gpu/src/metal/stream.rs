@@ -14,9 +14,9 @@ pub struct Stream {
     state: Arc<Mutex<StreamState>>,
 }
 
-/// Recorded launches. Their parameters are fixed: what changes from round to round (ids, positions, tables) is in device
-/// memory. A replay encodes them again, microseconds each; indirect command buffers would not save the barriers between
-/// them.
+/// Recorded launches. Their parameters are fixed: what changes from round to round (ids, positions,
+/// tables) is in device memory. A replay encodes them again, microseconds each; indirect command
+/// buffers would not save the barriers between them.
 pub struct Graph {
     launches: Vec<Recorded>,
 }

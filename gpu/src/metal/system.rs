@@ -153,8 +153,8 @@ impl Batch {
             depth: depth as usize,
         };
         self.encoder.setComputePipelineState(&pipeline.0);
-        // SAFETY: the system copies the bytes, and the kernel reads fields only. Parameters are shorter than the limit of
-        // 4096 bytes.
+        // SAFETY: the system copies the bytes, and the kernel reads fields only. Parameters are
+        // shorter than the limit of 4096 bytes.
         unsafe {
             let bytes = NonNull::from(params).cast::<c_void>();
             self.encoder.setBytes_length_atIndex(bytes, params.len(), 0);

@@ -47,8 +47,8 @@ pub struct AcceptParams {
 // SAFETY: the `AcceptParams` of accept.cpp.
 unsafe impl Params for AcceptParams {}
 
-/// Accepts drafts, and advances the sequences' states past them: length, newest token and its hidden state. `results` `(segments,
-/// 2)`: number of accepted drafts, and the token after them.
+/// Accepts drafts, and advances the sequences' states past them: length, newest token and its hidden state. `results`
+/// `(segments, 2)`: number of accepted drafts, and the token after them.
 ///
 /// # Errors
 /// If a slice is too short.

@@ -1,4 +1,5 @@
-//! Attention over pages: `attend_exact.cpp`, `attend_f16.cpp`, `attend_quantized.cpp`, `attend_mixed.cpp`, `combine.cpp`.
+//! Attention over pages: `attend_exact.cpp`, `attend_f16.cpp`, `attend_quantized.cpp`,
+//! `attend_mixed.cpp`, `combine.cpp`.
 //!
 //! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
@@ -65,8 +66,8 @@ const EXACT_COLUMNS: usize = 8;
 /// Splits that one warp merges: one per lane.
 const FEW_SPLITS: usize = 32;
 
-/// f16 pages are attended in large tiles if tiles of 8 columns would be more blocks than an H200 holds, two on each of 132
-/// multiprocessors; large tiles of fewer would leave multiprocessors without work.
+/// f16 pages are attended in large tiles if tiles of 8 columns would be more blocks than an H200 holds, two on each of
+/// 132 multiprocessors; large tiles of fewer would leave multiprocessors without work.
 const FILLING_BLOCKS: usize = 264;
 
 /// The kernel that fills a store's [`SplitPartials`].
@@ -377,8 +378,8 @@ pub struct CombineParams {
 // SAFETY: the `Params` of combine.cpp.
 unsafe impl Params for CombineParams {}
 
-/// Merges the partials of [`exact`] and, with zones, [`quantized`]: `y` is `(rows, heads, head_dim)`, not rotated, in the
-/// model's channel order.
+/// Merges the partials of [`exact`] and, with zones, [`quantized`]: `y` is `(rows, heads,
+/// head_dim)`, not rotated, in the model's channel order.
 ///
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.

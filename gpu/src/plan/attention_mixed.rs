@@ -106,7 +106,8 @@ impl MixedKv {
 
 /// Attention over the positions that are read quantized, if K or V is, else over those that are read exactly.
 ///
-/// [`exact`](super::attention::exact) and [`quantized`](super::attention::quantized) are faster where they have a kernel.
+/// [`exact`](super::attention::exact) and [`quantized`](super::attention::quantized) are faster
+/// where they have a kernel.
 ///
 /// # Errors
 /// If there is no kernel for the width or a layout, the layouts are incompatible, or a slice is too short.

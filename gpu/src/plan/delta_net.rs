@@ -1,7 +1,8 @@
-//! The gated delta net, except its products: `delta_net.cpp`. [`inputs`] and [`delta_rule`] in every layer, [`commit`] after the
-//! pass, which ends a round for all layers.
+//! The gated delta net, except its products: `delta_net.cpp`. [`inputs`] and [`delta_rule`] in every layer, [`commit`]
+//! after the pass, which ends a round for all layers.
 //!
-//! A round either logs its rows, any first ones of which can be committed, or writes the matrices after all of them: see
+//! A round either logs its rows, any first ones of which can be committed, or writes the matrices
+//! after all of them: see
 //! [`Recurrent`](super::segments::Recurrent).
 
 use super::segments::{Place, Segments};
@@ -187,8 +188,9 @@ pub struct InputParams {
 unsafe impl Params for InputParams {}
 
 /// The recurrence's inputs: the convolution over the sequence's last rows with SiLU, normalized queries and keys
-/// ([`foretoken_kernels::delta_net::convolve`], [`l2_normalize`](foretoken_kernels::delta_net::l2_normalize)), and the gates `decay
-/// = exp(rate softplus(a + dt_bias))` and `beta = sigmoid(b)`. They are logged, or written to [`Layer::inputs`].
+/// ([`foretoken_kernels::delta_net::convolve`],
+/// [`l2_normalize`](foretoken_kernels::delta_net::l2_normalize)), and the gates `decay = exp(rate
+/// softplus(a + dt_bias))` and `beta = sigmoid(b)`. They are logged, or written to [`Layer::inputs`].
 ///
 /// * `places`: `(rows)`.
 ///
@@ -236,10 +238,11 @@ pub struct RuleParams {
 // SAFETY: the `RuleParams` of delta_net.cpp.
 unsafe impl Params for RuleParams {}
 
-/// Applies the accepted rows of the round before to the matrices, in place; then `y` `(rows, value_heads, value_dim)` are the outputs
-/// of the segments' rows, which change the matrices of [`whole`](super::segments::Recurrent::whole) segments only:
-/// [`foretoken_kernels::delta_net::replay`] and [`advance`](foretoken_kernels::delta_net::advance). A segment without rows gets its
-/// accepted rows applied.
+/// Applies the accepted rows of the round before to the matrices, in place; then `y` `(rows, value_heads,
+/// value_dim)` are the outputs of the segments' rows, which change the matrices of
+/// [`whole`](super::segments::Recurrent::whole) segments only:
+/// [`foretoken_kernels::delta_net::replay`] and [`advance`](foretoken_kernels::delta_net::advance). A
+/// segment without rows gets its accepted rows applied.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a slice is too short.
@@ -260,7 +263,8 @@ pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParam
 /// The rows that [`commit`] commits.
 #[derive(Clone, Copy, Debug)]
 pub enum Committed {
-    /// Of every segment: the dropped ones, the first of the others, and as many drafts as the results `(segments, 2)` of
+    /// Of every segment: the dropped ones, the first of the others, and as many drafts as the
+    /// results `(segments, 2)` of
     /// [`accept`](super::accept::accept) say.
     Accepted(DeviceSlice<u32>),
     /// Of this segment, so many. All, if the segment is [`whole`](super::segments::Recurrent::whole).
@@ -286,9 +290,10 @@ pub struct CommitParams {
 // SAFETY: the `CommitParams` of delta_net.cpp.
 unsafe impl Params for CommitParams {}
 
-/// Ends a round in all `layers`: the convolution's window becomes the last of the window and the committed rows, and the next
-/// [`delta_rule`] applies the rows that were logged, if `log` is `replayed` then. A round whose logged rows are all dropped is
-/// committed with zero rows, because its accepted ones are in the matrices; a `whole` one not at all.
+/// Ends a round in all `layers`: the convolution's window becomes the last of the window and the
+/// committed rows, and the next
+/// [`delta_rule`] applies the rows that were logged, if `log` is `replayed` then. A round whose logged rows are all
+/// dropped is committed with zero rows, because its accepted ones are in the matrices; a `whole` one not at all.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a slice is too short.

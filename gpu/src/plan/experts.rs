@@ -1,5 +1,6 @@
 //! The mixture of experts: `experts.cpp`. [`route`], [`sort_route`] after more than [`BLOCK_ROWS`] rows,
-//! [`super::matmul::matmul_buckets`] over gate and up, the gated activation, `matmul_buckets` over down (whose rows are entries),
+//! [`super::matmul::matmul_buckets`] over gate and up, the gated activation, `matmul_buckets` over
+//! down (whose rows are entries),
 //! [`mix`].
 
 use super::matmul::{Buckets, LARGEST_BUCKET};
@@ -14,8 +15,8 @@ pub const BLOCK_ROWS: usize = 16;
 /// A route; an entry is a row of one expert, and entries are in order of expert, then row.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// Buckets of up to `largest` entries of one expert: `matrices` `(most)`, `starts` `(most + 1)`, `count` `(1)`, `rows`
-    /// `(entries)`, where `most` is [`max_buckets`].
+    /// Buckets of up to `largest` entries of one expert: `matrices` `(most)`, `starts` `(most + 1)`, `count` `(1)`,
+    /// `rows` `(entries)`, where `most` is [`max_buckets`].
     pub buckets: Buckets,
     /// `(rows, top_k)`: the entries of a row, in order of the experts.
     pub entries: DeviceSlice<i32>,
@@ -144,8 +145,8 @@ pub struct MixParams {
 // SAFETY: the `MixParams` of experts.cpp.
 unsafe impl Params for MixParams {}
 
-/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts; then plus the shared expert's,
-/// if there is one.
+/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts; then
+/// plus the shared expert's, if there is one.
 ///
 /// * `parts`: `(rows * top_k, width)`; `y`: `(rows, width)`.
 ///

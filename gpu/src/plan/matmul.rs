@@ -1,13 +1,13 @@
 //! Quantized weights times 8-bit activations: `quantize.cpp`, `matmul.cpp`, `matmul_tiles.cpp`.
 //!
-//! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels, so that a file
-//! is packed once for CPU and GPU.
+//! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels,
+//! so that a file is packed once for CPU and GPU.
 
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; of more panels than run at once with so
-/// many on an H200, two on each of 132 multiprocessors, all run at once with half as many warps.
+/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; of more panels than run at
+/// once with so many on an H200, two on each of 132 multiprocessors, all run at once with half as many warps.
 const MAX_WARPS: usize = 16;
 const FEW_PANELS: usize = 264;
 
@@ -24,8 +24,8 @@ const TILE_PANELS: usize = 8;
 /// Entries of a bucket of [`matmul_buckets`], at most.
 pub const LARGEST_BUCKET: usize = TILE_ROWS;
 
-/// Rows from which on they are chosen, if the matrix has enough panels: with fewer, a product waits for its weights, which the
-/// other kernels load with more warps per panel.
+/// Rows from which on they are chosen, if the matrix has enough panels: with fewer, a product waits for its weights,
+/// which the other kernels load with more warps per panel.
 const MANY_ROWS: usize = 65;
 
 /// Their blocks that fill an H200: two on each of 132 multiprocessors.
@@ -221,8 +221,8 @@ impl Matrix {
         self.outputs
     }
 
-    /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of summation: the
-    /// sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
+    /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of
+    /// summation: the sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
     pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
         let blocks = inputs / weight_type.block_len();
         let few = outputs.div_ceil(PANEL_ROWS) <= FEW_PANELS;
@@ -304,7 +304,8 @@ pub struct MatMulParams {
 // SAFETY: the `Params` of matrix.h.
 unsafe impl Params for MatMulParams {}
 
-/// `y = x w^T`: `y` is `(rows, padded_outputs)`. The bits of a row do not depend on the number of rows, nor on the kernel.
+/// `y = x w^T`: `y` is `(rows, padded_outputs)`. The bits of a row do not depend on the number of
+/// rows, nor on the kernel.
 ///
 /// # Errors
 /// If the shapes do not match, or `y` is too short.
@@ -384,7 +385,8 @@ pub struct BucketParams {
 unsafe impl Params for BucketParams {}
 
 /// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of at most `max_buckets` buckets: `y` is
-/// `(entries, padded_outputs)`. The caller guarantees that the lists are in range: matrices, rows of `x`, entries of `y`.
+/// `(entries, padded_outputs)`. The caller guarantees that the lists are in range: matrices, rows
+/// of `x`, entries of `y`.
 ///
 /// # Errors
 /// If the shapes do not match, or a list is too short for `max_buckets`.

@@ -55,12 +55,12 @@ impl FloatMatrix {
     }
 }
 
-/// Rows by outputs from which tiles of 32 by 128 are faster: 64 tiles, half an H200. With fewer, its memory and most of its
-/// multiprocessors would idle, and reading the weights again from the cache for every eight rows takes less time.
+/// Rows by outputs from which tiles of 32 by 128 are faster: 64 tiles, half an H200. With fewer, its memory and most of
+/// its multiprocessors would idle, and reading the weights again from the cache for every eight rows takes less time.
 const TILED: usize = 64 * 32 * 128;
 
-/// Outputs from which a block of eight rows has 32 instead of 16, and reads the inputs half as often: two blocks for each of
-/// the 132 multiprocessors of an H200.
+/// Outputs from which a block of eight rows has 32 instead of 16, and reads the inputs half as often: two blocks
+/// for each of the 132 multiprocessors of an H200.
 const WIDE: usize = 2 * 132 * 32;
 
 /// A kernel, and the rows and outputs of a block.

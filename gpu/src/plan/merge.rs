@@ -44,8 +44,8 @@ impl Mergeable {
             .or_else(|| any.downcast_ref().copied().map(Self::MatMulFloat))
     }
 
-    /// One launch with the results of `self` and then `next`, or `None` if there is no such kernel. Neither launch may write what
-    /// the other reads, except for a result of `self` that is the only input of `next`.
+    /// One launch with the results of `self` and then `next`, or `None` if there is no such kernel. Neither launch may
+    /// write what the other reads, except for a result of `self` that is the only input of `next`.
     pub fn merged(&self, next: &Self) -> Option<Self> {
         match (self, next) {
             (Self::Norm(first), Self::Norm(next)) => norms(first, next).map(Self::Norm),

@@ -1,7 +1,7 @@
 //! Plans: functions that check shapes and lengths and return a [`Launch`](crate::Launch).
 //!
-//! **Batch invariance.** As on the CPU, the bits of a row do not depend on the rows computed with it: how the inputs of a
-//! sum are divided follows from the shape of the weight, or from positions in the sequence.
+//! **Batch invariance.** As on the CPU, the bits of a row do not depend on the rows computed with it: how the inputs of
+//! a sum are divided follows from the shape of the weight, or from positions in the sequence.
 
 pub mod accept;
 pub mod attention;

@@ -199,7 +199,8 @@ impl GateNorm {
     }
 }
 
-/// `y = silu(gate) * norm(up)` of `(rows, width)`, where the norm is of every head: [`rms_norm`], then [`gate`], with their bits.
+/// `y = silu(gate) * norm(up)` of `(rows, width)`, where the norm is of every head: [`rms_norm`],
+/// then [`gate`], with their bits.
 ///
 /// # Errors
 /// As [`gate`]; or if there is no kernel for the head.

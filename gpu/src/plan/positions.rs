@@ -26,8 +26,8 @@ pub struct PlaceParams {
 // SAFETY: the `PlaceParams` of positions.cpp.
 unsafe impl Params for PlaceParams {}
 
-/// Writes the places of `rows` rows: consecutive positions after the committed ones of each segment; every row sees itself. And
-/// their tokens, unless `None`.
+/// Writes the places of `rows` rows: consecutive positions after the committed ones of each segment; every
+/// row sees itself. And their tokens, unless `None`.
 ///
 /// # Errors
 /// If a slice is too short.
@@ -85,8 +85,8 @@ pub struct StepParams {
 // SAFETY: the `StepParams` of positions.cpp.
 unsafe impl Params for StepParams {}
 
-/// Begins a draft step: writes the places, all at the position after the committed ones and seeing only those, the tokens, and
-/// the hidden states.
+/// Begins a draft step: writes the places, all at the position after the committed ones and seeing
+/// only those, the tokens, and the hidden states.
 ///
 /// # Errors
 /// If a slice is too short.
@@ -159,8 +159,8 @@ pub struct KeepParams {
 // SAFETY: the `KeepParams` of positions.cpp.
 unsafe impl Params for KeepParams {}
 
-/// Copies the rows of the segments, from [`Segment::source`](super::segments::Segment::source) on in `x` `(rows before, width)`,
-/// to `y` `(rows, width)`.
+/// Copies the rows of the segments, from [`Segment::source`](super::segments::Segment::source) on in `x`
+/// `(rows before, width)`, to `y` `(rows, width)`.
 ///
 /// # Errors
 /// If a slice is too short.

@@ -18,7 +18,8 @@ pub struct Heads {
     pub heads: usize,
     /// Width: 32, 64, 128, 256 or 512.
     pub head_dim: usize,
-    /// Elements from one head to the next: `head_dim`, or more where a projection interleaves heads with something else.
+    /// Elements from one head to the next: `head_dim`, or more where a projection interleaves heads
+    /// with something else.
     pub stride: usize,
 }
 

@@ -28,8 +28,8 @@ pub struct Segment {
 // SAFETY: `repr(C)`, integers only: four of eight bytes and four of four leave no padding.
 unsafe impl Pod for Segment {}
 
-/// The recurrent state of a sequence: addresses of `f32`, and see [`super::delta_net::Shape`] for the lengths. Of all delta nets,
-/// one after the other.
+/// The recurrent state of a sequence: addresses of `f32`, and see [`super::delta_net::Shape`] for the
+/// lengths. Of all delta nets, one after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recurrent {
@@ -41,7 +41,8 @@ pub struct Recurrent {
     pub replayed: u64,
     /// The same, of this round.
     pub log: u64,
-    /// As `matrices`, and it may be the same: gets them after all rows of the pass. 0: the rows, at most `log_rows`, are logged.
+    /// As `matrices`, and it may be the same: gets them after all rows of the pass. 0: the rows, at
+    /// most `log_rows`, are logged.
     pub whole: u64,
     /// A `u32`: rows of `replayed` that are committed and not yet in `matrices`.
     pub accepted: u64,

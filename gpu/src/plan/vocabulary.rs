@@ -1,5 +1,6 @@
-//! Top-k, argmax, and the largest of a row for sampling: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, they are the centroid head: a
-//! centroid is a bucket, and its tokens' rows of the embedding are the bucket's matrix.
+//! Top-k, argmax, and the largest of a row for sampling: `vocabulary.cpp`. With
+//! [`super::matmul::matmul_buckets`] between them, they are the centroid head: a centroid is a bucket, and its
+//! tokens' rows of the embedding are the bucket's matrix.
 
 use super::segments::Segments;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
@@ -218,7 +219,8 @@ unsafe impl Params for LargestParams {}
 pub struct Largest {
     /// [`Largest::partial_len`].
     pub partial: DeviceSlice<[u32; 2]>,
-    /// `(rows, KEPT)`: the largest first, the lower id first among equals, NaN before all. [`NO_ID`] if there are fewer.
+    /// `(rows, KEPT)`: the largest first, the lower id first among equals, NaN before all.
+    /// [`NO_ID`] if there are fewer.
     pub best: DeviceSlice<[u32; 2]>,
 }
 

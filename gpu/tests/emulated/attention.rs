@@ -519,8 +519,8 @@ fn attend_case(what: &str, layer: Layer) -> Case {
     Case::new(name, sources, move |device| run_attention(&layer, device))
 }
 
-/// The tables of a sequence: exact keys, exact values, quantized keys, quantized values. Pages that are not read have null
-/// addresses, and rows that are not written are NaN.
+/// The tables of a sequence: exact keys, exact values, quantized keys, quantized values. Pages that are not read have
+/// null addresses, and rows that are not written are NaN.
 fn tables(layer: &Layer, sequence: usize, stored: &Stored, device: &mut dyn Device) -> u64 {
     let (entries, len) = (layer.entries(), layer.len(sequence));
     let mut tables = vec![0; 4 * entries];

@@ -396,8 +396,8 @@ fn round_case(shape: Shape, [before, rows, prompt]: [usize; 3]) -> Case {
     })
 }
 
-/// After rounds of which any number of rows is accepted, matrices, windows and outputs have the bits of single steps, whatever
-/// else is in the pass; and so have those after a prompt.
+/// After rounds of which any number of rows is accepted, matrices, windows and outputs have the bits of single steps,
+/// whatever else is in the pass; and so have those after a prompt.
 fn rollback_case(shape: Shape, rows: usize) -> Case {
     let name = format!("delta net {shape:?}: {rows} rows have the bits of single steps");
     Case::new(name, SOURCES, move |device| {

@@ -1,7 +1,7 @@
 //! The suite on a GPU, for every driver interface.
 
-/// A session on `foretoken_gpu::$module`, and the tests that use it; the caller defines `open`, which returns a device, or
-/// `None` without one.
+/// A session on `foretoken_gpu::$module`, and the tests that use it; the caller defines `open`,
+/// which returns a device, or `None` without one.
 #[allow(unused_macros)]
 macro_rules! on_a_gpu {
     ($module:ident) => {
@@ -48,8 +48,8 @@ macro_rules! on_a_gpu {
                 let mut bytes = AnyParams([MaybeUninit::uninit(); 1024]);
                 bytes.0[..params.len()].copy_from_slice(params);
                 let launch = foretoken_gpu::Launch { kernel, grid, block, shared, params: bytes };
-                // SAFETY: the session's buffers live until it is dropped, after the stream was synchronized, and nothing
-                // else uses them.
+                // SAFETY: the session's buffers live until it is dropped, after the stream was
+                // synchronized, and nothing else uses them.
                 let launched = unsafe { self.stream.launch(&launch) }.and_then(|()| self.stream.synchronize());
                 launched.map_err(|error| error.to_string())
             }

@@ -163,7 +163,8 @@ impl Build {
         (Self { compiler, copies, libraries }, sites)
     }
 
-    /// The kernels in a dialect, or the machine; and the file. One library per dialect: their functions have the same names.
+    /// The kernels in a dialect, or the machine; and the file. One library per dialect: their
+    /// functions have the same names.
     fn library(&self, dialect: Option<Dialect>, needed: Option<&Path>) -> (Library, PathBuf) {
         let name = dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so"));
         let path = self.libraries.join(&name);

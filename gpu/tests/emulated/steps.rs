@@ -367,7 +367,8 @@ fn largest_case(rows: usize, n: usize) -> Case {
         let suppressed = [n as u32 / 2, 7];
         let mut x = numbers.normals(rows * stride);
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
-            // Equal values far apart; a larger value outside the row; NaN of either sign; the largest of a suppressed id.
+            // Equal values far apart; a larger value outside the row; NaN of either sign; the
+            // largest of a suppressed id.
             (x[n - 1], x[n / 3], x[n - 2 - row], x[1], x[0]) = (9.0, 9.0, 9.0, f32::NAN, -f32::NAN);
             x[n..].fill(99.0);
             x[n / 2] = 20.0;

@@ -142,8 +142,8 @@ impl<K: Element> KeyRange<'_, K> {
     /// The scores of the `J` keys from `first` on.
     ///
     /// # Safety
-    /// The caller is inside a function with `L`'s features; `q` are `N` queries, `head_dim` long, and there are `J` keys
-    /// from `first` on.
+    /// The caller is inside a function with `L`'s features; `q` are `N` queries, `head_dim` long,
+    /// and there are `J` keys from `first` on.
     #[inline(always)]
     unsafe fn score_some<L: Lanes, const N: usize, const J: usize>(
         &self,
@@ -201,12 +201,12 @@ struct ValueRange<'a, V> {
 }
 
 impl<V: Element> ValueRange<'_, V> {
-    /// `output[n] += sum_j weights[n][j] * v[j]` for the first `N` queries, in strips of `S` vectors: `N * S` accumulators
-    /// stay in registers over all keys of the block. Returns `N`.
+    /// `output[n] += sum_j weights[n][j] * v[j]` for the first `N` queries, in strips of `S` vectors: `N * S`
+    /// accumulators stay in registers over all keys of the block. Returns `N`.
     ///
     /// # Safety
-    /// The caller is inside a function with `L`'s features; the outputs of the first `N` queries are `head_dim` long, and
-    /// `range` lies in the block.
+    /// The caller is inside a function with `L`'s features; the outputs of the first `N` queries are
+    /// `head_dim` long, and `range` lies in the block.
     #[inline(always)]
     unsafe fn add<L: Lanes, const N: usize, const S: usize>(
         &self,

@@ -18,8 +18,8 @@ impl OnlineSoftmax {
     pub const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Weights below `e^MIN_EXPONENT` are zero: they do not change an `f32` result, and products with subnormal numbers take
-/// a hundred cycles each.
+/// Weights below `e^MIN_EXPONENT` are zero: they do not change an `f32` result, and products with
+/// subnormal numbers take a hundred cycles each.
 pub(super) const MIN_EXPONENT: f64 = -64.0;
 
 /// `e^difference`: rescales weights from one maximum to a larger one.

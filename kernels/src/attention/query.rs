@@ -18,8 +18,8 @@ pub enum KvRows<'a> {
     Exact(Elements<'a>),
     /// A page of 128 quantized rows. Its queries, outputs, and the exact rows of the same store are rotated as well.
     Quantized(Page<'a>),
-    /// Keys only, of a layer whose K and V are one vector (`attention_k_eq_v`): the rotary channels from a page of keys,
-    /// the others from the page of values.
+    /// Keys only, of a layer whose K and V are one vector (`attention_k_eq_v`): the rotary channels from a page
+    /// of keys, the others from the page of values.
     KEqV {
         /// Keys of the rotary channels, the first `rotary.layout().head_dim()` ones.
         rotary: Page<'a>,

@@ -29,8 +29,8 @@ impl<'a> PreparedRows<'a> {
         }
     }
 
-    /// Prepares `x`, `(rows, inputs)` row-major, once for all weights of a type. `scratch`: [`PreparedRows::scratch_len`]
-    /// words.
+    /// Prepares `x`, `(rows, inputs)` row-major, once for all weights of a type. `scratch`:
+    /// [`PreparedRows::scratch_len`] words.
     ///
     /// # Panics
     /// If a length does not match the shapes.

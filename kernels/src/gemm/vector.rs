@@ -70,7 +70,8 @@ impl<W: Element> MatMul<'_, W> {
     /// Computes `R` rows by `C` columns of `y`. Returns `R`.
     ///
     /// # Safety
-    /// The caller is inside a function with `L`'s features; `x` has `R` rows from `row` on, `w` has `C` from `column` on.
+    /// The caller is inside a function with `L`'s features; `x` has `R` rows from `row` on, `w` has
+    /// `C` from `column` on.
     #[inline(always)]
     unsafe fn register_block<L: Lanes, const R: usize, const C: usize>(
         &mut self,
@@ -179,7 +180,8 @@ fn put(y: &mut [MaybeUninit<f32>], sums: &[f32]) {
 /// `acc[r][c] += x[r] * columns[c]`, one vector of each.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; from `x` on, `R` rows that are `inputs` apart have a vector each.
+/// The caller is inside a function with `L`'s features; from `x` on, `R` rows that are `inputs`
+/// apart have a vector each.
 #[inline(always)]
 unsafe fn accumulate<L: Lanes, const R: usize, const C: usize>(
     l: L,

@@ -89,8 +89,8 @@ impl<V: Copy> Finish<'_, V> {
     /// The results of `count` elements from the row's element `i` on.
     ///
     /// # Safety
-    /// The caller is inside a function with `L`'s features; weight and residual have the row's `count` elements from `i`
-    /// on, at most `LANES`.
+    /// The caller is inside a function with `L`'s features; weight and residual have the row's
+    /// `count` elements from `i` on, at most `LANES`.
     #[inline(always)]
     unsafe fn apply<L: Lanes<V = V>>(&self, l: L, x: V, i: usize, count: usize) -> V {
         // SAFETY: the caller entered the features; weight and residual have the row's elements.

@@ -39,8 +39,8 @@ impl<'a> Activations<'a> {
         Activations { words: &scratch[..len], activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
     }
 
-    /// Divides what [`Activations::quantize`] does: once every part is quantized, `scratch` is as after it. A part has as many
-    /// activation blocks of a row block as have at most `values` values, but at least one.
+    /// Divides what [`Activations::quantize`] does: once every part is quantized, `scratch` is as after it. A part has
+    /// as many activation blocks of a row block as have at most `values` values, but at least one.
     ///
     /// # Panics
     /// As [`Activations::quantize`].
@@ -114,8 +114,8 @@ pub(super) struct RowBlock {
     pub rows: usize,
 }
 
-/// The division of rows into row blocks: as few as possible, of sizes that differ by at most one, because a block of one row
-/// costs nearly what a block of four does.
+/// The division of rows into row blocks: as few as possible, of sizes that differ by at most one, because a block of
+/// one row costs nearly what a block of four does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowBlocks {
     pub count: usize,
@@ -251,8 +251,8 @@ impl<L: ByteLanes> Loops for VectorLoops<L> {
     }
 }
 
-/// The sums of the first two of every four of 16 signed bytes, and of the others, eight bytes at a time in a `u64` (SWAR):
-/// its 16-bit fields stay below 2^11.
+/// The sums of the first two of every four of 16 signed bytes, and of the others, eight bytes at a time in a
+/// `u64` (SWAR): its 16-bit fields stay below 2^11.
 #[inline(always)]
 fn sums_of_pairs(bytes: &[u8; 16]) -> [i32; 2] {
     let word = |half: usize| u64::from_le_bytes(bytes.as_chunks::<8>().0[half]) ^ 0x8080_8080_8080_8080;

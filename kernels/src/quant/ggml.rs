@@ -58,8 +58,8 @@ pub(super) fn half_power_of_two(exponent: u8) -> f32 {
     2f64.powi(i32::from(exponent) - 128) as f32 // exact, also where it is subnormal
 }
 
-/// The seven lower bits as an unsigned E4M3 of bias 7, halved because [`E2M1_LEVELS`] are doubled. 0x7f, NaN in the OCP's
-/// E4M3, is 0; 0xff is not.
+/// The seven lower bits as an unsigned E4M3 of bias 7, halved because [`E2M1_LEVELS`] are doubled.
+/// 0x7f, NaN in the OCP's E4M3, is 0; 0xff is not.
 fn half_e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
     match (byte, exponent) {
@@ -69,7 +69,8 @@ fn half_e4m3(byte: u8) -> f32 {
     }
 }
 
-/// Digit `t`, counted from the most significant, of a byte that is a fraction in base 3: `byte / 256 = 0.d0 d1 d2 d3 d4`.
+/// Digit `t`, counted from the most significant, of a byte that is a fraction in base 3: `byte /
+/// 256 = 0.d0 d1 d2 d3 d4`.
 fn trit(byte: u8, t: u32) -> u8 {
     let rest = byte.wrapping_mul(3u8.pow(t));
     ((u16::from(rest) * 3) >> 8) as u8

@@ -6,8 +6,8 @@
 //! number. So a grid is a bitmap over these numbers, here six bits per character from `0` on; the tests compare decoded
 //! blocks with PyPI's gguf.
 //!
-//! Weights are bytes with [`ZERO_POINT`] added: `w` is `64 + w` and `-w` is `(64 + w) ^ 0x7f + 1`, so that the signs of eight
-//! of them are applied in one word.
+//! Weights are bytes with [`ZERO_POINT`] added: `w` is `64 + w` and `-w` is `(64 + w) ^ 0x7f + 1`, so that the
+//! signs of eight of them are applied in one word.
 
 use crate::quant::weight_type::WeightType;
 use half::f16;
@@ -309,8 +309,8 @@ fn iq1_point(index: usize, less: bool) -> u64 {
     if less { IQ1[index] - ONES } else { IQ1[index] + ONES }
 }
 
-/// 32 lower bytes of indices; 16 bits per 32 weights: four times three upper bits, three of scale, and whether an eighth is
-/// subtracted.
+/// 32 lower bytes of indices; 16 bits per 32 weights: four times three upper bits, three of scale,
+/// and whether an eighth is subtracted.
 #[inline(always)]
 fn iq1_s(row: &mut impl Row) {
     row.put_d(0.125 * row.scale());
@@ -324,8 +324,8 @@ fn iq1_s(row: &mut impl Row) {
     }
 }
 
-/// 32 lower bytes of indices; 32 nibbles: three upper bits and whether an eighth is subtracted; four times 16 bits: four
-/// scales of three bits and four bits of the block's.
+/// 32 lower bytes of indices; 32 nibbles: three upper bits and whether an eighth is subtracted; four times 16 bits:
+/// four scales of three bits and four bits of the block's.
 #[inline(always)]
 fn iq1_m(row: &mut impl Row) {
     let pairs = [row.word(12), row.word(13)];

@@ -2,10 +2,10 @@
 //!
 //! # Packed weight blocks
 //!
-//! A *panel* is 16 consecutive rows (outputs) of a matrix. Block `b` of a panel is the 16 rows' GGUF blocks `b`, field after
-//! field; within a field, units of the 16 rows are interleaved. A unit is 4 bytes for weights, so that one 64-byte
-//! vector is the same four bytes of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed
-//! block:
+//! A *panel* is 16 consecutive rows (outputs) of a matrix. Block `b` of a panel is the 16 rows' GGUF blocks
+//! `b`, field after field; within a field, units of the 16 rows are interleaved. A unit is 4 bytes for
+//! weights, so that one 64-byte vector is the same four bytes of 16 rows, and 2 bytes for `f16` scales.
+//! `Q4_K`, 144 bytes per row, 2304 per packed block:
 //!
 //! ```text
 //! GGUF block of one row        packed block of 16 rows
@@ -21,8 +21,8 @@
 //!  144  end                    2304  end
 //! ```
 //!
-//! One vector of nibbles, as byte lanes load it; the low nibbles are a *quad* of inputs (four consecutive ones) of each row,
-//! the high nibbles the quad 32 inputs later:
+//! One vector of nibbles, as byte lanes load it; the low nibbles are a *quad* of inputs (four consecutive ones) of each
+//! row, the high nibbles the quad 32 inputs later:
 //!
 //! ```text
 //! lane (row)      0                   1                       15
@@ -31,9 +31,9 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. In `Q3_K`,
-//! `Q6_K`, `TQ1_0` and `TQ2_0`, `d` and the scales precede the weights: a product reads them first, and hardware prefetchers
-//! follow ascending addresses.
+//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. In
+//! `Q3_K`, `Q6_K`, `TQ1_0` and `TQ2_0`, `d` and the scales precede the weights: a product reads them first, and
+//! hardware prefetchers follow ascending addresses.
 //!
 //! Fields whose content or unit changes:
 //!
@@ -53,9 +53,9 @@
 //!
 //! # Activations
 //!
-//! Rows are divided into row blocks of at most [`ROW_BLOCK`] rows, as equal as possible. A row block is a run of activation
-//! blocks; in an activation block every array is `[index][row]`, in words of 4 bytes, so that a kernel reads its rows from
-//! consecutive words:
+//! Rows are divided into row blocks of at most [`ROW_BLOCK`] rows, as equal as possible. A row block is a
+//! run of activation blocks; in an activation block every array is `[index][row]`, in words of 4 bytes, so
+//! that a kernel reads its rows from consecutive words:
 //!
 //! ```text
 //! Q8_K, 256 inputs, R rows                              Q8_1, 32 inputs, R rows
@@ -70,10 +70,10 @@
 //! ```
 //!
 //! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and
-//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Those of pairs have the first two quants
-//! of every quad in the lower `i16`, the others in the upper one. Where the sums of a scale in blocks of
-//! 256 cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times
-//! the products of scales and bsums is subtracted at the end.
+//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Those of pairs have the first two
+//! quants of every quad in the lower `i16`, the others in the upper one. Where the sums of a scale in blocks of 256
+//! cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the
+//! products of scales and bsums is subtracted at the end.
 
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;

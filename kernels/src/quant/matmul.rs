@@ -9,13 +9,14 @@ use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::weight_type::WeightType;
 use crate::quant::{scalar, vector};
 
-/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are overwritten and returned.
+/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are
+/// overwritten and returned.
 ///
 /// * `x`: `(rows, inputs)`, quantized, where `rows` is `y`'s.
 /// * `y`: `(rows, outputs)`.
 ///
-/// Threads divide a matrix by columns; ranges should start at multiples of [`PANEL_ROWS`](super::PANEL_ROWS), or a panel is
-/// computed twice.
+/// Threads divide a matrix by columns; ranges should start at multiples of
+/// [`PANEL_ROWS`](super::PANEL_ROWS), or a panel is computed twice.
 ///
 /// # Panics
 /// If the shapes do not match, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).

@@ -163,12 +163,12 @@ unsafe fn end_rows<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     }
 }
 
-/// One block's products for `R` rows whose words of this block start at `x`: `add` is called for every row, with a sum and
-/// what to multiply it by.
+/// One block's products for `R` rows whose words of this block start at `x`: `add` is called for
+/// every row, with a sum and what to multiply it by.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; `source` and `scales` are of one block of format `F`. `x` points
-/// at the first of `R` rows in an activation block of a row block of `stride` rows.
+/// The caller is inside a function with `L`'s features; `source` and `scales` are of one block of format `F`. `x`
+/// points at the first of `R` rows in an activation block of a row block of `stride` rows.
 #[inline(always)]
 pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,

@@ -21,9 +21,9 @@
 //! | `unpack/`, `source.rs`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, scale, block, loops |
 //! | `amx/` | the same in tile registers |
 //!
-//! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the
-//! same in the same order. So a row of `y` depends on that row of `x` alone, whatever the number of rows, the columns of
-//! the call, the instruction set or the threads.
+//! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are
+//! the same in the same order. So a row of `y` depends on that row of `x` alone, whatever the number of rows, the
+//! columns of the call, the instruction set or the threads.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]

@@ -43,7 +43,8 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
         WeightType::Q3_K => const { &[field(0, 2, 2), field(2, 110, 4)] },
         WeightType::Q4_K => const { &[field(0, 4, 2), field(4, 144, 4)] },
         WeightType::Q5_K => const { &[field(0, 4, 2), field(4, 176, 4)] },
-        // Scales in units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
+        // Scales in units of 1 byte: 16 of them widen in one instruction; extracting them from
+        // words takes two more each.
         WeightType::Q6_K => const { &[field(0, 2, 2), field(2, 18, 1), field(18, 210, 4)] },
         WeightType::IQ4_XS => const { &[field(0, 2, 2), field(2, 4, 1), field(4, 136, 4)] },
         WeightType::MXFP4 => const { &[field(0, 1, 1), field(1, 17, 4)] },
@@ -112,8 +113,8 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
 ///
 /// * `source`: rows `first..` of a matrix with `inputs` columns, where `first` is a multiple of [`PANEL_ROWS`], so that
 ///   threads can share the work by panels. Only the matrix's last part may end inside a panel.
-/// * `destination`: [`WeightType::packed_row_bytes`] for each of these rows. The matrix should be aligned to 64 bytes: a vector
-///   is then one cache line.
+/// * `destination`: [`WeightType::packed_row_bytes`] for each of these rows. The matrix should be aligned
+///   to 64 bytes: a vector is then one cache line.
 ///
 /// # Panics
 /// If `source` is not whole rows or `destination` does not have the packed length.

@@ -16,7 +16,8 @@ pub struct PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// A matrix over what [`super::pack`] wrote. `bytes` should be aligned to 64 bytes: a vector is then one cache line.
+    /// A matrix over what [`super::pack`] wrote. `bytes` should be aligned to 64 bytes: a vector is
+    /// then one cache line.
     ///
     /// # Panics
     /// If `bytes` is not [`WeightType::packed_bytes_for`] the shape.

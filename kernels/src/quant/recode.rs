@@ -1,11 +1,12 @@
 //! Recoded blocks: the packed form of types whose bits are arranged anew.
 //!
-//! Grids: a weight is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a block then has
-//! each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
+//! Grids: a weight is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a block then
+//! has each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
 //!
 //! Three, five and six bits: in files, Q3_K, Q5_0, Q5_1, Q5_K and Q6_K have some bits of a weight in one plane and the
-//! others in another, which takes 4.5 operations per quad; some planes would also be read back and forth, which hardware
-//! prefetchers do not follow. In words that have all bits of 32 weights, three bits take 2.4 operations, five or six 3.
+//! others in another, which takes 4.5 operations per quad; some planes would also be read back and
+//! forth, which hardware prefetchers do not follow. In words that have all bits of 32 weights,
+//! three bits take 2.4 operations, five or six 3.
 //!
 //! The block of one row, before `pack.rs` interleaves it with those of other rows:
 //!
@@ -23,9 +24,10 @@
 //! ```
 //!
 //! * Scales of grids: nibble `s` is `b` of scale `s`, which is `2 b + 1`.
-//! * Four bits: 16 bytes per 32 weights, weight `i` in the low nibble of byte `i` and `16 + i` in the high one, as IQ4_XS.
-//! * Three bits: three words per 32 weights, byte `j` of each with weight `j` of eight quads. The first four quads are in
-//!   words 0 and 1, the others in 1 and 2:
+//! * Four bits: 16 bytes per 32 weights, weight `i` in the low nibble of byte `i` and `16 + i` in
+//!   the high one, as IQ4_XS.
+//! * Three bits: three words per 32 weights, byte `j` of each with weight `j` of eight quads. The first four quads
+//!   are in words 0 and 1, the others in 1 and 2:
 //!
 //! ```text
 //! bits     0 1 2    3 4 5    6 7
@@ -36,14 +38,14 @@
 //!
 //! * Five bits: five words per 32 weights. Byte `j` of word `t` has weight `j` of quad `t` in its lower five bits, and
 //!   above them the lower three of quad `4 + t`; the upper two are bits `2 t` of word 4.
-//! * Six bits: six words per 32 weights. Byte `j` of word `t` has weight `j` of quad `t` in its lower six bits, and above
-//!   them the lower two of quad `4 + t`; the upper four are nibble `t % 2` of word `4 + t / 2`.
+//! * Six bits: six words per 32 weights. Byte `j` of word `t` has weight `j` of quad `t` in its lower six bits, and
+//!   above them the lower two of quad `4 + t`; the upper four are nibble `t % 2` of word `4 + t / 2`.
 //! * Two bits: 32 bytes per 128 weights, weight `i` in bits `2 (i / 32)` of byte `i % 32`, as TQ2_0 in files.
 //! * IQ1_S: -1, 0 and 1 have level indices 0 to 2, and all weights of a scale are offset by an eighth up or down: in
 //!   eighths, index `t` is `8 t - 9`, or two more if bit `s` of each of the offsets' four bytes is set, for scale `s`.
 //!
-//! With grids, `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`; four
-//! bytes also keep packed blocks on cache lines.
+//! With grids, `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`;
+//! four bytes also keep packed blocks on cache lines.
 
 use crate::quant::ggml::{Block, half_at, q3_scale};
 use crate::quant::weight_type::WeightType;
@@ -261,8 +263,8 @@ fn put_five_bits(out: &mut [u8; 20], quad: impl Fn(usize) -> u32) {
     put_words(out, words);
 }
 
-/// The first words of a block, as an array: together with loops of a known length (`take(8)`), no index is checked, which
-/// would take 1.4 to 2.5 times as long.
+/// The first words of a block, as an array: together with loops of a known length (`take(8)`), no index is
+/// checked, which would take 1.4 to 2.5 times as long.
 fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
     bytes.as_chunks().0.first_chunk::<N>().expect("a block").map(u32::from_le_bytes)
 }

@@ -45,20 +45,20 @@ pub enum WeightType {
     IQ1_S,
     /// The points of IQ1_S, 3-bit scales per 16 in blocks of 256. 1.75 bits in a file, 3.38 packed.
     IQ1_M,
-    /// The magnitudes of eight weights: one of 256 points; 4-bit scales per 32 in blocks of 256. 2.06 bits in a file, 3.25
-    /// packed.
+    /// The magnitudes of eight weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    /// 2.06 bits in a file, 3.25 packed.
     IQ2_XXS,
-    /// The magnitudes of eight weights: one of 512 points; 4-bit scales per 16 in blocks of 256. 2.31 bits in a file, 3.38
-    /// packed.
+    /// The magnitudes of eight weights: one of 512 points; 4-bit scales per 16 in blocks of 256.
+    /// 2.31 bits in a file, 3.38 packed.
     IQ2_XS,
-    /// The magnitudes of eight weights: one of 1024 points; 4-bit scales per 16 in blocks of 256. 2.56 bits in a file, 3.38
-    /// packed.
+    /// The magnitudes of eight weights: one of 1024 points; 4-bit scales per 16 in blocks of 256.
+    /// 2.56 bits in a file, 3.38 packed.
     IQ2_S,
-    /// The magnitudes of four weights: one of 256 points; 4-bit scales per 32 in blocks of 256. 3.06 bits in a file, 4.25
-    /// packed.
+    /// The magnitudes of four weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    /// 3.06 bits in a file, 4.25 packed.
     IQ3_XXS,
-    /// The magnitudes of four weights: one of 512 points; 4-bit scales per 32 in blocks of 256. 3.44 bits in a file, 4.25
-    /// packed.
+    /// The magnitudes of four weights: one of 512 points; 4-bit scales per 32 in blocks of 256.
+    /// 3.44 bits in a file, 4.25 packed.
     IQ3_S,
 }
 

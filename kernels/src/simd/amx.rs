@@ -19,9 +19,9 @@ pub(crate) struct TileShape {
 
 /// The tile registers, configured until this is dropped.
 ///
-/// Every `asm!` declares the tile registers that it writes as clobbered. On stable Rust they cannot be inputs or outputs,
-/// so a tile that one `asm!` loads for a later one relies on this: the compiler allocates this register class only for
-/// AMX types and intrinsics, which no function here uses, and inserts no call to code that does.
+/// Every `asm!` declares the tile registers that it writes as clobbered. On stable Rust they cannot be inputs or
+/// outputs, so a tile that one `asm!` loads for a later one relies on this: the compiler allocates this register class
+/// only for AMX types and intrinsics, which no function here uses, and inserts no call to code that does.
 pub(crate) struct TileRegisters(());
 
 impl TileRegisters {

@@ -47,8 +47,8 @@ pub(crate) struct Scale<I> {
 /// As [`Floats`]: the code must run inside a function that has the features; pointers must be valid for the accesses
 /// described.
 pub(crate) trait ByteLanes: Floats {
-    /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products, and
-    /// sums start from -128 times the sum of `x`; if not, products use signed weights.
+    /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products,
+    /// and sums start from -128 times the sum of `x`; if not, products use signed weights.
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
@@ -57,11 +57,11 @@ pub(crate) trait ByteLanes: Floats {
     const ONE_RUN_ROWS: usize = 0;
     /// What sums can start from instead of zero.
     const OFFSETS: Option<Offsets> = None;
-    /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
-    /// spill registers and take minutes.
+    /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the
+    /// compiler would spill registers and take minutes.
     const BARRIERS: bool = false;
-    /// Whether [`ByteLanes::add_masked`] is faster than [`ByteLanes::add_products`] with [`Bytes::Biased`], and so is the
-    /// latter with [`Bytes::Indices`].
+    /// Whether [`ByteLanes::add_masked`] is faster than [`ByteLanes::add_products`] with [`Bytes::Biased`],
+    /// and so is the latter with [`Bytes::Indices`].
     const MASKS: bool = false;
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
@@ -171,8 +171,8 @@ pub(crate) trait ByteLanes: Floats {
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];
     /// Adds quads `g` and `g + 1` of the `quads` that share a scale, with `quad` = `(g, quads)`: for each word and row
     /// `r`, the dot product of the word's four bytes in `weights[i]` and the four signed bytes of word `x[i][r]`, times
-    /// the scale. Calls are in order of `g`, up to the scale's last quads. Here and below, words of `x` are readable up to
-    /// the next multiple of four rows if `R` is more than one.
+    /// the scale. Calls are in order of `g`, up to the scale's last quads. Here and below, words of `x` are readable up
+    /// to the next multiple of four rows if `R` is more than one.
     ///
     /// # Safety
     /// As the trait's.
@@ -185,16 +185,16 @@ pub(crate) trait ByteLanes: Floats {
         x: [*const i32; 2],
         scale: Option<Scale<Self::I>>,
     );
-    /// With [`ByteLanes::MASKS`]: writes a quad of [`Bytes::Biased`] for [`ByteLanes::add_masked`], the magnitudes and a mask of the
-    /// negative ones, two times `LANES` words. Returns `negative` plus the sums of the negative weights.
+    /// With [`ByteLanes::MASKS`]: writes a quad of [`Bytes::Biased`] for [`ByteLanes::add_masked`], the magnitudes and
+    /// a mask of the negative ones, two times `LANES` words. Returns `negative` plus the sums of the negative weights.
     ///
     /// # Safety
     /// As the trait's.
     unsafe fn store_masked(self, _to: *mut u8, _weights: Self::I, _negative: Self::I) -> Self::I {
         unreachable!("lanes with masks")
     }
-    /// With [`ByteLanes::MASKS`]: as [`ByteLanes::add_products`], of quad `g` of those that [`ByteLanes::store_masked`] wrote
-    /// from `from` on, one after the other; the scale's sums of negative weights follow them.
+    /// With [`ByteLanes::MASKS`]: as [`ByteLanes::add_products`], of quad `g` of those that [`ByteLanes::store_masked`]
+    /// wrote from `from` on, one after the other; the scale's sums of negative weights follow them.
     ///
     /// # Safety
     /// As the trait's.

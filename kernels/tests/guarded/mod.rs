@@ -15,8 +15,8 @@ pub enum At {
 }
 
 /// Gives every allocation its own pages, at addresses that are never reused: accesses outside it, or after it is freed,
-/// fault. A panicking thread uses the system allocator, because a backtrace has more allocations than a process may have
-/// mappings.
+/// fault. A panicking thread uses the system allocator, because a backtrace has more allocations
+/// than a process may have mappings.
 pub struct Guarded(pub At);
 
 /// Bytes of addresses.

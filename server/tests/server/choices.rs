@@ -205,8 +205,8 @@ fn biased_tokens_and_origins() {
     assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
 }
 
-/// Without `speculative`, a seed alone determines a sampled text, though the default drafts depend on measured times, and those of
-/// `ngram-mod` on other requests.
+/// Without `speculative`, a seed alone determines a sampled text, though the default drafts depend on measured
+/// times, and those of `ngram-mod` on other requests.
 #[test]
 fn a_seed_determines_the_text() {
     let mut shared = options();

@@ -785,7 +785,8 @@ fn choices_of_calls() {
     assert_eq!(status, 200, "{answer}");
 }
 
-/// The calls of a strict tool are held to its schema where the model is free to call; texts and other calls stay as they are.
+/// The calls of a strict tool are held to its schema where the model is free to call; texts and
+/// other calls stay as they are.
 #[test]
 fn strict_tools() {
     let (server, script) = start();

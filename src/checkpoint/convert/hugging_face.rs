@@ -37,12 +37,12 @@ struct Planned {
     change: Option<Change>,
 }
 
-/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, the file's token data, and model.safetensors
-/// last, so that a directory that has it is complete.
+/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, the file's token data, and
+/// model.safetensors last, so that a directory that has it is complete.
 ///
 /// # Errors
-/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, the directory's
-/// name is a GGUF file's or that of a file, it has a checkpoint, or a file cannot be written.
+/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, the
+/// directory's name is a GGUF file's or that of a file, it has a checkpoint, or a file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
@@ -107,8 +107,8 @@ fn templates(gguf: &Gguf, destination: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rejects destinations that cannot be a directory, that are meant as a file, or that have a checkpoint, whose files would be
-/// mixed with the new ones.
+/// Rejects destinations that cannot be a directory, that are meant as a file, or that have a
+/// checkpoint, whose files would be mixed with the new ones.
 fn check_directory(destination: &Path) -> Result<()> {
     let problem = if destination.extension().is_some_and(|extension| extension == "gguf") {
         "ends in .gguf, but a GGUF file is converted to a directory; use the name of one"

@@ -1,5 +1,5 @@
-//! Converts checkpoints between formats: Hugging Face directories to GGUF like llama.cpp's converter, and floating-point GGUF
-//! files back.
+//! Converts checkpoints between formats: Hugging Face directories to GGUF like llama.cpp's
+//! converter, and floating-point GGUF files back.
 //!
 //! Tensors are streamed in chunks of a few megabytes. The new file gets its name once it is complete.
 
@@ -43,8 +43,8 @@ pub struct Report {
 /// Writes the Hugging Face checkpoint `source`, a target's or an assistant's, as the GGUF file `destination`.
 ///
 /// # Errors
-/// If the checkpoint is malformed or of no supported family, has tensors that belong to no text model, or the file cannot be
-/// written: an existing one is unchanged then.
+/// If the checkpoint is malformed or of no supported family, has tensors that belong to no text model, or the file
+/// cannot be written: an existing one is unchanged then.
 pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Result<Report> {
     if source.path().is_file() {
         return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));
@@ -87,8 +87,8 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     Ok(Report { tensors: planned.len() + constants.len(), bytes, left_out })
 }
 
-/// Declares what generation_config.json has: the ends of a text, with those of config.json (`eos`), the suppressed tokens, and the
-/// sampling parameters.
+/// Declares what generation_config.json has: the ends of a text, with those of config.json (`eos`), the
+/// suppressed tokens, and the sampling parameters.
 fn declare_generation(file: &mut GgufWriter, source: &Checkpoint, eos: &[u32]) -> Result<()> {
     let GenerationTokens { mut end, suppressed } = source.generation_tokens()?;
     end.extend(eos);

@@ -87,8 +87,8 @@ type Part = (Option<Place>, String);
 /// Skipped tensors, and the reasons.
 pub(super) type LeftOut = Vec<(String, &'static str)>;
 
-/// The new file's tensors, layer by layer, and the skipped ones. `name` maps a tensor to its name in the file of a `family`, if
-/// it has one, or to the reason for skipping it.
+/// The new file's tensors, layer by layer, and the skipped ones. `name` maps a tensor to its name in the file of a
+/// `family`, if it has one, or to the reason for skipping it.
 ///
 /// # Errors
 /// If there are unnamed tensors that may not be skipped, or a part of a stack is missing.
@@ -140,7 +140,8 @@ pub(crate) fn plan(
     Ok((planned.collect::<Result<_>>()?, left_out))
 }
 
-/// Refuses a `vocab_size` that is not the embedding's, or of an assistant without one the head's: as many tokens are written.
+/// Refuses a `vocab_size` that is not the embedding's, or of an assistant without one the head's:
+/// as many tokens are written.
 ///
 /// # Errors
 /// If they differ, or there is neither.

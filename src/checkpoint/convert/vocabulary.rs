@@ -28,8 +28,8 @@ const SCORE: f32 = -1000.0;
 /// Size limit of tokenizer files.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without a tokenizer.json,
-/// declares that there is none.
+/// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without
+/// a tokenizer.json, declares that there is none.
 pub(super) fn declare(
     file: &mut GgufWriter,
     architecture: &str,

@@ -1,5 +1,5 @@
-//! Byte-level BPE (`gpt2`): tokens are runs of bytes, each byte written as a printable character, and texts are split by a
-//! regular expression before merging.
+//! Byte-level BPE (`gpt2`): tokens are runs of bytes, each byte written as a printable character, and texts
+//! are split by a regular expression before merging.
 
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::decoders::byte_level::ByteLevel;

@@ -15,8 +15,8 @@ use crate::gemma4::{
 use crate::{Error, Result};
 
 const TARGET: &str = "gemma4";
-/// The layout of llama.cpp (`nextn.*`), and those of forks (`mtp.*`, `mtp_*`). One fork has assistants, with `assistant.*`, under
-/// the target's name.
+/// The layout of llama.cpp (`nextn.*`), and those of forks (`mtp.*`, `mtp_*`). One fork has
+/// assistants, with `assistant.*`, under the target's name.
 const ASSISTANTS: [&str; 3] = ["gemma4-assistant", "gemma4_assistant", "gemma4_mtp"];
 /// Image and audio towers in a separate file.
 const PROJECTOR: &str = "clip";
@@ -32,7 +32,8 @@ const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
 /// The configuration of a target (architecture `gemma4`).
 ///
 /// # Errors
-/// If the file is of another architecture, a key is missing or malformed, or it needs something that is not implemented.
+/// If the file is of another architecture, a key is missing or malformed, or it needs something
+/// that is not implemented.
 pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, TARGET);
     if let Some(problem) = match architecture(gguf)? {
@@ -50,8 +51,8 @@ pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     Ok(text)
 }
 
-/// The configuration of an assistant (architecture `gemma4-assistant`, `gemma4_assistant`, `gemma4_mtp`, or `gemma4` with
-/// an assistant's tensors).
+/// The configuration of an assistant (architecture `gemma4-assistant`, `gemma4_assistant`,
+/// `gemma4_mtp`, or `gemma4` with an assistant's tensors).
 ///
 /// # Errors
 /// As [`target_config`].
@@ -107,8 +108,8 @@ fn architecture(gguf: &Gguf) -> Result<&str> {
     Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }
 
-/// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without K projections. (A
-/// target's file may also contain its assistant's tensors.)
+/// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without K
+/// projections. (A target's file may also contain its assistant's tensors.)
 fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
     let projection = || gguf.info_of_weight("pre_projection.weight").is_some();
     let own_keys = || gguf.info("blk.0.attn_k.weight").is_some();
@@ -292,8 +293,8 @@ fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
     Ok(width)
 }
 
-/// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any other table
-/// is rejected. `default` is the factor without a table; with `None` a table is required.
+/// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any
+/// other table is rejected. `default` is the factor without a table; with `None` a table is required.
 fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Option<f64>) -> Result<RopeConfig> {
     let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
     let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };

@@ -171,8 +171,8 @@ impl Gguf {
         Some((self.info(&gate)?, self.info(&up)?))
     }
 
-    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows, then its up
-    /// rows. Rows are whole blocks in every type, so they can be copied as bytes.
+    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows,
+    /// then its up rows. Rows are whole blocks in every type, so they can be copied as bytes.
     fn gate_up(&self, name: &str) -> Result<Option<GgufTensor>> {
         let Some((gate_info, up_info)) = self.gate_up_infos(name) else { return Ok(None) };
         let (gate, up) = (self.borrow(gate_info)?, self.borrow(up_info)?);

@@ -1,5 +1,5 @@
-//! Q, K and V projections in one tensor, as written by `convert_hf_to_gguf.py --fuse-qkv`: the rows of `blk.i.attn_qkv.weight`
-//! become `attn_q`, `attn_k` and `attn_v`, at their places in the file.
+//! Q, K and V projections in one tensor, as written by `convert_hf_to_gguf.py --fuse-qkv`: the rows of
+//! `blk.i.attn_qkv.weight` become `attn_q`, `attn_k` and `attn_v`, at their places in the file.
 
 use super::file::Gguf;
 use super::header::TensorInfo;

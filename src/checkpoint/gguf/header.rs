@@ -232,8 +232,8 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
     Ok(())
 }
 
-/// Tensors must be contiguous, padded to the alignment, as in ggml's reader: a gap indicates a damaged type or size. The size of
-/// an unknown type is unknown.
+/// Tensors must be contiguous, padded to the alignment, as in ggml's reader: a gap indicates a damaged type
+/// or size. The size of an unknown type is unknown.
 fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, bytes: &[u8]) -> Result<(), Problem> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.start);
@@ -258,8 +258,8 @@ fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, bytes: &[u8]) -> Result
 /// Maximum zeros after the last tensor: padding to a block or page of a store.
 const MAX_PADDING: usize = 1 << 16;
 
-/// Checks the `rest` of the file, from its byte `end` on, after the last tensor. llama.cpp ignores it, but it shows that a size is
-/// damaged, or that files were joined.
+/// Checks the `rest` of the file, from its byte `end` on, after the last tensor. llama.cpp ignores it, but it shows
+/// that a size is damaged, or that files were joined.
 fn refuse_rest(rest: &[u8], end: usize, alignment: usize) -> Result<(), String> {
     if rest.len() < alignment || (rest.len() <= MAX_PADDING && rest.iter().all(|byte| *byte == 0)) {
         return Ok(());

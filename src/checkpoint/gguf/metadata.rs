@@ -1,7 +1,7 @@
 //! Metadata values, read in place from the map.
 //!
-//! Arrays are not collected (a Gemma 4 tokenizer has 262 thousand tokens and 515 thousand merges): opening the file scans them
-//! once, which validates every element and finds their end; afterwards they are borrowed.
+//! Arrays are not collected (a Gemma 4 tokenizer has 262 thousand tokens and 515 thousand merges): opening the file
+//! scans them once, which validates every element and finds their end; afterwards they are borrowed.
 
 use super::cursor::Cursor;
 
@@ -81,8 +81,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A floating-point number. Writers narrow decimal values of config.json (1e-6) to f32: such a value is returned as the
-    /// original decimal, not as the nearest f32.
+    /// A floating-point number. Writers narrow decimal values of config.json (1e-6) to f32: such a value is returned as
+    /// the original decimal, not as the nearest f32.
     pub fn as_f64(self) -> Option<f64> {
         match self {
             Self::F32(x) => x.to_string().parse().ok(),

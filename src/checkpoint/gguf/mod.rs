@@ -1,8 +1,8 @@
 //! GGUF, the file format of llama.cpp: metadata, a directory of tensors, and the tensors, in one file or several.
 //!
-//! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file validates the whole
-//! header (lengths against the available bytes, tensor offsets against the file, names for duplicates) and allocates only for
-//! keys and tensors, never by an array's declared length.
+//! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file validates the
+//! whole header (lengths against the available bytes, tensor offsets against the file, names for duplicates) and
+//! allocates only for keys and tensors, never by an array's declared length.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 

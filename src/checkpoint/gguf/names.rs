@@ -127,12 +127,14 @@ impl Names {
     }
 }
 
-/// The possible GGUF names of the tensor `name` of a Gemma 4 at Hugging Face, the likeliest first; empty if it has none.
+/// The possible GGUF names of the tensor `name` of a Gemma 4 at Hugging Face, the likeliest first;
+/// empty if it has none.
 pub fn gguf_names(name: &str) -> Vec<String> {
     GEMMA4.gguf(name)
 }
 
-/// The Hugging Face name of the tensor `name` of a Gemma 4's GGUF file, or `None` (`rope_freqs.weight` exists only in GGUF).
+/// The Hugging Face name of the tensor `name` of a Gemma 4's GGUF file, or `None`
+/// (`rope_freqs.weight` exists only in GGUF).
 pub fn hugging_face_name(name: &str) -> Option<String> {
     GEMMA4.hugging_face(name)
 }

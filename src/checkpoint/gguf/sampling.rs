@@ -62,8 +62,8 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     parameters.sampling(|name, problem| keys.error(&in_file(name), problem))
 }
 
-/// Declares the parameters of the directory `source`, so that [`sampling_defaults`] reads them; those that are the defaults are
-/// omitted. If a GGUF file cannot represent them, none are declared, with a warning.
+/// Declares the parameters of the directory `source`, so that [`sampling_defaults`] reads them; those that are the
+/// defaults are omitted. If a GGUF file cannot represent them, none are declared, with a warning.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -96,8 +96,8 @@ pub(crate) fn declare_sampling(file: &mut GgufWriter, source: &Path, sampling: &
 /// llama.cpp's names of its samplers, in the order in which they are applied here.
 const ORDER: [&str; 9] = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Drops the parameters of samplers that are not in the file's sequence. Names unknown to llama.cpp are ignored, as there;
-/// returns a warning that lists them.
+/// Drops the parameters of samplers that are not in the file's sequence. Names unknown to llama.cpp are
+/// ignored, as there; returns a warning that lists them.
 ///
 /// # Errors
 /// If the order differs, or a sampler is not implemented.

@@ -15,8 +15,8 @@ pub(crate) struct Scales {
 }
 
 impl Gguf {
-    /// The scales of the weight with this Hugging Face name, a stack of `count` matrices. Converters name them `X.scale` or
-    /// `X.weight.scale`. Separate gate and up projections of experts have their own, interleaved.
+    /// The scales of the weight with this Hugging Face name, a stack of `count` matrices. Converters name them
+    /// `X.scale` or `X.weight.scale`. Separate gate and up projections of experts have their own, interleaved.
     ///
     /// `X.input_scale` is for 4-bit activations, which are not used here.
     ///

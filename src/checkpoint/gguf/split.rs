@@ -12,8 +12,8 @@ use crate::{Error, Result};
 const MAX_FILES: usize = u16::MAX as usize;
 
 impl Gguf {
-    /// Opens the file `path`. If it belongs to a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened as well;
-    /// `path` may be any of them.
+    /// Opens the file `path`. If it belongs to a split checkpoint (`NAME-00001-of-00003.gguf`), the others are
+    /// opened as well; `path` may be any of them.
     ///
     /// # Errors
     /// If a file is missing, malformed, or of another version or byte order.

@@ -1,7 +1,8 @@
 //! The tokenizer described by a GGUF file's metadata.
 //!
-//! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for characters without a token. Files
-//! say `gemma4` and list the merges; some say `llama`, with merges or with only scores, which imply the merges.
+//! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for
+//! characters without a token. Files say `gemma4` and list the merges; some say `llama`, with
+//! merges or with only scores, which imply the merges.
 
 use tokenizers::AddedToken;
 use tokenizers::decoders::sequence::Sequence;
@@ -37,9 +38,9 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
-/// Gemma 4's control tokens. Some published files mark some of them normal (`<eos>`, `<|tool_response>`), so that their text
-/// would be merged like any other; llama.cpp's converter marks others user-defined (`<|tool_call>`), which would make them part
-/// of the decoded text.
+/// Gemma 4's control tokens. Some published files mark some of them normal (`<eos>`, `<|tool_response>`), so that
+/// their text would be merged like any other; llama.cpp's converter marks others user-defined (`<|tool_call>`),
+/// which would make them part of the decoded text.
 const CONTROL_TOKENS: [&str; 24] = [
     "<pad>",
     "<eos>",

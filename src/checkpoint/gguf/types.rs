@@ -19,8 +19,8 @@ pub const I32: u32 = 26;
 impl GgmlType {
     /// The type with `id` in files.
     ///
-    /// Unknown: ids that llama.cpp removed (4, 5, 31..33, 36..38), and 42 (`Q2_0`), whose block has 64 elements in some files and
-    /// 128 in others.
+    /// Unknown: ids that llama.cpp removed (4, 5, 31..33, 36..38), and 42 (`Q2_0`), whose block has
+    /// 64 elements in some files and 128 in others.
     pub fn from_id(id: u32) -> Option<Self> {
         let of = |name, block_len, block_bytes| Some(Self { name, block_len, block_bytes });
         match id {

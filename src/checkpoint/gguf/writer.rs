@@ -145,8 +145,8 @@ impl GgufWriter {
         self.out.patch(at, &len.to_le_bytes())
     }
 
-    /// Declares a value of another file, whatever its type. `general.alignment` and the keys of split files describe that other
-    /// file and should not be copied.
+    /// Declares a value of another file, whatever its type. `general.alignment` and the keys of split files
+    /// describe that other file and should not be copied.
     ///
     /// # Errors
     /// As [`GgufWriter::value`].
@@ -292,8 +292,8 @@ impl TensorWriter {
         self.out.total().unwrap_or(self.out.len())
     }
 
-    /// Appends `bytes` to the tensor `name`. Tensors are written in declaration order, each in any number of parts: rows of whole
-    /// blocks, little-endian.
+    /// Appends `bytes` to the tensor `name`. Tensors are written in declaration order, each in any number of
+    /// parts: rows of whole blocks, little-endian.
     ///
     /// # Errors
     /// If the previous tensor is incomplete, another one is next, `bytes` is too long, or the disk is full.

@@ -1,5 +1,5 @@
-//! Importance matrices: the mean squares of each matrix's inputs over some text, as collected by llama.cpp's `llama-imatrix`;
-//! both of its file formats.
+//! Importance matrices: the mean squares of each matrix's inputs over some text, as collected by
+//! llama.cpp's `llama-imatrix`; both of its file formats.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,8 @@ impl Importance {
     }
 }
 
-/// Scales groups of importances so that their products with weights, and the squares of those, are in the range of single
-/// precision: the fit of a group depends only on the ratios between its importances.
+/// Scales groups of importances so that their products with weights, and the squares of those, are in the range of
+/// single precision: the fit of a group depends only on the ratios between its importances.
 fn rescale(values: &mut [f32]) {
     for group in values.chunks_mut(GROUP) {
         let max = group.iter().copied().fold(0.0, f32::max);
@@ -114,7 +114,8 @@ fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     }
 }
 
-/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the values.
+/// A count; then for each matrix the length of its name, the name, the number of passes, the number
+/// of values, the values.
 fn legacy(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     let bytes = std::fs::read(path).map_err(Error::io(path))?;
     let mut rest = &bytes[..];

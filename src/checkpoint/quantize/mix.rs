@@ -124,8 +124,8 @@ pub(super) struct Place {
 /// Part of the names of experts' matrices.
 pub(super) const EXPERTS: &str = "_exps.";
 
-/// Whether `name`, with `dimensions` dimensions, is quantized: vectors, norms, routers, scales, convolutions, token orderings and
-/// the projection of per-layer embeddings are not.
+/// Whether `name`, with `dimensions` dimensions, is quantized: vectors, norms, routers, scales, convolutions, token
+/// orderings and the projection of per-layer embeddings are not.
 pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
     let kept = [
         "_norm.weight",

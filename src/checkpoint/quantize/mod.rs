@@ -77,12 +77,12 @@ pub struct Quantized {
     pub by_importance: bool,
 }
 
-/// Writes the GGUF checkpoint `source` as `destination`, quantized, on all threads of the current rayon pool. Memory: a few
-/// megabytes besides the maps.
+/// Writes the GGUF checkpoint `source` as `destination`, quantized, on all threads of the current rayon
+/// pool. Memory: a few megabytes besides the maps.
 ///
 /// # Errors
-/// If the file is malformed, a matrix is already quantized, importances are for another model, or the new file cannot be written:
-/// an existing one is unchanged then.
+/// If the file is malformed, a matrix is already quantized, importances are for another model, or the new file cannot
+/// be written: an existing one is unchanged then.
 pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptions) -> Result<Vec<Quantized>> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is a directory of safetensors; convert it to GGUF first"));

@@ -72,7 +72,8 @@ impl DeviceKv {
         new.chain(copied).sum()
     }
 
-    /// Allocates what a pass over positions `first..end` writes, copies what is shared of it, and writes the addresses to the tables.
+    /// Allocates what a pass over positions `first..end` writes, copies what is shared of it, and
+    /// writes the addresses to the tables.
     ///
     /// # Errors
     /// If the device is out of memory; earlier allocations stay.

@@ -1,8 +1,8 @@
-//! K and V on the device in the CPU's file format (`crate::kv`, `write_to`): the pages of the committed positions, store by
-//! store, keys before values, exact rows before quantized ones, each in slot order.
+//! K and V on the device in the CPU's file format (`crate::kv`, `write_to`): the pages of the committed positions,
+//! store by store, keys before values, exact rows before quantized ones, each in slot order.
 //!
-//! Pages have the CPU's bytes with one exception: with K = V and both exact, the file has V alone, in the model's channel order.
-//! Loading computes K from V; the CPU computes it at every read.
+//! Pages have the CPU's bytes with one exception: with K = V and both exact, the file has V alone, in the model's
+//! channel order. Loading computes K from V; the CPU computes it at every read.
 
 use std::io::{self, Read, Write};
 
@@ -41,7 +41,8 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Fills an empty cache of the same layout and options from [`DeviceKv::write_to`]'s output for the positions below `end`.
+    /// Fills an empty cache of the same layout and options from [`DeviceKv::write_to`]'s output for
+    /// the positions below `end`.
     ///
     /// # Errors
     /// If the device is out of memory, or those of `from`.

@@ -15,9 +15,9 @@ use crate::{Error, Result};
 
 /// Runs the model over emitted tokens, whose rows it keeps, and over its own draft, whose rows it drops.
 ///
-/// The draft is recomputed for every token added to it, staged and dropped: rows of a batch cost little compared to reading the
-/// weights, which happens once either way. Committing the draft's rows would need [`SequenceState::rewind`] after every rejected
-/// draft: a recurrent state cannot be rewound, and a sliding window only by the rows of one round.
+/// The draft is recomputed for every token added to it, staged and dropped: rows of a batch cost little compared to
+/// reading the weights, which happens once either way. Committing the draft's rows would need [`SequenceState::rewind`]
+/// after every rejected draft: a recurrent state cannot be rewound, and a sliding window only by the rows of one round.
 pub struct DraftModel {
     model: Arc<ChainedModel>,
     state: SequenceState,
@@ -44,8 +44,8 @@ impl ChainModel for ChainedModel {
 }
 
 impl DraftModel {
-    /// A drafter with an empty cache, whose pages come from `pages`. Its context is the model's own unless `kv` sets a lower
-    /// limit.
+    /// A drafter with an empty cache, whose pages come from `pages`. Its context is the model's own
+    /// unless `kv` sets a lower limit.
     ///
     /// # Errors
     /// If an option of the cache is out of its range.

@@ -5,8 +5,8 @@ use rand::rngs::StdRng;
 use crate::Result;
 use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
-/// Proposes [`Context::forced`]: property names, punctuation, constants. Their masks have one token, so they are always accepted
-/// and cost only their rows, which plain decoding computes as well.
+/// Proposes [`Context::forced`]: property names, punctuation, constants. Their masks have one token, so they are always
+/// accepted and cost only their rows, which plain decoding computes as well.
 pub struct Forced;
 
 impl Drafter for Forced {

@@ -12,8 +12,8 @@ use crate::speculative::{
     ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain,
 };
 
-/// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only committed rows;
-/// only the token and the hidden state change from step to step.
+/// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only
+/// committed rows; only the token and the hidden state change from step to step.
 pub struct Mtp {
     assistant: Arc<Assistant>,
     hidden: Option<Tensor>, // after the last token of the current draft

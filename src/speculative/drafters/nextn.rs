@@ -15,9 +15,9 @@ use crate::speculative::{
 /// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
 pub(crate) const MOST_UNREAD: usize = 64;
 
-/// Runs the head autoregressively from the last token. Its K and V have a row for every pair of a trunk hidden state and the
-/// token after it; the rows of a chain, whose hidden states are the head's own, are rolled back. The first step of a chain reads
-/// the states that were not read yet.
+/// Runs the head autoregressively from the last token. Its K and V have a row for every pair of a trunk hidden state
+/// and the token after it; the rows of a chain, whose hidden states are the head's own, are rolled back. The first step
+/// of a chain reads the states that were not read yet.
 pub struct NextN {
     head: Arc<dyn NextnHead>,
     cache: KvCache,
@@ -80,8 +80,8 @@ impl NextN {
         self.cache.max_round_rows().min(self.cache.max_context())
     }
 
-    /// The first `rows` unread states, and the token after each: `tokens[p + 1]` for state `p`. If the context has no room for
-    /// them, it restarts with them.
+    /// The first `rows` unread states, and the token after each: `tokens[p + 1]` for state `p`. If the context
+    /// has no room for them, it restarts with them.
     fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
         if self.rows + rows > self.cache.max_context() {
             self.forget_rows(self.first + self.rows)?;

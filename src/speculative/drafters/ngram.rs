@@ -8,8 +8,8 @@ pub(super) fn hash(ngram: &[u32]) -> u64 {
     })
 }
 
-/// `count` tokens from `tokens[from..]` on. At the end of the history the copy continues in itself, so that a short period is
-/// continued at any length.
+/// `count` tokens from `tokens[from..]` on. At the end of the history the copy continues in itself, so
+/// that a short period is continued at any length.
 pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
     let mut copied: Vec<u32> = Vec::with_capacity(count);
     for i in from..from + count {
@@ -33,8 +33,8 @@ impl Cap {
         self.tokens
     }
 
-    /// Doubles after a fully accepted draft, else falls to one more than were accepted. It is never 0, so a key that failed once
-    /// is tried again with a single token.
+    /// Doubles after a fully accepted draft, else falls to one more than were accepted. It is never 0, so a key that
+    /// failed once is tried again with a single token.
     pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
         self.tokens = if accepted == drafted { (2 * self.tokens).min(most) } else { (accepted + 1).min(most) };
     }

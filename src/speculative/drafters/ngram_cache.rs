@@ -1,4 +1,5 @@
-//! The caches of `ngram-cache`: counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
+//! The caches of `ngram-cache`: counts of next tokens after one to four tokens, in the context, in
+//! earlier texts and in a corpus.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -73,8 +74,8 @@ impl NgramCache {
         }
     }
 
-    /// Writes the counts: magic, entries (u64), then for each its n-gram (4 x u32), token and count (u32), little-endian and
-    /// sorted, so that equal caches give equal files. The file is replaced atomically.
+    /// Writes the counts: magic, entries (u64), then for each its n-gram (4 x u32), token and count (u32),
+    /// little-endian and sorted, so that equal caches give equal files. The file is replaced atomically.
     ///
     /// # Errors
     /// If it cannot be written.

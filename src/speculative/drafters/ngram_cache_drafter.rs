@@ -41,8 +41,8 @@ impl NgramCacheDrafter {
     }
 }
 
-/// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's count is
-/// multiplied by a hundred times its count in the corpus, if any.
+/// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's
+/// count is multiplied by a hundred times its count in the corpus, if any.
 fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, tokens: &[u32]) -> Option<u32> {
     let bigram = tokens.len().checked_sub(2).map(|start| ngram(&tokens[start..]));
     let known = bigram.and_then(|bigram| corpus?.counts.get(&bigram));

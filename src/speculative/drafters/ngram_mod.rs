@@ -31,8 +31,8 @@ const TOKEN: u32 = 24; // bits of an entry for the token; the rest verify the ke
 
 /// The token that followed each n-gram, over all sessions of an engine: the last writer of a slot wins.
 ///
-/// A table of constant size has no room for keys. An entry has 40 bits of the n-gram's hash besides its token, and the slot index
-/// is another 22 bits, so that about one lookup in 10^12 matches a wrong n-gram.
+/// A table of constant size has no room for keys. An entry has 40 bits of the n-gram's hash besides its token, and the
+/// slot index is another 22 bits, so that about one lookup in 10^12 matches a wrong n-gram.
 #[derive(Default)]
 pub struct NgramPool {
     table: Mutex<Table>,

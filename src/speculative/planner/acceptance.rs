@@ -5,7 +5,8 @@ use super::tuning::Tuning;
 /// Positions with a count of their own; deeper ones share the last, because few drafts get there.
 const POSITIONS: usize = 10;
 
-/// Acceptance probabilities of one drafter: for every position, that its token is accepted given that all before it are.
+/// Acceptance probabilities of one drafter: for every position, that its token is accepted given
+/// that all before it are.
 #[derive(Clone, Debug)]
 pub(super) struct Acceptance {
     prior: f64, // of the first position
@@ -29,8 +30,8 @@ impl Acceptance {
             self.surprise += f64::from(u8::from(position < accepted)) - chance;
             self.variance += chance * (1.0 - chance);
         }
-        // A change point: earlier counts are no longer representative. The quarter of a token squared keeps a single accepted
-        // token of a drafter that is never right from counting as one.
+        // A change point: earlier counts are no longer representative. The quarter of a token squared keeps a single
+        // accepted token of a drafter that is never right from counting as one.
         if self.surprise.powi(2) > tuning.outlier.powi(2) * (self.variance + 0.25) {
             self.counts().for_each(|count| *count *= tuning.change_keep);
             (self.surprise, self.variance) = (0.0, 0.0);
@@ -63,9 +64,9 @@ impl Acceptance {
         tokens
     }
 
-    /// The probabilities of the first `count` positions. A position's prior is the mean of the one before it; those that share a
-    /// count share its mean. (As priors of each other they would approach the count's own rate: after a few deep drafts without a
-    /// rejection, certainty at any depth.)
+    /// The probabilities of the first `count` positions. A position's prior is the mean of the one before it; those
+    /// that share a count share its mean. (As priors of each other they would approach the count's own rate: after a
+    /// few deep drafts without a rejection, certainty at any depth.)
     fn chances(&self, count: usize, tuning: &Tuning) -> Vec<f64> {
         let (mut chance, weight) = (self.prior, tuning.prior_weight);
         let mut chances: Vec<_> = (self.accepted.iter().zip(&self.drafted).take(count))

@@ -1,19 +1,20 @@
 //! Decides whether the sequences of a batch draft, by measured tokens per second.
 //!
-//! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps at the price of a single sequence. The
-//! cost of proposing for a batch (prompt lookups one after another, draft steps together) shows only in the time of whole passes.
-//! So passes with and without drafts are tried alternately, the faster mode is used, and the next trial is scheduled so that its
-//! loss stays within a share of the time. Alternately, because other processes slow a machine down by more than the modes differ.
-//! Numbers of sequences are grouped by powers of two: a server's passes have many numbers, few of each.
+//! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps at the price of a single
+//! sequence. The cost of proposing for a batch (prompt lookups one after another, draft steps together) shows only in
+//! the time of whole passes. So passes with and without drafts are tried alternately, the faster mode is used, and
+//! the next trial is scheduled so that its loss stays within a share of the time. Alternately, because other
+//! processes slow a machine down by more than the modes differ. Numbers of sequences are grouped by powers of two: a
+//! server's passes have many numbers, few of each.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::tuning::Tuning;
 
-/// Passes of a trial, half of them with drafts. On simulated machines whose passes vary by a quarter, trials of 8 to 64 passes
-/// reach .99 of the faster mode's speed; in the 4000 passes after a change of the text 16 reach .984, 64 .969. Averaging over
-/// trials gains nothing.
+/// Passes of a trial, half of them with drafts. On simulated machines whose passes vary by a quarter, trials of 8
+/// to 64 passes reach .99 of the faster mode's speed; in the 4000 passes after a change of the text 16 reach
+/// .984, 64 .969. Averaging over trials gains nothing.
 const TRIAL: usize = 16;
 
 /// Modes by number of sequences, rounded up to a power of two.
@@ -44,8 +45,8 @@ impl BatchPlanner {
         sequences <= 1 || self.up_to.get(&sequences.next_power_of_two()).is_none_or(Mode::drafts)
     }
 
-    /// Records a pass of `sequences` sequences without prompts that emitted `tokens` tokens in `time`, proposing and accepting
-    /// included.
+    /// Records a pass of `sequences` sequences without prompts that emitted `tokens` tokens in
+    /// `time`, proposing and accepting included.
     pub fn observe(&mut self, sequences: usize, tokens: usize, time: Duration) {
         if sequences > 1 && tokens > 0 && !time.is_zero() {
             self.up_to.entry(sequences.next_power_of_two()).or_default().observe(tokens, time);
@@ -88,8 +89,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs passes of 8 sequences that take (milliseconds, tokens) with and without drafts, times varying by a quarter, and
-    /// returns their speed relative to the faster mode's.
+    /// Runs passes of 8 sequences that take (milliseconds, tokens) with and without drafts, times varying by a quarter,
+    /// and returns their speed relative to the faster mode's.
     fn speed(planner: &mut BatchPlanner, with_drafts: (f64, usize), plain: (f64, usize), rng: &mut StdRng) -> f64 {
         let (mut tokens, mut ms) = (0.0, 0.0);
         let mut slow = 1.0_f64;

@@ -78,8 +78,8 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Measured costs: v(B) of verifying B rows, by context length, and of a step of each drafter. All are multiplied by one speed
-/// factor, because other processes slow all of them down alike.
+/// Measured costs: v(B) of verifying B rows, by context length, and of a step of each drafter. All are multiplied by
+/// one speed factor, because other processes slow all of them down alike.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {

@@ -1,18 +1,19 @@
 //! Chooses each round's drafter and draft length from measured costs and acceptance rates.
 //!
-//! The planner uses neither clock nor RNG. For every available draft it knows the expected tokens of verifying it to each length,
-//! from acceptance probabilities by position, and the expected milliseconds, from measured costs; it maximizes tokens per
-//! millisecond over the whole table, because v(B) has steps at which hill climbing would stop. A plain step is one of the
-//! choices.
+//! The planner uses neither clock nor RNG. For every available draft it knows the expected tokens of verifying
+//! it to each length, from acceptance probabilities by position, and the expected milliseconds, from measured
+//! costs; it maximizes tokens per millisecond over the whole table, because v(B) has steps at which hill
+//! climbing would stop. A plain step is one of the choices.
 //!
-//! Two budgets limit the cost of this. *Exploration*, a share of the time, accumulates to try the candidate that would be fastest
-//! at the lower confidence bound of its cost, if that beats the best choice. *Loss*, a share of plain decoding's time plus all
-//! that drafts have gained, must cover a round in which no draft is accepted; else a plain step is taken.
+//! Two budgets limit the cost of this. *Exploration*, a share of the time, accumulates to try the
+//! candidate that would be fastest at the lower confidence bound of its cost, if that beats the best
+//! choice. *Loss*, a share of plain decoding's time plus all that drafts have gained, must cover a round
+//! in which no draft is accepted; else a plain step is taken.
 //!
-//! On simulated machines, with and without prompt-lookup drafts, a text takes at most 5 % longer than plain decoding if measured
-//! times vary by 8 %, 12 % if they vary by 20 %, and 8 % if acceptance is adversarial (a text under 256 tokens counts as 256);
-//! from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together with prompt-lookup drafts
-//! (0.9 if one round in ten has one), on average over texts and machines.
+//! On simulated machines, with and without prompt-lookup drafts, a text takes at most 5 % longer than plain decoding if
+//! measured times vary by 8 %, 12 % if they vary by 20 %, and 8 % if acceptance is adversarial (a text under 256 tokens
+//! counts as 256); from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together
+//! with prompt-lookup drafts (0.9 if one round in ten has one), on average over texts and machines.
 
 mod acceptance;
 mod batch_planner;
@@ -237,8 +238,8 @@ impl Planner {
         &self.costs
     }
 
-    /// Whether it chooses among several numbers of rows. If all rounds have the same, relative costs cannot be separated from the
-    /// machine's speed, and are not reused for the next text.
+    /// Whether it chooses among several numbers of rows. If all rounds have the same, relative costs cannot be
+    /// separated from the machine's speed, and are not reused for the next text.
     pub(super) fn chooses(&self) -> bool {
         self.block == BlockSize::Measured && !self.acceptance.is_empty()
     }
@@ -265,8 +266,8 @@ impl Planner {
         }
         let best = fastest(&candidates).unwrap_or(plain);
         if offer.others.rows > 0 {
-            // The best for the whole batch: probes and the loss budget are only for single sequences, whose counterfactual, the
-            // same text by plain steps, is one sequence's.
+            // The best for the whole batch: probes and the loss budget are only for single sequences, whose
+            // counterfactual, the same text by plain steps, is one sequence's.
             return decision(best, Reason::Best);
         }
         if plain.cost.samples == 0 {

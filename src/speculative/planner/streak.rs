@@ -1,7 +1,7 @@
 //! Backs off a draft model after consecutive rejections.
 
-/// Pauses a draft model after consecutive drafts without an accepted token; prompt lookup continues. Repeated pauses double in
-/// length, until a token is accepted.
+/// Pauses a draft model after consecutive drafts without an accepted token; prompt lookup continues. Repeated
+/// pauses double in length, until a token is accepted.
 #[derive(Clone, Debug)]
 pub(super) struct Streak {
     limit: usize,

@@ -1,7 +1,7 @@
 //! The planner's constants.
 
-/// The constants of [`Planner`](super::Planner) and [`Costs`](super::Costs), in one place for ablation: `cargo test --release
-/// --test planner -- --ignored --nocapture ablation`.
+/// The constants of [`Planner`](super::Planner) and [`Costs`](super::Costs), in one place for ablation: `cargo test
+/// --release --test planner -- --ignored --nocapture ablation`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Assumed cost of one more row, or a draft step, before it is measured, in plain steps.

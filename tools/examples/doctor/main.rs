@@ -1,4 +1,5 @@
-//! Describes checkpoints and what to expect of them on this machine: `cargo run --release --example doctor -- models/demo/target`.
+//! Describes checkpoints and what to expect of them on this machine: `cargo run --release --example
+//! doctor -- models/demo/target`.
 
 mod check;
 mod contents;
@@ -16,17 +17,18 @@ use foretoken::verify::VerifyOptions;
 use foretoken::{TargetFacts, target_facts};
 use foretoken_tools::println;
 
-/// Describe checkpoints: supported features, the context that fits this machine's memory, the expected tokens per second, and the
-/// command to run them.
+/// Describe checkpoints: supported features, the context that fits this machine's memory, the expected
+/// tokens per second, and the command to run them.
 ///
-/// With --check, every tensor and invariant is checked and a short text is generated; the exit code is 1 if a check failed, and
-/// every failure names the tensor or field and how to fix it.
+/// With --check, every tensor and invariant is checked and a short text is generated; the exit code is 1 if a check
+/// failed, and every failure names the tensor or field and how to fix it.
 ///
 /// Example: doctor gemma-4-E2B-it-q4_k_m.gguf gemma-4-E2B-it-assistant-q8_0.gguf --check
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A target, an assistant, or both: directories or GGUF files. An assistant next to a target is found automatically.
+    /// A target, an assistant, or both: directories or GGUF files. An assistant next to a target is
+    /// found automatically.
     #[arg(required = true, num_args = 1..=2)]
     checkpoints: Vec<PathBuf>,
     /// Also list the metadata and the tensors.

@@ -50,7 +50,8 @@ pub fn print(
     Ok(())
 }
 
-/// Prints the context that fits in `free` bytes for every preset; returns the first preset with the full or a long context.
+/// Prints the context that fits in `free` bytes for every preset; returns the first preset with the
+/// full or a long context.
 fn contexts(facts: &TargetFacts, free: Option<u64>) -> KvPreset {
     let longest = facts.max_position_embeddings;
     let mut chosen = None;

@@ -25,8 +25,8 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// Fills `out` with numbers of mean 0 and standard deviation `std`: sums of four uniform numbers, close enough to normal here and
-    /// several times as fast.
+    /// Fills `out` with numbers of mean 0 and standard deviation `std`: sums of four uniform numbers, close
+    /// enough to normal here and several times as fast.
     pub fn fill(&mut self, std: f32, out: &mut [f32]) {
         // Four of 0..=65535: twice the mean each, a third of the square each.
         const MEAN: f32 = 2.0 * 65_535.0;

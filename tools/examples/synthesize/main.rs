@@ -2,10 +2,10 @@
 //!
 //! The model repeats its input token. Attention, MLP and per-layer embeddings add zero to the residual stream, so the
 //! stream stays the embedding of the token and the target predicts the token that it was given. The assistant's
-//! pre-projection is a random projection `P`, its embedding the normalised `E P^T`: it predicts the same token, and every
-//! draft is accepted (ids below 300 are control tokens and bytes; use ids above that in prompts). A NextN head projects its input to
-//! the embedding alone, for the same effect. All other weights are random and all shapes real: a step costs the same as with
-//! the real checkpoint.
+//! pre-projection is a random projection `P`, its embedding the normalised `E P^T`: it predicts the same token, and
+//! every draft is accepted (ids below 300 are control tokens and bytes; use ids above that in prompts). A NextN head
+//! projects its input to the embedding alone, for the same effect. All other weights are random and all shapes real: a
+//! step costs the same as with the real checkpoint.
 
 mod echo;
 mod gemma4;
@@ -33,8 +33,8 @@ use variant::Variant;
 
 /// Write a synthetic target and drafter with the shapes of a real variant, for benchmarks. All drafts are accepted.
 ///
-/// Writes OUT_DIR/VARIANT-target.gguf and, if the drafter is a separate file, OUT_DIR/VARIANT-assistant.gguf: 3 GB for e2b, 18 GB
-/// for 26b.
+/// Writes OUT_DIR/VARIANT-target.gguf and, if the drafter is a separate file,
+/// OUT_DIR/VARIANT-assistant.gguf: 3 GB for e2b, 18 GB for 26b.
 ///
 /// Example: synthesize /tmp/echo 26b --quantize q4_k_m
 #[derive(Parser)]
@@ -53,8 +53,9 @@ pub struct Args {
     /// Random seed of the weights.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Weight of the key norms. At 1 the scores of random weights spread so far that most exponentials are subnormal, which
-    /// slows attention down several times unless they are flushed to zero; 0.125 spreads them about as much as real text.
+    /// Weight of the key norms. At 1 the scores of random weights spread so far that most
+    /// exponentials are subnormal, which slows attention down several times unless they are flushed
+    /// to zero; 0.125 spreads them about as much as real text.
     #[arg(long, value_name = "W", default_value_t = 1.0, value_parser = key_norm)]
     key_norm: f32,
     /// Give the assistant a centroid head, as for e2b and e4b, in the older file layout.

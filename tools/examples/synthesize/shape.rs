@@ -90,8 +90,8 @@ pub struct Assistant {
 }
 
 impl Shape {
-    /// With another number of layers: as many of them shared as the variant shares in proportion, but never those before
-    /// the end of the first period, so that there is a layer of either kind to share.
+    /// With another number of layers: as many of them shared as the variant shares in proportion, but never those
+    /// before the end of the first period, so that there is a layer of either kind to share.
     pub fn with_layers(mut self, layers: usize) -> Self {
         self.shared = (self.shared * layers / self.layers).min(layers.saturating_sub(self.period));
         self.layers = layers;

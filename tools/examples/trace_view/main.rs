@@ -12,8 +12,8 @@ use foretoken_tools::println;
 use plot::{Series, bars, escape, steps};
 use serde_json::Value;
 
-/// Render a trace (generate --trace FILE) as one self-contained HTML file: the text coloured by the drafter of each token,
-/// details of a token's round on hover, and plots.
+/// Render a trace (generate --trace FILE) as one self-contained HTML file: the text coloured by the drafter of each
+/// token, details of a token's round on hover, and plots.
 #[derive(Parser)]
 #[command(version)]
 struct Args {

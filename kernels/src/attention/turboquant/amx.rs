@@ -82,8 +82,8 @@ impl BTiles {
     /// Unpacks the runs of `group`.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features and VBMI; the page [`suits`], its planes have these bits, and
-    /// `group` is one of its scale groups.
+    /// The caller is inside a function with AVX-512's features and VBMI; the page [`suits`], its planes have these
+    /// bits, and `group` is one of its scale groups.
     #[inline(always)]
     unsafe fn unpack<const UPPER: usize, const LOWER: usize>(
         &mut self,
@@ -123,13 +123,14 @@ impl CTiles {
     }
 }
 
-/// The tile registers: tmm0 to tmm3 hold `N` (1 or 2) pairs of A tiles, tmm4 and tmm5 C tiles, tmm6 and tmm7 the B tiles
-/// of a strip.
+/// The tile registers: tmm0 to tmm3 hold `N` (1 or 2) pairs of A tiles, tmm4 and tmm5 C tiles, tmm6
+/// and tmm7 the B tiles of a strip.
 struct Tiles<const N: usize>(TileRegisters);
 
 impl<const N: usize> Tiles<N> {
     /// # Safety
-    /// This processor has tile registers, this process may use them, and no other configuration is in use on this thread.
+    /// This processor has tile registers, this process may use them, and no other configuration is
+    /// in use on this thread.
     #[inline(always)]
     unsafe fn new(rows: usize) -> Self {
         let (ac, b) = (TileShape { rows, bytes: LINE }, TileShape { rows: LANES, bytes: LINE });
@@ -173,9 +174,9 @@ impl<const N: usize> Tiles<N> {
     #[inline(always)]
     unsafe fn multiply(&self, b: &BTiles, c: &mut [CTiles; N]) {
         for strip in 0..STRIPS {
-            // SAFETY: `self` is the configuration, and `load_a` was called before. The 2 KiB of a strip are read, at most
-            // 16 rows of 64 bytes written; the registers that are written are declared, and keep their contents (see
-            // `TileRegisters`).
+            // SAFETY: `self` is the configuration, and `load_a` was called before. The 2 KiB of a strip are
+            // read, at most 16 rows of 64 bytes written; the registers that are written are declared, and keep
+            // their contents (see `TileRegisters`).
             unsafe {
                 asm!(
                     "tilezero tmm4",
@@ -225,8 +226,8 @@ impl<const UPPER: usize, const LOWER: usize> AmxOp for KeyScores<'_, '_, UPPER, 
             sums.write(TokenFloats([0.0; PAGE_TOKENS]));
         }
         let (mut a, mut b, mut dots) = (ATiles([[0; DEPTH]; ROWS]), BTiles::UNINIT, [CTiles::UNINIT]);
-        // SAFETY: `run_tiles` entered the features and has the tiles; `attend_block` checked every length; `suits` checked
-        // the groups.
+        // SAFETY: `run_tiles` entered the features and has the tiles; `attend_block` checked every
+        // length; `suits` checked the groups.
         unsafe {
             let mut tiles = Tiles::new(count.min(ROWS));
             let unpacker = Unpacker::<_, UPPER, LOWER>::new(l, page, 0);

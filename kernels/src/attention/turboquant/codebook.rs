@@ -4,8 +4,8 @@ use super::side::Side;
 
 /// The format of a page of rotated rows.
 ///
-/// A value is `mean + scale * unit * level[code]`: levels are 8-bit integers, so that dot products are integer products;
-/// the scale is an `f16` per token and scale group, the unit a constant of the format.
+/// A value is `mean + scale * unit * level[code]`: levels are 8-bit integers, so that dot products are integer
+/// products; the scale is an `f16` per token and scale group, the unit a constant of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CodeFormat {
     /// 2 bits per value, one scale per rotation group, keys relative to the page's mean.
@@ -86,8 +86,8 @@ const LEVELS_6: [i8; 64] = mirrored([
     1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 28, 30, 33, 35, 38, 41, 44, 47, 50, 54, 58, 62, 66, 71, 77, 84, 92,
     103, 120,
 ]);
-/// The forks' centroids rounded to 8 bits: relative to unit variance that adds 1.5e-7 (2 bits), 2.2e-6 (3) and 1.0e-5 (4)
-/// to their squared errors of .117, .0346 and .0095. `turbo4` uses [`LEVELS_4`].
+/// The forks' centroids rounded to 8 bits: relative to unit variance that adds 1.5e-7 (2 bits), 2.2e-6 (3) and 1.0e-5
+/// (4) to their squared errors of .117, .0346 and .0095. `turbo4` uses [`LEVELS_4`].
 const LEVELS_TURBO2: [i8; 4] = mirrored([24, 80]);
 const LEVELS_TURBO3: [i8; 8] = mirrored([14, 43, 77, 125]);
 const LEVELS_Q4_0: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];

@@ -23,8 +23,8 @@
 //! Values, KEqV:  lane = channel of a strip of 16, depth = token      -> one output per lane
 //! ```
 //!
-//! A *run* is the vectors of one strip of 16 lanes, in order of depth: those of one scale group for keys, of all 128 tokens
-//! for values. Runs lie in order of group, then strip, and are read in that order.
+//! A *run* is the vectors of one strip of 16 lanes, in order of depth: those of one scale group for keys, of all 128
+//! tokens for values. Runs lie in order of group, then strip, and are read in that order.
 //!
 //! # Planes
 //!

@@ -23,10 +23,10 @@
 //! A rotation preserves dot products, so queries are rotated once and outputs rotated back once; all arithmetic between
 //! is on rotated rows.
 //!
-//! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
-//! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
-//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15 bits relative to the page's
-//! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
+//! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then
+//! per token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot
+//! product with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15 bits relative to the
+//! page's largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have a fixed order per output: scores, weights and outputs
 //! over pages have the same bits on every ISA, whatever the number of queries in a call.

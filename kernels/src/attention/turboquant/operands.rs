@@ -49,8 +49,8 @@ pub(super) fn part<'a, const N: usize>(active: &[ActiveQuery<'a>; QUERY_BLOCK], 
 /// The dot products of queries and mean from channel `from` on, in the order of `scalar.rs`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the queries are at least as long as the page's mean, and `from` is a
-/// multiple of 16.
+/// The caller is inside a function with `L`'s features; the queries are at least as long as the
+/// page's mean, and `from` is a multiple of 16.
 #[inline(always)]
 pub(super) unsafe fn mean_scores<L: LevelLanes, const N: usize>(
     l: L,

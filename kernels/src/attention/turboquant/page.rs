@@ -15,7 +15,8 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// A page over memory that [`encode_page`](super::encode_page) filled. `codes` should begin at a multiple of 64 bytes.
+    /// A page over memory that [`encode_page`](super::encode_page) filled. `codes` should begin at
+    /// a multiple of 64 bytes.
     ///
     /// # Panics
     /// If a length does not match the layout.

@@ -26,8 +26,8 @@ pub(super) fn half(x: f32) -> f16 {
     f16::from_f32(x.clamp(-65504.0, 65504.0))
 }
 
-/// Chooses the codes of a group of finite rotated values, a multiple of 16 and at most [`GROUP`], and returns its scale;
-/// zero for all zeros.
+/// Chooses the codes of a group of finite rotated values, a multiple of 16 and at most [`GROUP`],
+/// and returns its scale; zero for all zeros.
 #[inline(always)]
 pub(super) fn quantize(format: CodeFormat, side: Side, x: &[f32], codes: &mut [u8]) -> f16 {
     let Some(book) = format.codebook() else { return integers(format, x, codes) };

@@ -50,8 +50,8 @@ impl<'a> QuantizedQuery<'a> {
         let layout = PageLayout::new(format, Side::Keys, groups);
         for (group, tail) in layout.scale_groups().zip(tail.chunks_exact_mut(2)) {
             let query = &query[group.channels()];
-            // Compared as integers, magnitudes keep their order and a NaN is the largest: the scale and the scores become
-            // NaN.
+            // Compared as integers, magnitudes keep their order and a NaN is the largest: the scale
+            // and the scores become NaN.
             let largest = f32::from_bits(query.iter().fold(0, |a, x| a.max(x.abs().to_bits())));
             let inverse = if largest < f32::MIN_POSITIVE { 0.0 } else { 127.0 / largest };
             let mut sum = 0;

@@ -13,8 +13,8 @@ const SIGNS_AFTER: u128 = 0xbea5_6562_b7a5_357a_3f62_8fdc_16ac_ee90;
 const LONGEST: usize = 128;
 const SHORTEST: usize = 16;
 
-/// The division of a row into groups that are rotated separately: the largest powers of two first, 128 at most and 16 at
-/// least (512 is four of 128, 192 is 128 + 64).
+/// The division of a row into groups that are rotated separately: the largest powers of two first, 128 at most and 16
+/// at least (512 is four of 128, 192 is 128 + 64).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RotationGroups {
     head_dim: usize,

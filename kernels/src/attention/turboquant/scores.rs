@@ -1,7 +1,7 @@
 //! Scores of quantized keys, in vectors: up to eight queries share every unpacked vector of levels.
 //!
-//! Lanes are tokens, so nothing is reduced across lanes. Integer sums are exact, and the float operations per output are
-//! those of `scalar.rs` in their order: neither the number of queries nor the instruction set changes a bit.
+//! Lanes are tokens, so nothing is reduced across lanes. Integer sums are exact, and the float operations per output
+//! are those of `scalar.rs` in their order: neither the number of queries nor the instruction set changes a bit.
 
 use std::ops::Range;
 
@@ -64,8 +64,8 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for KeyScores<'_, '_, UPPER
 /// Scores of `N` queries in the strips that hold the tokens of `range`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the page is of keys, its planes have these bits, the queries are
-/// quantized for it, and `range` lies in it.
+/// The caller is inside a function with `L`'s features; the page is of keys, its planes have these bits, the
+/// queries are quantized for it, and `range` lies in it.
 #[inline(always)]
 unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     unpacker: &Unpacker<L, UPPER, LOWER>,

@@ -1,8 +1,8 @@
 //! Scores of keys stored in a page of values (`KEqV`): vectors are transposed in registers.
 //!
-//! A chunk of a run of values is 16 channels of 16 tokens. Transposed, it is four vectors of four channels of 16 tokens, the
-//! layout of keys, and the arithmetic is that of `scores.rs`. A transpose takes three instructions per vector, shared
-//! by the queries.
+//! A chunk of a run of values is 16 channels of 16 tokens. Transposed, it is four vectors of four channels of
+//! 16 tokens, the layout of keys, and the arithmetic is that of `scores.rs`. A transpose takes three
+//! instructions per vector, shared by the queries.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use crate::attention::query::Query;
 use crate::isa::Isa;
 use crate::simd::levels::{LevelLanes, LevelOp};
 
-/// Adds to `scores[n * 128 + t]` of the tokens `t` of `range` the dot products over the channels from `from` on, where a
-/// scale group begins, for every query `n` that sees any.
+/// Adds to `scores[n * 128 + t]` of the tokens `t` of `range` the dot products over the channels from `from` on, where
+/// a scale group begins, for every query `n` that sees any.
 pub(in crate::attention) fn add_key_scores(
     isa: Isa,
     page: &Page<'_>,
@@ -60,11 +60,12 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for AddKeyScores<'_, '_, UP
     }
 }
 
-/// Adds to the scores of `N` queries, of which the first `count` are stored, in the strips that hold the tokens of `range`.
+/// Adds to the scores of `N` queries, of which the first `count` are stored, in the strips that
+/// hold the tokens of `range`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits, a group
-/// begins at `from`, the queries are quantized for it, and `range` lies in it.
+/// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits, a
+/// group begins at `from`, the queries are quantized for it, and `range` lies in it.
 #[inline(always)]
 unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     unpacker: &Unpacker<L, UPPER, LOWER>,

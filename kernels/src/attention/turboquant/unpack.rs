@@ -47,8 +47,8 @@ impl<L: LevelLanes, const UPPER: usize, const LOWER: usize> Unpacker<L, UPPER, L
     /// The levels of vectors `4 * chunk..` of the run whose lines begin at `upper` and `lower`.
     ///
     /// # Safety
-    /// The caller is inside a function with `L`'s features; the run that begins at `upper` and `lower` has the lines of this
-    /// chunk.
+    /// The caller is inside a function with `L`'s features; the run that begins at `upper` and
+    /// `lower` has the lines of this chunk.
     #[inline(always)]
     pub unsafe fn chunk(&self, upper: *const u8, lower: *const u8, chunk: usize) -> [L::I; CHUNK] {
         let l = self.lanes;

@@ -66,7 +66,8 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for AddValues<'_, '_, UPPER
     }
 }
 
-/// Adds the values of `chunks`, 16 tokens each, to the outputs of the queries `part`, of which the first `count` are stored.
+/// Adds the values of `chunks`, 16 tokens each, to the outputs of the queries `part`, of which the
+/// first `count` are stored.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits and
@@ -137,7 +138,8 @@ unsafe fn integer_weights<L: LevelLanes>(
     weights: &mut Weights,
 ) -> (i32, f32) {
     let vectors = PAGE_TOKENS / L::LANES;
-    // SAFETY: the caller entered the features; all arrays are of the page's tokens, and no vector has fewer than 4 lanes.
+    // SAFETY: the caller entered the features; all arrays are of the page's tokens, and no vector
+    // has fewer than 4 lanes.
     unsafe {
         let mut products = [l.splat(0.0); PAGE_TOKENS / 4];
         let mut stored = TokenFloats([0.0; PAGE_TOKENS]);

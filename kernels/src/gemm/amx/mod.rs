@@ -6,8 +6,8 @@
 //! this is 16/3 times the throughput of vectors; with few rows, sixteen cost as much as one, because memory bandwidth
 //! is the bound. M = 1 costs 1-3 % (10 % if the weights are cached), so that a row's bits do not depend on the batch.
 //!
-//! An output is a sum over the inputs in order, 32 at a time: the products of the third parts, of the second parts, of the
-//! first parts. The order within an instruction is defined by the ISA.
+//! An output is a sum over the inputs in order, 32 at a time: the products of the third parts, of the second parts, of
+//! the first parts. The order within an instruction is defined by the ISA.
 
 mod layout;
 mod multiply;

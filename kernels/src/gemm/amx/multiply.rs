@@ -167,9 +167,9 @@ impl Prefetched {
     }
 }
 
-/// Adds the products of a step's A tiles, whose outputs are `stride` bytes apart, with the B tiles that begin at `words`
-/// to a block's C tiles. Prefetches are spread between the products: 32 at once would fill the line fill buffers and
-/// stall.
+/// Adds the products of a step's A tiles, whose outputs are `stride` bytes apart, with the B tiles
+/// that begin at `words` to a block's C tiles. Prefetches are spread between the products: 32 at
+/// once would fill the line fill buffers and stall.
 ///
 /// # Safety
 /// The tile registers are configured as in [`MatMul::eval`]; `a` are two A tiles, and `words` has the step's

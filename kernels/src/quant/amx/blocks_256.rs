@@ -1,6 +1,6 @@
-//! Blocks of 256: weights are multiplied by their scales before they are multiplied by activations. The product of a weight and
-//! a scale fits an `i16`, whose two bytes go to two B tiles, so that two C tiles hold a block's sums. One product per
-//! scale of 16 or 32 weights would need as many products, and four to eight times as many stores of C.
+//! Blocks of 256: weights are multiplied by their scales before they are multiplied by activations. The product of a
+//! weight and a scale fits an `i16`, whose two bytes go to two B tiles, so that two C tiles hold a block's sums. One
+//! product per scale of 16 or 32 weights would need as many products, and four to eight times as many stores of C.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -43,8 +43,9 @@ struct Batch {
 
 /// Adds the products of a range of blocks to the results of a group of panels.
 ///
-/// Between tile products, the epilogue of the previous batch runs: an epilogue of its own takes 10 % longer in total. A block is
-/// unpacked at once: between tile products, its stores delay the loads of tiles, and a prompt takes 20 % longer.
+/// Between tile products, the epilogue of the previous batch runs: an epilogue of its own takes 10
+/// % longer in total. A block is unpacked at once: between tile products, its stores delay the
+/// loads of tiles, and a prompt takes 20 % longer.
 ///
 /// # Safety
 /// The caller is inside a function with AVX-512's features, and the tile registers are configured as in
@@ -117,8 +118,8 @@ impl Epilogue<'_> {
     /// Adds the products of [`HALF`] of a row tile's rows to their results.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has the rows, and `sums` are its
-    /// stored sums.
+    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has the
+    /// rows, and `sums` are its stored sums.
     #[inline(always)]
     unsafe fn add_half<F: Format>(&mut self, batch: Batch, factors: &Factors, sums: &Sums, half: usize) {
         let l = self.l;
@@ -164,8 +165,8 @@ impl Factors {
     }
 }
 
-/// The weights of a panel and a block, multiplied by their scales: `256 high + low`, at most 240 * 63 in magnitude (Q4_K, whose odd
-/// sub-blocks' weights are unpacked times 16, and so are the scales of the others).
+/// The weights of a panel and a block, multiplied by their scales: `256 high + low`, at most 240 * 63 in magnitude
+/// (Q4_K, whose odd sub-blocks' weights are unpacked times 16, and so are the scales of the others).
 #[repr(C, align(64))]
 struct ScaledWeights {
     /// B tiles `(4, 16, 64)`, unsigned.
@@ -185,8 +186,8 @@ impl ScaledWeights {
         Self { low: [MaybeUninit::uninit(); _], high: [MaybeUninit::uninit(); _], scales }
     }
 
-    /// Unpacks a block. With few rows this takes longer than the products, so the next panel is prefetched meanwhile: up to 32
-    /// rows are 1.2 times as fast.
+    /// Unpacks a block. With few rows this takes longer than the products, so the next panel is prefetched
+    /// meanwhile: up to 32 rows are 1.2 times as fast.
     ///
     /// # Safety
     /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`.
@@ -248,8 +249,8 @@ unsafe fn clear(sums: &mut Sums) {
 /// Adds product `k` of the block for one or two row tiles, whose A tiles begin at `a`, to their `sums`.
 ///
 /// # Safety
-/// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` has A tiles of a block for as many row
-/// tiles as there are `sums`.
+/// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` has A tiles of a
+/// block for as many row tiles as there are `sums`.
 #[inline(always)]
 unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, weights: &ScaledWeights, k: usize, sums: &mut [[CTile; 2]]) {
     // SAFETY: the block has product `k`; a row tile's A tiles of a K span are contiguous.

@@ -1,6 +1,6 @@
-//! Blocks of 32: one tile product per block. Vector code applies the scale, so C is stored and read back per block. Those stores
-//! are the bound: a store takes as long as a product, and the two do not overlap. Meanwhile, vector code runs the epilogue
-//! of the previous products.
+//! Blocks of 32: one tile product per block. Vector code applies the scale, so C is stored and read back per block.
+//! Those stores are the bound: a store takes as long as a product, and the two do not overlap. Meanwhile, vector
+//! code runs the epilogue of the previous products.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -134,8 +134,8 @@ impl Epilogue<'_> {
     }
 
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has a block `i`, and `product` was
-    /// stored.
+    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has a
+    /// block `i`, and `product` was stored.
     #[inline(always)]
     unsafe fn add<F: Format>(
         &self,
@@ -196,7 +196,8 @@ impl UnpackedWeights {
     /// Unpacks block `i` of the K span.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`, and `i` is below
+    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format
+    /// `F`, and `i` is below
     /// [`BLOCKS`].
     #[inline(always)]
     unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, i: usize) {
@@ -222,7 +223,8 @@ impl UnpackedWeights {
 /// `c = a * b` over the inputs of a block.
 ///
 /// # Safety
-/// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` and `b` are tiles of these shapes.
+/// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` and `b` are
+/// tiles of these shapes.
 #[inline(always)]
 unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u8>, c: &mut CTile) {
     #[cfg(test)]
@@ -252,8 +254,8 @@ unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u
             )
         };
     }
-    // SAFETY: `MatMul::eval` configured the registers for these shapes; `a`, `b` and `c` are tiles of them. The registers
-    // that are written are declared.
+    // SAFETY: `MatMul::eval` configured the registers for these shapes; `a`, `b` and `c` are tiles of them.
+    // The registers that are written are declared.
     unsafe {
         if F::ZERO_POINT.is_some() {
             multiply!("tdpbssd");

@@ -20,8 +20,8 @@ use crate::quant::weight_type::WeightType;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
 
-/// Vectors are faster for fewer rows: with two threads on a core, which share its tile unit, 16 rows by tiles take 1.4 times as
-/// long; with one thread, .9 times.
+/// Vectors are faster for fewer rows: with two threads on a core, which share its tile unit, 16 rows by tiles
+/// take 1.4 times as long; with one thread, .9 times.
 const MIN_ROWS: usize = 25;
 
 /// Whether [`matmul`] handles a product with `rows` rows. It does not support several activation blocks per block of

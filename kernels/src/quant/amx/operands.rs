@@ -10,7 +10,8 @@
 //! row 15      | x 0  | x 1  | ... | x DEPTH-1 |
 //! ```
 //!
-//! B holds bytes of a panel's weights, `DEPTH / 4` quads of 16 outputs. It is the packed order of [`crate::quant::layout`]:
+//! B holds bytes of a panel's weights, `DEPTH / 4` quads of 16 outputs. It is the packed order of
+//! [`crate::quant::layout`]:
 //!
 //! ```text
 //!                byte 0                     4                          60
@@ -103,7 +104,8 @@ impl PackedActivations {
         unsafe { self.bsums.as_ptr().add(i * bsum_words::<F>().len() * self.rows + row).cast() }
     }
 
-    /// The offset of the A tile of a block of the range, one of its products, and 16 rows; those of a K span are contiguous.
+    /// The offset of the A tile of a block of the range, one of its products, and 16 rows; those of
+    /// a K span are contiguous.
     #[inline(always)]
     pub fn at<F: Format>(&self, block: usize, product: usize, row_tile: usize) -> usize {
         let (n, i) = (block / span_blocks::<F>(), block % span_blocks::<F>());

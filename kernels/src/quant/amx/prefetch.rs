@@ -35,8 +35,8 @@ impl Prefetcher {
     }
 }
 
-/// Prefetches the rows of `y` where the results of a group of panels will be stored, a row per step, into the L2 cache. They are
-/// more than a page apart, which hardware prefetchers do not cover.
+/// Prefetches the rows of `y` where the results of a group of panels will be stored, a row per step, into the L2 cache.
+/// They are more than a page apart, which hardware prefetchers do not cover.
 pub(super) struct OutputPrefetcher {
     /// The first result of the next row.
     next: *const u8,

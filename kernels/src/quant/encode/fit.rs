@@ -8,8 +8,8 @@ pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// The nearest integer to `x` in `low..=high`, ties to even. In floating point, by adding 1.5 * 2^23, which vectorizes on
-/// every processor.
+/// The nearest integer to `x` in `low..=high`, ties to even. In floating point, by adding 1.5 *
+/// 2^23, which vectorizes on every processor.
 #[inline(always)]
 pub(super) fn nearest(x: f32, low: f32, high: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
@@ -39,8 +39,8 @@ pub(super) fn extreme(x: &[f32]) -> f32 {
     x.iter().copied().fold(0.0, |a: f32, x| if x.abs() > a.abs() { x } else { a })
 }
 
-/// The scale of least weighted squared error `sum w (x - scale * q)^2`: each candidate chooses the integers `q = quant(x
-/// / candidate)`, and least squares the scale.
+/// The scale of least weighted squared error `sum w (x - scale * q)^2`: each candidate chooses the integers `q =
+/// quant(x / candidate)`, and least squares the scale.
 #[inline(always)]
 pub(super) fn fit(x: &[f32], w: &[f32], candidates: impl Iterator<Item = f32>, quant: impl Fn(f32) -> f32) -> f32 {
     let (mut best, mut scale) = (0.0, 0.0);

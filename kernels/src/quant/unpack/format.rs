@@ -32,8 +32,8 @@ impl<L: ByteLanes> BlockScales<L> {
 /// A packed format. A quad is four consecutive inputs.
 ///
 /// # Safety
-/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being a packed
-/// block of this format, `lane` the first of `L::LANES` of its rows, and a cursor being [`Format::cursor`]'s.
+/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being a
+/// packed block of this format, `lane` the first of `L::LANES` of its rows, and a cursor being [`Format::cursor`]'s.
 pub(in crate::quant) trait Format {
     /// The type, or one of those whose packed blocks are the same.
     const TYPE: WeightType;
@@ -67,8 +67,8 @@ pub(in crate::quant) trait Format {
         Some(zero_point) => (128 / zero_point).ilog2(),
         None => 0,
     };
-    /// In blocks of 256 whose zero point is a power of two, with a scale per 16 weights: the shift of the activations' offsets,
-    /// which are for zero point 32.
+    /// In blocks of 256 whose zero point is a power of two, with a scale per 16 weights: the shift of the
+    /// activations' offsets, which are for zero point 32.
     const OFFSETS_SHIFT: Option<u32> = match (Self::TYPE.block_len(), Self::QUADS_PER_SCALE, Self::ZERO_POINT) {
         (256, 4, Some(32)) => Some(0),
         (256, 4, Some(4)) => Some(3),
@@ -102,7 +102,8 @@ pub(in crate::quant) trait Format {
 /// The field of `f16` at byte `offset` of a row's block.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.
+/// The caller is inside a function with `L`'s features; `block` is a packed block with such a
+/// field, `lane` one of its rows.
 #[inline(always)]
 pub(super) unsafe fn load_halves<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::V {
     // SAFETY: the caller names a field of `f16` scales; byte lanes are vectors, which load from any address.
@@ -112,7 +113,8 @@ pub(super) unsafe fn load_halves<L: ByteLanes>(l: L, block: *const u8, offset: u
 /// The field of words at byte `offset` of a row's block.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.
+/// The caller is inside a function with `L`'s features; `block` is a packed block with such a
+/// field, `lane` one of its rows.
 #[inline(always)]
 pub(super) unsafe fn load_field<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::I {
     // SAFETY: the caller names a field of words.

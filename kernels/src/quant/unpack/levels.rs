@@ -126,8 +126,8 @@ impl Format for Mxfp4 {
     const BYTES: Bytes = Bytes::Unsigned(28);
     type Cursor<L: ByteLanes> = *const u8;
 
-    /// `2^(e - 128)` as a product of two normal numbers, because `e` of 0 and 1 make it subnormal: with `e = 16 h + l`, of
-    /// `2^(16 h - 113)` and `2^(l - 15)`.
+    /// `2^(e - 128)` as a product of two normal numbers, because `e` of 0 and 1 make it subnormal: with `e = 16
+    /// h + l`, of `2^(16 h - 113)` and `2^(l - 15)`.
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: the caller entered the features; lane `n`'s exponent is byte `n` of the block.
@@ -218,10 +218,11 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     }
 }
 
-/// Quad `q` of 32 weights of three bits, which `recode.rs` lays out: in one word, or two bits there and the upper one in the
-/// second word.
+/// Quad `q` of 32 weights of three bits, which `recode.rs` lays out: in one word, or two bits there
+/// and the upper one in the second word.
 ///
-/// One expression for all quads, although all indices are constants: one for each was a fifth of this crate's compile time.
+/// One expression for all quads, although all indices are constants: one for each was a fifth of
+/// this crate's compile time.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; three quads of bytes begin at `from`.

@@ -11,7 +11,8 @@ use crate::simd::bytes::{ByteLanes, Bytes};
 /// Quad `g` of scale `s` in bits `up..up + 2` of every byte.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the two bits of 64 quads begin at `from`, and they include the quad.
+/// The caller is inside a function with `L`'s features; the two bits of 64 quads begin at `from`,
+/// and they include the quad.
 #[inline(always)]
 unsafe fn pairs<L: ByteLanes>(l: L, from: *const u8, s: usize, g: usize, up: i32) -> L::I {
     // SAFETY: the caller entered the features; the two bits of 64 quads begin at `from`, and they include this one.

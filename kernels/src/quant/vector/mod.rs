@@ -1,13 +1,13 @@
 //! The product over byte lanes: panels of 16 outputs times row blocks of up to 8 rows.
 //!
-//! A lane is an output, so nothing is reduced across lanes. One vector of weights (a quad of 16 outputs) is multiplied by
-//! every row of the row block: one `vpdpbusd` with the row's four quants broadcast from memory, so unpacking is paid once
-//! per row block. Integer sums are exact, and the float operations per output are those of `scalar.rs` in their order:
-//! neither the row block, nor the column range, nor the instruction set changes a bit.
+//! A lane is an output, so nothing is reduced across lanes. One vector of weights (a quad of 16 outputs) is multiplied
+//! by every row of the row block: one `vpdpbusd` with the row's four quants broadcast from memory, so unpacking is paid
+//! once per row block. Integer sums are exact, and the float operations per output are those of `scalar.rs` in their
+//! order: neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
 //! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers
-//! hold only half a row block, several halves share 256 inputs that are unpacked once into the L1 cache: while the first
-//! half is multiplied, or before.
+//! hold only half a row block, several halves share 256 inputs that are unpacked once into the L1 cache:
+//! while the first half is multiplied, or before.
 
 mod rows;
 mod streams;

@@ -8,8 +8,8 @@ use crate::simd::opaque::opaque;
 /// Row blocks per pass over the weights: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 pub(super) const PASS_BLOCKS: usize = 8;
 
-/// Evaluates `$run` with the number of rows as the constant `R`, at most as many as the registers hold. A condition in `const`
-/// keeps the other instances from being compiled.
+/// Evaluates `$run` with the number of rows as the constant `R`, at most as many as the registers hold. A condition in
+/// `const` keeps the other instances from being compiled.
 macro_rules! with_rows {
     ($lanes:ident, $rows:expr, |$R:ident| $run:expr) => {
         if const { $lanes::MAX_ROWS == $crate::quant::layout::ROW_BLOCK } {

@@ -17,8 +17,9 @@ pub(super) const STREAMS: usize = 4;
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
-/// Prefetch distance in bytes of each of `streams`. Several are prefetched into the L1 cache, from less than a 4 KiB page
-/// ahead: lines a multiple of a page apart share a set. One goes to the L2 cache, where the distance matters little.
+/// Prefetch distance in bytes of each of `streams`. Several are prefetched into the L1 cache, from
+/// less than a 4 KiB page ahead: lines a multiple of a page apart share a set. One goes to the L2
+/// cache, where the distance matters little.
 const fn prefetch_distance(streams: usize) -> usize {
     if streams == 1 { 16448 } else { 3584 }
 }
@@ -34,11 +35,12 @@ pub(super) fn reads_one_run_faster() -> bool {
     amd
 }
 
-/// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s` at `s * ROW_BLOCK + r`.
+/// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s`
+/// at `s * ROW_BLOCK + r`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panels, and the row block is `x`'s, of as many
-/// inputs.
+/// The caller is inside a function with `L`'s features; the matrix has the panels, and the row
+/// block is `x`'s, of as many inputs.
 #[inline(always)]
 pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
     l: L,
@@ -119,7 +121,8 @@ unsafe fn add_packed_block<L: ByteLanes, F: Format, const R: usize, const S: usi
     }
 }
 
-/// A row block, `R` rows at a time, times up to `S` panels that are read side by side, [`STREAM_INPUTS`] inputs of each in turn.
+/// A row block, `R` rows at a time, times up to `S` panels that are read side by side,
+/// [`STREAM_INPUTS`] inputs of each in turn.
 struct Streams<'a, F, const R: usize, const S: usize> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
@@ -140,16 +143,16 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
         let stride = stride::<L, R>(rows);
         let block_words = block_words::<F>() * stride;
         let first_row = |part: usize| part * (rows.rows - R);
-        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's rows are
-        // the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
+        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's
+        // rows are the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
         unsafe {
             let mut scales = BlockScales::empty(l);
             align_frame(l);
             let x = self.x.words(rows, 0).as_ptr();
             let streams = self.panels.len();
             let mut blocks = first_blocks::<F, S>(weights, self.panels);
-            // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of several
-            // streams arrive sooner than as many of one.
+            // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of
+            // several streams arrive sooner than as many of one.
             let share = prefetched_bytes::<L, F>(S) / parts;
             let step = STREAM_INPUTS / F::TYPE.block_len();
             for done in (0..weights.blocks()).step_by(step) {

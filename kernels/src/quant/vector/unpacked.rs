@@ -26,8 +26,8 @@ const fn unpacks_before<F: Format>() -> bool {
 /// A panel times more rows than the registers hold, each block unpacked once.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row blocks are `x`'s, of as many
-/// inputs.
+/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row
+/// blocks are `x`'s, of as many inputs.
 #[inline(always)]
 pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     l: L,
@@ -97,8 +97,8 @@ unsafe fn packed_block<F: Format>(
 /// Unpacks a group of blocks shorter than 256.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panel, the panel has the blocks, and `to` has
-/// space for them.
+/// The caller is inside a function with `L`'s features; the matrix has the panel, the panel has the
+/// blocks, and `to` has space for them.
 #[inline(always)]
 unsafe fn unpack_short<L: ByteLanes, F: Format>(
     l: L,
@@ -134,8 +134,8 @@ struct Group<F> {
 /// Adds a group's products for the row blocks of a pass; `prefetched` gives what each part of the rows prefetches.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the scales are those lanes', of the group's block; the row blocks
-/// are `x`'s, and have the blocks.
+/// The caller is inside a function with `L`'s features; the scales are those lanes', of the group's block;
+/// the row blocks are `x`'s, and have the blocks.
 #[inline(always)]
 unsafe fn add_rows<L: ByteLanes, F: Format>(
     l: L,
@@ -324,8 +324,8 @@ struct Unpacking<'a, F, const R: usize> {
 impl<F: Format, const R: usize> PanelOp for Unpacking<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and called
-        // with the same lanes, which entered the features.
+        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and
+        // called with the same lanes, which entered the features.
         unsafe { self.rows.add::<L, F, _>(l, &self.source) }
     }
 }

@@ -200,9 +200,9 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
             }
         }
     }
-    // With `m` -1 for a negative weight, else 0: w x = |w| (x ^ m) - |w| m, because x ^ m is -x - 1 if it is negative. So a
-    // product takes an exclusive or, which runs in any of four pipes of a Zen 4, instead of `vpsignb`, which runs in the two
-    // that multiply; and the last term is the same for all rows.
+    // With `m` -1 for a negative weight, else 0: w x = |w| (x ^ m) - |w| m, because x ^ m is -x - 1 if it is negative.
+    // So a product takes an exclusive or, which runs in any of four pipes of a Zen 4, instead of `vpsignb`, which runs
+    // in the two that multiply; and the last term is the same for all rows.
     #[inline(always)]
     unsafe fn store_masked(self, to: *mut u8, weights: Self::I, negative: Self::I) -> Self::I {
         unsafe {

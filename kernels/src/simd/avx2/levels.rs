@@ -98,8 +98,8 @@ impl<P: YmmProducts> LevelLanes for Ymm<P> {
             if P::ALL_BYTES {
                 P::add_bytes(acc, key[1], query)
             } else {
-                // Magnitudes times the query with the levels' signs: 2 * 127 * 127 fits the 16 bits to which `vpmaddubsw`
-                // saturates.
+                // Magnitudes times the query with the levels' signs: 2 * 127 * 127 fits the 16 bits
+                // to which `vpmaddubsw` saturates.
                 P::add_bytes(acc, key[0], _mm256_sign_epi8(query, key[1]))
             }
         }

@@ -39,9 +39,9 @@ pub(crate) trait YmmProducts: Copy {
     unsafe fn offset_scale(scale: __m256i, by: i16) -> __m256i;
     /// How many quads of unsigned bytes up to `max`, of `quads`, are added before the sum is widened: a power of two.
     fn quads_together(max: u8, quads: usize) -> usize;
-    /// Adds to each word the dot product of four unsigned bytes, at most `max`, and four signed ones in -127..=127, times
-    /// the scale: quad `g` of the `quads` that share it. Calls are in order of `g`, up to the last. If the first has `from`,
-    /// sums of pairs start from it, of as many quads as sums of signed bytes of magnitude `max` allow.
+    /// Adds to each word the dot product of four unsigned bytes, at most `max`, and four signed ones in -127..=127,
+    /// times the scale: quad `g` of the `quads` that share it. Calls are in order of `g`, up to the last. If the first
+    /// has `from`, sums of pairs start from it, of as many quads as sums of signed bytes of magnitude `max` allow.
     ///
     /// # Safety
     /// As the trait's.

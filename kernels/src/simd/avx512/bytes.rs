@@ -6,9 +6,9 @@ use crate::simd::entry;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Adds to each word the dot product of two `i16` and two `i16`. `asm!`, because the compiler splits the intrinsic into a
-/// product and a sum: a shorter latency chain, but throughput is the bound here, with independent chains for several
-/// rows.
+/// Adds to each word the dot product of two `i16` and two `i16`. `asm!`, because the compiler splits
+/// the intrinsic into a product and a sum: a shorter latency chain, but throughput is the bound
+/// here, with independent chains for several rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {

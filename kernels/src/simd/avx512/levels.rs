@@ -78,8 +78,8 @@ impl LevelLanes for Avx512Lanes {
     unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: *const i32, v: usize) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(*query.add(v))) }
     }
-    // Weights are 256 * a + b with signed bytes: two byte products cost as much as one 16-bit product, and levels need no
-    // widening.
+    // Weights are 256 * a + b with signed bytes: two byte products cost as much as one 16-bit
+    // product, and levels need no widening.
     #[inline(always)]
     unsafe fn value(self, levels: __m512i) -> __m512i {
         levels

@@ -1,7 +1,7 @@
 //! Byte lanes: eight words in two NEON registers.
 //!
-//! A word of weights is four inputs of one output, as `sdot` takes them. `usmmla` takes eight inputs of two outputs, and
-//! eight of two rows: two quads zipped (weights), and two rows' words of two quads zipped (activations).
+//! A word of weights is four inputs of one output, as `sdot` takes them. `usmmla` takes eight inputs of two outputs,
+//! and eight of two rows: two quads zipped (weights), and two rows' words of two quads zipped (activations).
 
 use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};

@@ -101,7 +101,7 @@ impl std::str::FromStr for Mix {
 pub(super) struct Facts {
     /// Layers.
     pub layers: usize,
-    /// `attn_v` and `attn_qkv` tensors.
+    /// Tensors for which [`is_value`] holds.
     pub values: usize,
     /// Query heads per K/V head of the first layer.
     pub group: usize,
@@ -115,10 +115,15 @@ pub(super) struct Facts {
 pub(super) struct Place {
     /// Its layer; 0 outside the layers.
     pub layer: usize,
-    /// `attn_v` tensors in earlier layers.
+    /// Those for which [`is_value`] holds in earlier layers.
     pub values_before: usize,
     /// Length of its rows.
     pub inputs: usize,
+}
+
+/// Whether a tensor computes V, alone or with Q and K.
+pub(super) fn is_value(name: &str) -> bool {
+    name.contains("attn_v.weight") || name.contains("attn_qkv.weight")
 }
 
 /// Part of the names of experts' matrices.
@@ -175,7 +180,7 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             _ => Q6_K,
         };
     }
-    if name.contains("attn_v.weight") {
+    if is_value(name) {
         let (i, n) = (place.values_before, facts.values);
         return match mix {
             Mix::Q2_K if facts.group >= 4 => Q4_K,
@@ -186,14 +191,6 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(i, n) => Q6_K,
             Mix::Q4_K_S if i < 4 => Q5_K,
             Mix::IQ4_NL | Mix::IQ4_XS if facts.group >= 4 => Q5_K,
-            _ => base,
-        };
-    }
-    if name.contains("attn_qkv.weight") {
-        return match mix {
-            Mix::Q3_K_M | Mix::Q3_K_L => Q4_K,
-            Mix::Q4_K_M => Q5_K,
-            Mix::Q5_K_M => Q6_K,
             _ => base,
         };
     }
@@ -245,7 +242,6 @@ mod tests {
         let blocks = TensorType::Quantized;
         assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_q.weight", 2816), blocks(Q4_K));
         assert_eq!(of(Mix::Q4_K_M, "blk.12.ffn_down_exps.weight", 704), blocks(WeightType::Q5_0));
-        assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_qkv.weight", 2816), blocks(Q5_K));
         assert_eq!(of(Mix::Q2_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q4_0));
         assert_eq!(of(Mix::Q5_K_M, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q5_1));
         assert_eq!(of(Mix::Q6_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q8_0));
@@ -255,5 +251,32 @@ mod tests {
         assert_eq!(of(Mix::Q4_K_M, "blk.12.proj.weight", 16), TensorType::Float(ElementType::F16));
         assert_eq!(of(Mix::Q4_0, "token_embd.weight", 2816), blocks(Q6_K));
         assert_eq!(of(Mix::Q4_0, "per_layer_token_embd.weight", 160), blocks(WeightType::Q8_0));
+    }
+
+    /// 64 layers of Qwen3.5, every fourth with its own `attn_v`, and a NextN head with one.
+    #[test]
+    fn fused_projections_count_as_values() {
+        let facts = Facts { layers: 65, values: 65, group: 6, tied: false, importance: false };
+        let types = |mix| {
+            let mut counts = [[0; 2]; 4];
+            for layer in 0..65 {
+                let own = layer % 4 == 3 || layer == 64;
+                let name = if own { "attn_v" } else { "attn_qkv" };
+                let place = Place { layer, values_before: layer, inputs: 5120 };
+                let TensorType::Quantized(found) = type_of(mix, &format!("blk.{layer}.{name}.weight"), &place, &facts)
+                else {
+                    panic!("layer {layer} of {mix:?} is not quantized")
+                };
+                counts[[Q3_K, Q4_K, Q5_K, Q6_K].iter().position(|known| *known == found).expect("a K quant")]
+                    [usize::from(own)] += 1;
+            }
+            counts
+        };
+        // Fused and own: Q3_K, Q4_K, Q5_K, Q6_K.
+        assert_eq!(types(Mix::Q4_K_M), [[0, 0], [24, 8], [0, 0], [24, 9]]);
+        assert_eq!(types(Mix::Q4_K_S), [[0, 0], [45, 16], [3, 1], [0, 0]]);
+        assert_eq!(types(Mix::Q2_K), [[0, 0], [48, 17], [0, 0], [0, 0]]);
+        assert_eq!(types(Mix::Q3_K_L), [[0, 0], [0, 0], [48, 17], [0, 0]]);
+        assert_eq!(types(Mix::IQ4_XS), [[0, 0], [0, 0], [48, 17], [0, 0]]);
     }
 }

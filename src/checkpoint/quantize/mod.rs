@@ -17,7 +17,7 @@ use super::recode::{RecodeError, Weighted, recode};
 use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
 use crate::{Error, Result};
-use mix::{Facts, Place, is_quantized, type_of};
+use mix::{Facts, Place, is_quantized, is_value, type_of};
 
 /// Handling of matrices that are already quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,15 +174,11 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         let problem = "mxfp4_moe quantizes experts, but the file has none; use iq4_xs, or pure rules";
         return Err(Error::argument("mix", problem));
     }
-    let values: Vec<usize> = gguf
-        .tensors()
-        .filter(|tensor| tensor.name().ends_with("attn_v.weight"))
-        .filter_map(|tensor| layer(tensor.name()))
-        .collect();
-    let fused = gguf.tensors().filter(|tensor| tensor.name().ends_with("attn_qkv.weight")).count();
+    let values: Vec<usize> =
+        gguf.tensors().filter(|tensor| is_value(tensor.name())).filter_map(|tensor| layer(tensor.name())).collect();
     let facts = Facts {
         layers: layers(gguf)?,
-        values: values.len() + fused,
+        values: values.len(),
         group: group(gguf),
         tied: gguf.info("output.weight").is_none(),
         importance: options.importance.is_some(),

@@ -40,12 +40,12 @@ pub(crate) struct Run {
     tracer: Option<Tracer>,
 }
 
-/// The sequence before the prompt, until the prompt is read.
-struct Undo {
-    len: usize,
-    newest: Option<DecodeState>,
-    /// If the prompt takes several passes.
-    state: Option<Snapshot>,
+/// What was before the prompt, until the prompt is read.
+enum Undo {
+    /// The sequence, with its state if the prompt takes several passes.
+    Sequence { len: usize, newest: Option<DecodeState>, state: Option<Snapshot> },
+    /// The empty session that a cached prefix took the place of.
+    Session(Box<Session>),
 }
 
 impl Run {
@@ -89,7 +89,11 @@ impl Run {
             prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
             cuts: Vec::new(),
-            undo: Some(Undo { len: decoder.state.len(), newest: decoder.drafting.newest.clone(), state: None }),
+            undo: Some(Undo::Sequence {
+                len: decoder.state.len(),
+                newest: decoder.drafting.newest.clone(),
+                state: None,
+            }),
             first: None,
             left: options.max_tokens,
             text: TextEnd::new(&options.stop, engine.end_of_generation()),
@@ -98,6 +102,11 @@ impl Run {
             statistics,
             tracer: options.trace.as_ref().map(|trace| Tracer::begin(trace, id, prompt.len(), kinds)),
         })
+    }
+
+    /// A prompt that is not read completely is rolled back to `empty`, not to the cached prefix that took its place.
+    pub fn replaces(&mut self, empty: Session) {
+        self.undo = Some(Undo::Session(Box::new(empty)));
     }
 
     /// Why it ended; `None` while it is running.
@@ -147,8 +156,8 @@ impl Run {
             let most_rows = most_rows.min(next_cut.unwrap_or(usize::MAX));
             let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
-            if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none()) {
-                undo.state = Some(decoder.snapshot()?);
+            if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
+                *state = Some(decoder.snapshot()?);
             }
             return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
         }
@@ -318,13 +327,20 @@ impl Run {
     fn restore(&mut self, session: &mut Session) {
         let Some(undo) = self.undo.take() else { return };
         self.prompt.clear();
+        let (len, newest, state) = match undo {
+            Undo::Sequence { len, newest, state } => (len, newest, state),
+            Undo::Session(empty) => {
+                *session = *empty;
+                return;
+            }
+        };
         let decoder = session.decoder().0;
         // Without a snapshot the prompt is one pass, which failed.
-        if let Some(state) = undo.state {
+        if let Some(state) = state {
             decoder.restore(state);
         }
-        decoder.drafting.truncate(undo.len);
-        if let Some(newest) = undo.newest {
+        decoder.drafting.truncate(len);
+        if let Some(newest) = newest {
             decoder.drafting.tokens.push(newest.last);
             decoder.drafting.newest = Some(newest);
         }

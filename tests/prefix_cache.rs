@@ -4,12 +4,14 @@ mod cases;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use foretoken::kv::{KvOptions, KvPreset};
-use foretoken::speculative::BlockSize;
+use foretoken::speculative::{BlockSize, Cancel};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, MtpOptions, PrefixCacheOptions, Sampling,
-    Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, MtpOptions,
+    PrefixCacheOptions, Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -119,6 +121,11 @@ fn demo() -> Engine {
     Engine::load(&EngineOptions { threads: Some(2), ..options }).expect("the demo pair")
 }
 
+fn demo_qwen() -> Engine {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(demo) }).expect("an engine")
+}
+
 #[test]
 fn an_agents_turns_compute_what_is_new() {
     let engine = demo();
@@ -145,8 +152,7 @@ fn fixtures_of_every_family() {
 /// A sampled text depends on the drafts: the NextN head's state is cached, and passed to forks of forks.
 #[test]
 fn sampled_drafts_are_those_of_a_fresh_session() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
-    let engine = Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(demo) }).expect("an engine");
+    let engine = demo_qwen();
     let text = engine.tokenizer().and_then(|t| t.encode(include_str!("prefix_cache.rs"))).expect("tokens");
     let (prompt, session) = (text[..300].to_vec(), SessionOptions::default());
     for seed in 0..3 {
@@ -175,6 +181,54 @@ fn sampled_drafts_are_those_of_a_fresh_session() {
         for (name, session) in [("third", &mut third), ("second", &mut second), ("first", &mut first)] {
             assert_eq!(ids(session, &[7, 8, 9], &options), want, "{name}, seed {seed}");
         }
+    }
+}
+
+/// Cancelled before and while it is read, removed, or failed at its end: nothing of the prompt is left, nor of the
+/// cached prefix that it continued from.
+#[test]
+fn a_prompt_that_is_not_read_leaves_its_session_empty() {
+    let fails: Arc<dyn LogitsProcessor> = Arc::new(Fails);
+    for engine in [demo(), demo_qwen()] {
+        let (mut rng, session, options) = (StdRng::seed_from_u64(14), SessionOptions::default(), options(4, &engine));
+        let prefix = text(&mut rng, 2 * INTERVAL, 4000);
+        let mut scheduler = scheduler(&engine, Some(u64::MAX));
+        run(&mut scheduler, &session, &[[&prefix[..], &text(&mut rng, 100, 4000)].concat()], &options);
+        for (steps, cancels, logits_processor) in
+            [(0, true, None), (1, true, None), (0, false, None), (1, false, None), (9, false, Some(fails.clone()))]
+        {
+            let prompt = [&prefix[..], &text(&mut rng, 2 * INTERVAL, 4000)].concat();
+            let disturbed = GenerateOptions { logits_processor, cancel: Cancel::default(), ..options.clone() };
+            let added = scheduler.session(&session).expect("a session");
+            let id = scheduler.add(added, &prompt, &disturbed).expect("added");
+            assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, prefix.len());
+            (0..steps).for_each(|_| drop(scheduler.step()));
+            if cancels {
+                disturbed.cancel.cancel();
+                scheduler.step();
+            }
+            let removed = scheduler.remove(id).expect("its session");
+            assert!(removed.tokens().is_empty() && removed.kv().is_empty(), "after {steps} steps");
+
+            let id = scheduler.add(removed, &prompt, &options).expect("added");
+            let mut written = Vec::new();
+            while scheduler.is_active() {
+                written.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
+            }
+            assert_eq!(written, cold(&engine, &session, &prompt, &options), "after {steps} steps");
+            let removed = scheduler.remove(id).expect("its session");
+            assert_eq!(removed.tokens(), [prompt, written].concat());
+        }
+    }
+}
+
+/// Fails after every prompt.
+#[derive(Debug)]
+struct Fails;
+
+impl LogitsProcessor for Fails {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        Err(Error::Tokenizer("the processor's".into()))
     }
 }
 

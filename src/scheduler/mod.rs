@@ -176,6 +176,9 @@ impl Scheduler {
         };
         run.statistics.prompt_tokens = prompt.len();
         run.statistics.cached_tokens = cached;
+        if let Some(empty) = empty {
+            run.replaces(empty);
+        }
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(prompt, cached);
         }

@@ -374,6 +374,122 @@ fn a_layer_without_a_store_is_refused() {
     refused(cache.committed().attend(1, &row).map(drop));
 }
 
+/// Rows or pages in memory: `pinned` in places of their own, the others in a ring.
+struct Places {
+    pinned: usize,
+    ring: usize,
+    last: Vec<Option<usize>>, // for each place, the one last written there
+}
+
+impl Places {
+    fn new(pinned: usize, ring: usize) -> Self {
+        Self { pinned, ring, last: Vec::new() }
+    }
+
+    fn place(&self, at: usize) -> usize {
+        at.checked_sub(self.pinned).map_or(at, |after| self.pinned + after % self.ring)
+    }
+
+    fn write(&mut self, at: usize) {
+        let place = self.place(at);
+        self.last.resize(self.last.len().max(place + 1), None);
+        self.last[place] = Some(at);
+    }
+
+    fn holds(&self, at: usize) -> bool {
+        self.last.get(self.place(at)).copied().flatten() == Some(at)
+    }
+}
+
+/// A store of which nothing is known but what each place was last written with.
+struct Model {
+    window: usize,
+    tail: Option<usize>, // if quantized
+    rows: Places,
+    pages: Places,
+    quantized: usize,
+}
+
+impl Model {
+    fn new(window: Option<usize>, zones: Option<ExactZones>, max_round_rows: usize) -> Self {
+        let ring = window.map(|window| (window - 1 + max_round_rows).div_ceil(PAGE));
+        let (pinned, newest) = match zones {
+            None => (0, ring.unwrap_or(1 << 20)),
+            Some(zones) => (zones.head.div_ceil(PAGE), (zones.tail + PAGE - 1 + max_round_rows).div_ceil(PAGE)),
+        };
+        Self {
+            window: window.unwrap_or(usize::MAX),
+            tail: zones.map(|zones| zones.tail),
+            rows: Places::new(pinned * PAGE, newest * PAGE),
+            pages: Places::new(0, ring.unwrap_or(1 << 20)),
+            quantized: 0,
+        }
+    }
+
+    fn first_exact_page(&self, position: usize) -> usize {
+        self.tail.map_or(0, |tail| position.saturating_sub(tail) / PAGE)
+    }
+
+    fn write(&mut self, positions: std::ops::Range<usize>) {
+        let (first, end) = (positions.start, self.first_exact_page(positions.end));
+        positions.for_each(|position| self.rows.write(position));
+        (self.quantized.min(first / PAGE)..end).for_each(|page| self.pages.write(page));
+        self.quantized = end;
+    }
+
+    /// Whether everything is there that queries from position `len` on read.
+    fn can_rewind_to(&self, len: usize) -> bool {
+        let (visible, exact) = ((len + 1).saturating_sub(self.window)..len, self.first_exact_page(len));
+        match self.tail {
+            None => visible.clone().all(|position| self.rows.holds(position)),
+            // Pages are quantized as a whole, after `len` as well.
+            Some(_) => (visible.start / PAGE..len.div_ceil(PAGE)).all(|page| match page < exact {
+                true => self.pages.holds(page),
+                false => (page * PAGE..len.min((page + 1) * PAGE)).all(|position| self.rows.holds(position)),
+            }),
+        }
+    }
+}
+
+/// Rewinding is refused exactly where something that the next query reads was overwritten, by a dropped row or another.
+#[test]
+fn a_cache_is_rewound_as_far_as_its_rows_last() {
+    let exact = [(1, 1), (2, 130), (8, 20), (128, 128), (129, 128), (130, 127), (512, 512)];
+    let zones = |head, tail| Some(ExactZones { head, tail, element: ElementType::F16 });
+    let quantized = [
+        (None, zones(64, 512), 512),
+        (None, zones(0, 40), 20),
+        (None, zones(128, 100), 300),
+        (Some(8), zones(64, 300), 64),
+        (Some(128), zones(20, 40), 20),
+        (Some(300), zones(20, 40), 128),
+    ];
+    let mut rng = StdRng::seed_from_u64(10);
+    let exact = exact.map(|(window, rows)| (Some(window), None, rows));
+    for (window, zones, max_round_rows) in exact.into_iter().chain(quantized) {
+        let format = zones.map_or(F16, |_| CodeFormat::Tqc4.into());
+        let layers = vec![LayerFormat { layer: 0, key: format, value: format }];
+        let (memory, exact) = (Some(u64::MAX), zones.unwrap_or_default());
+        let options = KvOptions { exact, layers, max_round_rows, memory, ..KvOptions::default() };
+        let stores = vec![StoreLayout { num_kv_heads: 1, head_dim: 16, window, k_eq_v: None }];
+        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let mut cache = KvCache::new(layout, &options, 1 << 20, Isa::best()).expect("a cache");
+        let mut model = Model::new(window, zones, max_round_rows);
+        let end = 3 * PAGE + 2 * (window.unwrap_or(0) + max_round_rows + zones.map_or(0, |zones| zones.tail));
+        while cache.len() < end {
+            let rows = rng.random_range(1..=max_round_rows);
+            model.write(cache.len()..cache.len() + rows);
+            // Without rows: only the positions count.
+            cache.begin_round(rows).expect("a round").commit(rng.random_range(0..=rows));
+            for len in 0..=cache.len() {
+                let (rewound, possible) = (cache.fork().rewind(len).is_ok(), model.can_rewind_to(len));
+                let what = format!("window {window:?}, {zones:?}, rounds of {max_round_rows}");
+                assert_eq!(rewound, possible, "{what}: {} positions to {len}", cache.len());
+            }
+        }
+    }
+}
+
 /// Behind the beginning nothing is left of what was written: a short text can be gone back in as in an empty cache.
 #[test]
 fn an_emptied_cache_forgets_how_far_it_was_written() {

@@ -46,9 +46,9 @@ impl ExactRows {
         Ok(())
     }
 
-    /// Whether the rows from `oldest` on remain after positions below `written` were written.
-    pub(super) fn holds(&self, oldest: usize, written: usize) -> bool {
-        self.retention.holds(oldest / PAGE, written.div_ceil(PAGE))
+    /// Whether the rows at `positions` remain after positions below `written` were written.
+    pub(super) fn holds(&self, positions: Range<usize>, written: usize) -> bool {
+        self.retention.holds(positions, written)
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved.

@@ -87,13 +87,14 @@ impl QuantizedKv {
         self.quantized_pages.min(first / PAGE)..first_exact_page(end, self.zones.tail)
     }
 
-    /// Whether all rows from `oldest` on that a query at `position` reads remain after positions below `written` were
-    /// written.
-    pub(super) fn holds(&self, position: usize, oldest: usize, written: usize) -> bool {
-        let exact_page = first_exact_page(position, self.zones.tail);
-        let quantized = first_exact_page(written, self.zones.tail);
-        self.exact.holds(oldest.max(exact_page * PAGE), written)
-            && (oldest / PAGE >= exact_page || self.retention.holds(oldest / PAGE, quantized))
+    /// Whether the rows at `visible` remain after positions below `written` were written, for a query at `visible.end`.
+    /// In whole pages: an exact page is quantized later, including rows that are not visible.
+    pub(super) fn holds(&self, visible: Range<usize>, written: usize) -> bool {
+        let oldest = visible.start / PAGE * PAGE;
+        let exact_from = first_exact_page(visible.end, self.zones.tail) * PAGE;
+        let quantized = first_exact_page(written, self.zones.tail) * PAGE;
+        self.exact.holds(oldest.max(exact_from)..visible.end, written)
+            && self.retention.holds(oldest..exact_from, quantized)
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, and

@@ -50,12 +50,12 @@ impl Retention {
         }
     }
 
-    /// Whether page `page` is retained after the first `written` pages were written.
-    pub(super) fn holds(self, page: usize, written: usize) -> bool {
-        match self {
-            Retention::Ring { pinned, newest } if page >= pinned => page + newest >= written,
-            _ => true,
-        }
+    /// Whether the rows at `positions` are retained after positions below `written` were written: a row overwrites only
+    /// that of the same place in the page that its slot had before.
+    pub(super) fn holds(self, positions: Range<usize>, written: usize) -> bool {
+        let Retention::Ring { pinned, newest } = self else { return true };
+        let oldest = positions.start.max(pinned * PAGE);
+        oldest >= positions.end || oldest.saturating_add(newest.saturating_mul(PAGE)) >= written
     }
 
     /// Pages retained after the first `pages` of the sequence were written.

@@ -248,13 +248,11 @@ impl Store {
 
     /// Whether all rows that a query at `position` reads remain after positions below `written` were written.
     pub(super) fn holds(&self, position: usize, written: usize) -> bool {
-        let oldest = self.visible(position..position).start;
-        // A query at position 0 reads nothing before it.
-        position == 0
-            || self.storages().all(|storage| match storage {
-                Storage::Exact(rows) => rows.holds(oldest, written),
-                Storage::Quantized(rows) => rows.holds(position, oldest, written),
-            })
+        let visible = self.visible(position..position);
+        self.storages().all(|storage| match storage {
+            Storage::Exact(rows) => rows.holds(visible.clone(), written),
+            Storage::Quantized(rows) => rows.holds(visible.clone(), written),
+        })
     }
 
     /// The pages of the positions below `end`: keys, then values.

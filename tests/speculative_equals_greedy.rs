@@ -363,6 +363,20 @@ fn acceptance_can_be_simulated() {
     assert!(s.rounds > 150 && rates.len() == 3, "{rates:?} in {} rounds", s.rounds);
 }
 
+/// While a model is paused, the next drafter of the list drafts.
+#[test]
+fn prompt_lookup_drafts_while_a_model_is_paused() {
+    let pair = demo(&demo_prompts()[1], Isa::best());
+    let drafters = "mtp,ngram-simple:n=1:m=2".parse().expect("drafters");
+    let (block, skip_streak) = (BlockSize::Fixed(3), Some(1));
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, skip_streak, ..Default::default() });
+    // No draft is accepted, so that each pause of the model is longer than the one before.
+    let options = GenerateOptions { speculation, simulate_acceptance: vec![0.0], ..plain(100) };
+    let s = run(&pair.engine(2), ElementType::F16, &pair.prompt, &options).statistics.speculation;
+    let [model, lookup] = s.drafters.iter().map(|drafter| drafter.drafts).collect::<Vec<_>>()[..] else { panic!("{s:?}") };
+    assert!((1..10).contains(&model) && lookup > model, "{model} drafts of the model, {lookup} of prompt lookup");
+}
+
 /// Stops on each of several tokens of the greedy text: the result is the text up to the token's first occurrence.
 fn stops_at_tokens(pair: &Pair) {
     let engine = pair.engine(2);

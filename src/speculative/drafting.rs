@@ -253,7 +253,7 @@ impl Drafting {
         let constraint = self.settings.constraint.as_ref();
         let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
-        let order = self.settings.order;
+        let (order, pauses_models) = (self.settings.order, self.planner.pauses_models());
         let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing()) };
         let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
@@ -261,6 +261,7 @@ impl Drafting {
             let mut draft = Draft::default();
             let tokens = match cost {
                 _ if most == 0 => 0,
+                DraftCost::PerToken if pauses_models => 0,
                 DraftCost::PerToken => most,
                 DraftCost::Once | DraftCost::Forced => {
                     drafting.draft(i, most, &mut draft, &mut calls)?;

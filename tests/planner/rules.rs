@@ -238,6 +238,31 @@ fn streaks_fall_to_lookup() {
     assert_eq!(machine.run(&mut planner, 1, &mut rng)[0].plan, lookup);
 }
 
+/// The model is paused after drafts of its own, for rounds: a decision that is taken back is none.
+#[test]
+fn a_pause_is_of_rounds_after_the_models_drafts() {
+    let costs = [DraftCost::PerToken, DraftCost::Once];
+    let mut planner = Planner::new(BlockSize::Fixed(4), Some(1), &costs, Costs::default());
+    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 7 };
+    let mut drafts_after = |rejected: Option<usize>| {
+        planner.observe(&Observation {
+            context: 9,
+            rows: 4,
+            others: Others::default(),
+            verify_ms: 1.0,
+            steps: None,
+            verified: rejected.map(|drafter| DraftOutcome { drafter, drafted: 3, accepted: 0 }),
+            found: &[],
+            emitted: 1,
+        });
+        let offer = Offer { context: 9, most_rows: 8, drafters: &[model], others: Others::default() };
+        [(); 3].map(|()| planner.decide(&offer).plan != Plan::Plain)
+    };
+    assert_eq!(drafts_after(Some(LOOKUP)), [true; 3]);
+    assert_eq!(drafts_after(Some(MODEL)), [false; 3]);
+    assert_eq!(drafts_after(None), [true; 3]);
+}
+
 #[test]
 fn costs_are_saved_and_loaded() {
     let own = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };

@@ -203,6 +203,7 @@ fn fastest<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> Option<&'
 pub struct Planner {
     block: BlockSize,
     costs: Costs,
+    drafters: Vec<DraftCost>,
     acceptance: Vec<Acceptance>,
     emitted: usize,
     since_plain: usize,
@@ -224,6 +225,7 @@ impl Planner {
         Self {
             block,
             acceptance: acceptance.collect(),
+            drafters: drafters.to_vec(),
             costs,
             emitted: 0,
             since_plain: 0,
@@ -244,10 +246,14 @@ impl Planner {
         self.block == BlockSize::Measured && !self.acceptance.is_empty()
     }
 
+    /// Whether models draft nothing in the next round.
+    pub(super) fn pauses_models(&self) -> bool {
+        self.streak.as_ref().is_some_and(Streak::is_paused)
+    }
+
     /// The plan of the next round.
     pub fn decide(&mut self, offer: &Offer<'_>) -> Decision {
-        let is_paused = self.streak.as_mut().is_some_and(Streak::begin_round);
-        let candidates = self.candidates(offer, is_paused);
+        let candidates = self.candidates(offer);
         let (plain, tuning) = (&candidates[0], *self.costs.tuning());
         let (plain_ms, balance) = (plain.cost.ms, self.gained + tuning.loss * self.emitted.max(SHORTEST) as f64);
         let decision = |of: &Candidate, reason| Decision {
@@ -299,7 +305,7 @@ impl Planner {
     }
 
     /// A plain step, and every draft that could be verified.
-    fn candidates(&self, offer: &Offer<'_>, is_paused: bool) -> Vec<Candidate> {
+    fn candidates(&self, offer: &Offer<'_>) -> Vec<Candidate> {
         let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
         let longest = match given {
             None => tuning
@@ -317,8 +323,8 @@ impl Planner {
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
-        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(is_paused && one.cost == DraftCost::PerToken))
-        {
+        let is_paused = |one: &Offered| one.cost == DraftCost::PerToken && self.pauses_models();
+        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !is_paused(one)) {
             let (rows, step) = match one.cost {
                 DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
                 // Already drafted.
@@ -352,8 +358,9 @@ impl Planner {
                 None => acceptance.idle(&tuning),
             }
         }
-        if let (Some(streak), Some(verified)) = (&mut self.streak, round.verified) {
-            streak.observe(verified.accepted);
+        if let Some(streak) = &mut self.streak {
+            let of_model = |draft: &DraftOutcome| self.drafters.get(draft.drafter) == Some(&DraftCost::PerToken);
+            streak.observe(round.verified.filter(of_model).map(|draft| draft.accepted));
         }
         if round.others.rows > 0 {
             return;

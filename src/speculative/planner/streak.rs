@@ -18,22 +18,24 @@ impl Streak {
         Self { limit, failed: 0, pause: 0, next_pause: 1 }
     }
 
-    /// Begins a round. Returns whether the model is paused in it.
-    pub(super) fn begin_round(&mut self) -> bool {
-        let is_paused = self.pause > 0;
-        self.pause = self.pause.saturating_sub(1);
-        is_paused
+    /// Whether the model is paused in the next round.
+    pub(super) fn is_paused(&self) -> bool {
+        self.pause > 0
     }
 
-    pub(super) fn observe(&mut self, accepted: usize) {
-        if accepted > 0 {
-            (self.failed, self.next_pause) = (0, 1);
-            return;
-        }
-        self.failed += 1;
-        if self.failed >= self.limit {
-            (self.failed, self.pause) = (0, self.next_pause);
-            self.next_pause = (2 * self.next_pause).min(MAX_PAUSE);
+    /// Records a round, and how many tokens of the model's draft were accepted, if it had one.
+    pub(super) fn observe(&mut self, accepted: Option<usize>) {
+        self.pause = self.pause.saturating_sub(1);
+        match accepted {
+            None => {}
+            Some(0) => {
+                self.failed += 1;
+                if self.failed >= self.limit {
+                    (self.failed, self.pause) = (0, self.next_pause);
+                    self.next_pause = (2 * self.next_pause).min(MAX_PAUSE);
+                }
+            }
+            Some(_) => (self.failed, self.next_pause) = (0, 1),
         }
     }
 }
@@ -46,8 +48,8 @@ mod tests {
     fn pauses_grow_until_a_token_is_accepted() {
         let mut streak = Streak::new(2);
         let mut pause_after = |accepted: [usize; 2]| {
-            accepted.iter().for_each(|accepted| streak.observe(*accepted));
-            (0..).take_while(|_| streak.begin_round()).count()
+            accepted.iter().for_each(|accepted| streak.observe(Some(*accepted)));
+            std::iter::from_fn(|| streak.is_paused().then(|| streak.observe(None))).count()
         };
         assert_eq!([0; 4].map(|_| pause_after([0, 0])), [1, 2, 4, 8]);
         assert_eq!(pause_after([0, 3]), 0);

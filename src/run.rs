@@ -306,7 +306,7 @@ impl Run {
         // A panic between the two leaves tokens whose rows were not committed.
         let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
         if drafting.tokens.len() > state.len() + usize::from(drafting.newest.is_some()) {
-            drafting.truncate(state.len());
+            drafting.truncate(state.len(), None);
         }
         self.finish = Some(FinishReason::Error);
         match self.held_back(session) {
@@ -339,11 +339,7 @@ impl Run {
         if let Some(state) = state {
             decoder.restore(state);
         }
-        decoder.drafting.truncate(len);
-        if let Some(newest) = newest {
-            decoder.drafting.tokens.push(newest.last);
-            decoder.drafting.newest = Some(newest);
-        }
+        decoder.drafting.truncate(len, newest);
     }
 
     /// Stores the measured costs in the engine and the statistics.

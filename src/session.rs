@@ -168,7 +168,7 @@ impl Session {
     pub(crate) fn fork_read(&mut self) -> Result<Self> {
         let mut fork = self.fork()?;
         let decoder = fork.decoder().0;
-        decoder.drafting.truncate(decoder.state.len());
+        decoder.drafting.truncate(decoder.state.len(), None);
         Ok(fork)
     }
 
@@ -198,7 +198,7 @@ impl Session {
             return Ok(());
         }
         decoder.state.rewind(len)?;
-        decoder.drafting.truncate(len);
+        decoder.drafting.truncate(len, None);
         Ok(())
     }
 

@@ -14,12 +14,13 @@ mod machine;
 mod on_device;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
-    ElementType, Engine, FinishReason, GenerateOptions, Pipeline, PrefixCacheOptions, Sampling, Scheduler,
-    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, Error, FinishReason, GenerateOptions, LogitsProcessor, Pipeline, PrefixCacheOptions, Sampling,
+    Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions,
 };
 use on_device::pair::{NARROW, Pair, damaged, exact, mtp, pair, plain, run};
 use on_device::poison::poison;
@@ -320,6 +321,42 @@ fn keep_prefixes(pair: &Pair, kv: KvOptions) {
     assert!(computed[0] == 150 && computed[1] < 60 && computed[2] < 100, "{computed:?} tokens of prompts are computed");
     drop(scheduler);
     assert_eq!(pair.device.pages().held(), 0, "pages are left");
+}
+
+/// A failed prompt leaves a NextN head's rows of the text before it, and so the next drafts.
+#[test]
+fn a_failed_prompt_leaves_the_drafter_as_it_was() {
+    let pair = pair("qwen35-dense", NARROW, None);
+    let vocab = pair.device.target().vocab_size() as u32;
+    let text: Vec<_> = text(200).into_iter().map(|id| id % vocab).collect();
+    for seed in 0..3 {
+        let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
+        let options = GenerateOptions { sampling, seed, ..mtp(4, &plain(12)) };
+        let failing = GenerateOptions { logits_processor: Some(Arc::new(Failing)), ..options.clone() };
+        let written = [false, true].map(|is_disturbed| {
+            let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+            let mut write = |prompt: &[u32], options: &GenerateOptions| {
+                let generation = session.generate(prompt, options)?;
+                generation.map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>()
+            };
+            write(&text[..60], &options).expect("a text");
+            for len in if is_disturbed { &[1, 5, 110][..] } else { &[] } {
+                write(&text[60..60 + len], &failing).expect_err("a defect");
+            }
+            write(&text[180..], &options).expect("a text")
+        });
+        assert_eq!(written[0], written[1], "seed {seed}");
+    }
+}
+
+/// Fails after every prompt.
+#[derive(Debug)]
+struct Failing;
+
+impl LogitsProcessor for Failing {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        Err(Error::Tokenizer("the processor's".into()))
+    }
 }
 
 /// The page tables of a cached prefix hold the context that it was read with: a sequence with a

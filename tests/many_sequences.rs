@@ -19,7 +19,7 @@ use foretoken::speculative::{
 };
 use foretoken::{
     ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
-    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions,
+    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output, Request, Sampling, Scheduler, SchedulerOptions,
     SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
@@ -454,6 +454,41 @@ fn a_prompt_is_atomic() {
             write(&mut disturbed, &[91, 92, 93, 94, 95, 96]),
             write(&mut undisturbed, &[91, 92, 93, 94, 95, 96])
         );
+    }
+}
+
+/// So it is for a NextN head, on whose drafts a sampled text depends: its rows of the text before the prompt are left.
+#[test]
+fn a_prompt_is_atomic_for_a_head() {
+    let load = EngineOptions { threads: Some(1), ..EngineOptions::new(cases::demo_qwen().path) };
+    let engine = Engine::load(&load).expect("the demo");
+    let text = engine.tokenizer().and_then(|t| t.encode(include_str!("many_sequences.rs"))).expect("tokens");
+    let kv = KvOptions { max_round_rows: 16, ..KvOptions::default() };
+    for seed in 0..3 {
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let options = GenerateOptions {
+            max_tokens: 30,
+            stop,
+            sampling: Sampling { temperature: 0.8, ..Sampling::default() },
+            seed,
+            speculation: Speculation::Mtp(MtpOptions::default()),
+            ..GenerateOptions::default()
+        };
+        let written = [false, true].map(|is_disturbed| {
+            let mut session = engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+            let mut write = |prompt: &[u32], options: &GenerateOptions| -> foretoken::Result<Vec<u32>> {
+                let pieces: Vec<_> = session.generate(prompt, options)?.collect::<Result<_, _>>()?;
+                Ok(pieces.into_iter().flat_map(|piece| piece.tokens).collect())
+            };
+            write(&text[..200], &options).expect("a text");
+            let failing = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
+            // In one pass of the model and in several.
+            for len in if is_disturbed { &[1, 10, 100][..] } else { &[] } {
+                write(&text[300..300 + len], &failing).expect_err("a defect");
+            }
+            write(&text[500..510], &options).expect("a text")
+        });
+        assert_eq!(written[0], written[1], "seed {seed}");
     }
 }
 

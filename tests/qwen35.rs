@@ -372,6 +372,54 @@ fn drafts_are_those_of_the_text() {
     }
 }
 
+/// A prompt that was read in part and taken back leaves the head's rows of the text before it, and no others.
+#[test]
+fn a_truncated_head_drafts_as_if_nothing_had_followed() {
+    const ROWS: usize = 99;
+    const KEPT: usize = 60; // with states; the token after them is the last one
+    for case in cases::of(cases::QWEN35) {
+        let target = Arc::new(target(&case, Isa::best()));
+        let texts = [0, 1].map(|change| {
+            let ids = case.ids("input_ids").into_iter().cycle().take(ROWS + 1).enumerate();
+            let ids: Vec<u32> = ids.map(|(at, id)| if at > KEPT { id ^ change } else { id }).collect();
+            let mut state = state(&target);
+            let (_, hidden) = in_chunks(&target, &mut state, &ids[..ROWS], 33);
+            Text { ids, hidden: tensor(hidden, (ROWS, target.hidden_size())).expect("states"), state }
+        });
+        let [text, other] = &texts;
+        for (max_round_rows, rows, most, chunks) in
+            [(512, 1, 3, &[1][..]), (512, 3, 0, &[39]), (4, 2, 2, &[9, 1, 20]), (64, 20, 3, &[2])]
+        {
+            let options = KvOptions { max_round_rows, ..options() };
+            let new = || NextN::new(target.clone(), &options, &PagePool::new(None)).expect("a drafter");
+            let write = |drafter: &mut NextN| {
+                text.show(drafter, 0, 20, 20);
+                for first in (20..KEPT).step_by(rows) {
+                    text.drafts(drafter, first + 1, most);
+                    let end = KEPT.min(first + rows);
+                    text.show(drafter, first, end, end + 1);
+                }
+                text.drafts(drafter, KEPT + 1, most);
+            };
+            let go_on = |drafter: &mut NextN| {
+                text.show(drafter, KEPT, 80, 80);
+                text.show(drafter, 80, ROWS, ROWS);
+                text.drafts(drafter, ROWS + 1, 3)
+            };
+            let (mut disturbed, mut undisturbed) = (new(), new());
+            write(&mut disturbed);
+            write(&mut undisturbed);
+            let mut first = KEPT;
+            for rows in chunks {
+                other.show(&mut disturbed, first, first + rows, first + rows);
+                first += rows;
+            }
+            disturbed.truncate(KEPT + 1);
+            assert_eq!(go_on(&mut disturbed), go_on(&mut undisturbed), "{}: {chunks:?}", case.name);
+        }
+    }
+}
+
 /// An earlier chunk of a prompt: a NextN head reads its states, nobody its logits.
 #[test]
 fn states_without_logits_are_those_with() {

@@ -164,6 +164,11 @@ impl KvPlan {
         })
     }
 
+    /// Whether rows overwrite earlier ones, so that only few can be dropped.
+    pub fn has_rings(&self) -> bool {
+        self.held(0).any(|(table, _)| table.retention.ring().is_some())
+    }
+
     /// Identifies it among all plans of its models.
     pub fn id(&self) -> u64 {
         self.id

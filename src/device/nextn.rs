@@ -186,6 +186,23 @@ impl DeviceNextN {
         (self.first, self.rows, self.held, self.chain) = (first, 0, first..first, None);
     }
 
+    /// Drops the rows from position `rows` on, and the states from position `states` on.
+    fn drop_from(&mut self, rows: usize, states: usize) {
+        let dropped = self.unread().saturating_sub(rows);
+        if dropped == 0 && self.held.end <= states {
+            return;
+        }
+        // A ring retains one dropped round, and nothing older.
+        let is_lost = dropped > self.max_round_rows && self.sequence.lock().plan().has_rings();
+        if is_lost || rows < self.first {
+            return self.restart(rows);
+        }
+        (self.rows, self.chain) = (self.rows - dropped, None);
+        let end = self.held.end.min(states);
+        // Those after the rows that are left.
+        self.held = if self.held.start <= self.unread() { self.held.start..end } else { self.unread()..self.unread() };
+    }
+
     /// Drops the rows of a draft, and, if the context has less than `rows` rows left, those before as well.
     fn free_rows(&mut self, rows: usize) {
         self.chain = None;
@@ -328,6 +345,11 @@ impl Drafter for DeviceNextN {
         }
     }
 
+    fn truncate(&mut self, len: usize) {
+        // The row of the last token's state is of the token after it.
+        self.drop_from(len.saturating_sub(1), len);
+    }
+
     fn holds_pages(&self) -> bool {
         true
     }
@@ -341,6 +363,7 @@ impl Drafter for DeviceNextN {
         let (states, width) = (*states, self.width());
         self.target = Some(state.clone());
         let end = seen.first + states.len() / width;
+        self.drop_from(seen.first, seen.first);
         if self.held.end != seen.first {
             self.restart(seen.first);
         }

@@ -189,7 +189,8 @@ pub trait Drafter: Send {
     /// If a model produced NaN or infinity. After a round, the next one reports it.
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()>;
 
-    /// The sequence was truncated to its first `len` tokens. Default: nothing to do.
+    /// The sequence was truncated to its first `len` tokens, the last of which the target may not have read. Default:
+    /// nothing to do.
     fn truncate(&mut self, len: usize) {
         let _ = len;
     }

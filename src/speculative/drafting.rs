@@ -167,12 +167,13 @@ impl Drafting {
         start.elapsed()
     }
 
-    /// Truncates to the first `len` tokens, all of them in the state.
-    pub fn truncate(&mut self, len: usize) {
+    /// Truncates to the first `len` tokens, all of them in the state, and `newest`, which followed them before.
+    pub fn truncate(&mut self, len: usize, newest: Option<DecodeState>) {
         self.tokens.truncate(len);
-        self.newest = None;
+        self.tokens.extend(newest.iter().map(|newest| newest.last));
+        self.newest = newest;
         let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
-        self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
+        self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(self.tokens.len()));
     }
 
     /// Whether the text does not depend on its drafts.

@@ -55,6 +55,21 @@ impl NextN {
         self.forget_rows(first)
     }
 
+    /// Drops the rows from position `rows` on, and what is not read if there are states from position `states` on.
+    fn drop_from(&mut self, rows: usize, states: usize) -> Result<()> {
+        let is_read = self.first + self.rows > rows;
+        if is_read || self.end() > states {
+            self.unread.clear();
+            self.taken = 0;
+        }
+        if !is_read {
+            return Ok(());
+        }
+        self.first = self.first.min(rows);
+        (self.rows, self.behind) = (rows - self.first, None);
+        self.drop_chain()
+    }
+
     /// Restarts the cache at position `first`, that of the first unread state if there is one.
     fn forget_rows(&mut self, first: usize) -> Result<()> {
         (self.first, self.rows, self.behind, self.chain) = (first, 0, None, None);
@@ -70,7 +85,7 @@ impl NextN {
         }
         match self.cache.rewind(self.rows) {
             Ok(()) => Ok(()),
-            // Pages that were quantized with rows of the chain.
+            // Pages that were quantized with dropped rows.
             Err(_) => self.forget_rows(self.first + self.rows),
         }
     }
@@ -174,6 +189,13 @@ impl Drafter for NextN {
         }))
     }
 
+    fn truncate(&mut self, len: usize) {
+        // The row of the last token's state is of the token after it.
+        if let Err(error) = self.drop_from(len.saturating_sub(1), len) {
+            tracing::warn!(%error, "a NextN head's rows were not truncated");
+        }
+    }
+
     fn holds_pages(&self) -> bool {
         true
     }
@@ -184,6 +206,7 @@ impl Drafter for NextN {
 
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         let Some(hidden) = seen.hidden else { return Ok(()) };
+        self.drop_from(seen.first, seen.first)?;
         if self.end() != seen.first {
             self.restart(seen.first)?;
         }

@@ -172,13 +172,18 @@ impl Session {
         Ok(fork)
     }
 
+    /// The longest context of a fork: what the page tables hold, on a device.
+    pub(crate) fn max_fork_context(&self) -> usize {
+        self.idle().backend.device.as_ref().map_or(usize::MAX, DeviceSequence::context)
+    }
+
     /// A fork with the limits of `like`, whose K and V have the same formats.
     ///
     /// # Errors
     /// As [`Session::fork`], or if the page tables on a device do not hold the context of `like`.
     pub(crate) fn fork_like(&mut self, like: &Self) -> Result<Self> {
-        let (needed, device) = (like.kv().max_context(), &self.decoder().0.backend.device);
-        if let Some(limit) = device.as_ref().map(DeviceSequence::context).filter(|limit| *limit < needed) {
+        let (needed, limit) = (like.kv().max_context(), self.max_fork_context());
+        if limit < needed {
             return Err(Error::Context { needed, limit });
         }
         let mut fork = self.fork()?;

@@ -382,6 +382,30 @@ fn a_prefix_with_a_shorter_context_is_read_again() {
     }
 }
 
+/// It is not dropped, and a shorter prefix with a longer context is found in its place.
+#[test]
+fn a_prefix_with_a_shorter_context_is_passed_over() {
+    let pair = pair("nested", NARROW, None);
+    let prefix_cache = Some(PrefixCacheOptions { interval: 64, ..PrefixCacheOptions::default() });
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let vocab = pair.cpu.target().vocab_size() as u32;
+    let common: Vec<_> = text(200).into_iter().map(|id| id % vocab).collect();
+    for (context, shared, own, cached) in [(256, 200, 0, 0), (384, 100, 40, 0), (384, 200, 41, 100), (256, 200, 42, 200)]
+    {
+        let prompt: Vec<_> = common[..shared].iter().copied().chain((0..own).map(|i| (i * 5 + own) % vocab)).collect();
+        let kv = KvOptions { max_context: Some(context), ..exact(ElementType::F32).kv };
+        let session = scheduler.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let id = scheduler.add(session, &prompt, &plain(2)).expect("added");
+        let mut ids = Vec::new();
+        while scheduler.is_active() {
+            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
+        }
+        assert_eq!(ids, run(&pair.cpu, &SessionOptions { kv }, &prompt, &plain(2)).0, "{own}");
+        assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, cached, "{own}");
+        drop(scheduler.remove(id));
+    }
+}
+
 /// NaN in the K of one sequence is that sequence's error.
 #[test]
 fn a_failure_is_the_failing_sequences_alone() {

@@ -406,6 +406,55 @@ fn what_memory_does_not_hold_goes_to_files() {
     assert_eq!(files(), 0);
 }
 
+/// One in a file takes the memory of older ones, and stays in its file while running sequences have that.
+#[test]
+fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {
+    let demo = cases::demo();
+    let load = |kv_memory| {
+        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
+        Engine::load(&options).expect("the demo")
+    };
+    let (mut rng, session, free) = (StdRng::seed_from_u64(16), SessionOptions::default(), load(None));
+    // One conversation of 600 tokens, not two.
+    let engine = load(Some(free.session(&session).expect("a session").kv().bytes_at(1024) as u64));
+    let directory = tempfile::tempdir().expect("a folder");
+    let prefix_cache = PrefixCacheOptions {
+        interval: INTERVAL,
+        max_bytes: Some(u64::MAX),
+        directory: Some(directory.path().into()),
+        ..PrefixCacheOptions::default()
+    };
+    let prefix_cache = Some(prefix_cache);
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let options = options(4, &engine);
+    let mut prompt = text(&mut rng, 600, 4000);
+    prompt.extend(run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0).0);
+    run(&mut scheduler, &session, &[text(&mut rng, 600, 4000)], &options);
+    prompt.extend(text(&mut rng, 20, 4000));
+    let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0);
+    // The last token of the text was not read yet.
+    assert_eq!((&written, computed), (&cold(&free, &session, &prompt, &options), 21));
+
+    prompt.extend(written);
+    let known = prompt.len() - 1;
+    prompt.extend(text(&mut rng, 20, 4000));
+    let waiting = scheduler.session(&session).expect("a session");
+    let other = scheduler.session(&session).expect("a session");
+    let other = scheduler.add(other, &text(&mut rng, 600, 4000), &options).expect("added");
+    while scheduler.is_active() {
+        scheduler.step();
+    }
+    let cached = |scheduler: &mut Scheduler, session| {
+        let id = scheduler.add(session, &prompt, &options).expect("added");
+        let cached = scheduler.statistics(id).expect("a sequence").cached_tokens;
+        (cached, scheduler.remove(id).expect("its session"))
+    };
+    let (none, waiting) = cached(&mut scheduler, waiting);
+    assert_eq!(none, 0);
+    drop(scheduler.remove(other));
+    assert_eq!(cached(&mut scheduler, waiting).0, known);
+}
+
 /// An interval of nothing is refused before any prompt is looked at, and the session comes back.
 #[test]
 fn an_interval_of_nothing_is_refused() {

@@ -88,26 +88,45 @@ impl PrefixCache {
     }
 
     /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at
-    /// least one token of the prompt is left to read.
+    /// least one token of the prompt is left to read. Older states make room for one that is in a file.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
+        self.uses += 1;
+        loop {
+            let key = self.longest_prefix(like, prompt)?;
+            let state = self.states.get_mut(&key)?;
+            state.used = self.uses;
+            let error = match state.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
+                Ok(found) => return Some(found),
+                // Known since the file was read.
+                Err(Error::Context { .. }) if !state.serves(like) => continue,
+                Err(error) => error,
+            };
+            let is_out_of_memory = matches!(error, Error::Memory { .. });
+            let needed = like.kv().bytes_at(key.len()) as u64;
+            if is_out_of_memory && self.may_free(needed) && self.drop_oldest_before(self.uses) {
+                continue;
+            }
+            tracing::warn!(%error, "a cached prefix cannot be used");
+            if is_out_of_memory {
+                return None;
+            }
+            self.states.remove(&key);
+        }
+    }
+
+    /// The longest prefix of `prompt` without its last token whose state serves `like`.
+    fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<Vec<u32>> {
         let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
         // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with
         // it as any prefix has.
-        let key = loop {
+        loop {
             let (key, state) = self.states.range::<[u32], _>(up_to(upper)).next_back()?;
             let shared = shared(key, upper);
-            if shared == key.len() && state.formats == like.kv_options().without_limits() {
-                break key.clone();
+            if shared == key.len() && state.serves(like) {
+                return Some(key.clone());
             }
             upper = &upper[..shared.min(key.len() - 1)];
-        };
-        let mut state = self.states.remove(&key)?;
-        self.uses += 1;
-        state.used = self.uses;
-        let found = state.session(&self.engine, &key).and_then(|session| session.fork_like(like));
-        let found = found.inspect_err(|error| tracing::warn!(%error, "a cached prefix cannot be used")).ok()?;
-        self.states.insert(key, state);
-        Some(found)
+        }
     }
 
     /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is cached: at
@@ -134,7 +153,7 @@ impl PrefixCache {
         self.uses += 1;
         let used = self.uses;
         let formats = session.kv_options().without_limits();
-        if let Some(state) = self.states.get_mut(&key).filter(|state| state.formats == formats) {
+        if let Some(state) = self.states.get_mut(&key).filter(|state| state.serves(session)) {
             state.used = used;
         } else if !key.is_empty() {
             match session.fork_read() {
@@ -160,10 +179,23 @@ impl PrefixCache {
         }))
     }
 
+    /// Whether dropping states may free `bytes`.
+    fn may_free(&self, bytes: u64) -> bool {
+        // Pages on a device are not counted by state, and without a limit there may be as many as the system has.
+        let available = self.engine.pages().available().filter(|_| self.engine.parts.models.is_none());
+        available.is_none_or(|available| available + self.reclaimable() >= bytes)
+    }
+
     /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.
     pub fn drop_oldest(&mut self) -> bool {
+        self.drop_oldest_before(u64::MAX)
+    }
+
+    /// The same, of states last used before `used`.
+    fn drop_oldest_before(&mut self, used: u64) -> bool {
         let in_memory = |state: &State| matches!(state.storage, SessionStorage::Memory { .. });
-        let Some((key, mut state)) = self.take_oldest(in_memory) else { return false };
+        let oldest = self.take_oldest(|state| in_memory(state) && state.used < used);
+        let Some((key, mut state)) = oldest else { return false };
         let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
         let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key));
         if let (true, Some(directory), SessionStorage::Memory { session, .. }) =
@@ -215,6 +247,16 @@ impl SessionStorage {
 }
 
 impl State {
+    /// Whether a fork can have the formats and the context of `like`; the context of one in a file is known once it is
+    /// read.
+    fn serves(&self, like: &Session) -> bool {
+        let is_long_enough = match &self.storage {
+            SessionStorage::Memory { session, .. } => session.max_fork_context() >= like.kv().max_context(),
+            SessionStorage::File { .. } => true,
+        };
+        is_long_enough && self.formats == like.kv_options().without_limits()
+    }
+
     /// The session of `tokens`, read back if it is in a file.
     fn session(&mut self, engine: &Engine, tokens: &[u32]) -> Result<&mut Session> {
         if let SessionStorage::File { path, .. } = &self.storage {

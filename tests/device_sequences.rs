@@ -390,7 +390,8 @@ fn a_prefix_with_a_shorter_context_is_passed_over() {
     let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
     let vocab = pair.cpu.target().vocab_size() as u32;
     let common: Vec<_> = text(200).into_iter().map(|id| id % vocab).collect();
-    for (context, shared, own, cached) in [(256, 200, 0, 0), (384, 100, 40, 0), (384, 200, 41, 100), (256, 200, 42, 200)]
+    for (context, shared, own, cached) in
+        [(256, 200, 0, 0), (384, 100, 40, 0), (384, 200, 41, 100), (256, 200, 42, 200)]
     {
         let prompt: Vec<_> = common[..shared].iter().copied().chain((0..own).map(|i| (i * 5 + own) % vocab)).collect();
         let kv = KvOptions { max_context: Some(context), ..exact(ElementType::F32).kv };

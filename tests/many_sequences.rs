@@ -19,8 +19,8 @@ use foretoken::speculative::{
 };
 use foretoken::{
     ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
-    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output, Request, Sampling, Scheduler, SchedulerOptions,
-    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
+    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output, Request, Sampling, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;

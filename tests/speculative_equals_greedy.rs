@@ -373,7 +373,9 @@ fn prompt_lookup_drafts_while_a_model_is_paused() {
     // No draft is accepted, so that each pause of the model is longer than the one before.
     let options = GenerateOptions { speculation, simulate_acceptance: vec![0.0], ..plain(100) };
     let s = run(&pair.engine(2), ElementType::F16, &pair.prompt, &options).statistics.speculation;
-    let [model, lookup] = s.drafters.iter().map(|drafter| drafter.drafts).collect::<Vec<_>>()[..] else { panic!("{s:?}") };
+    let [model, lookup] = s.drafters.iter().map(|drafter| drafter.drafts).collect::<Vec<_>>()[..] else {
+        panic!("{s:?}")
+    };
     assert!((1..10).contains(&model) && lookup > model, "{model} drafts of the model, {lookup} of prompt lookup");
 }
 

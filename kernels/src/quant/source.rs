@@ -175,7 +175,6 @@ pub(super) struct UnpackingSource<F> {
     pub lane: usize,
     /// Space for every quad of the block.
     pub to: *mut u8,
-    pub prefetched: Prefetched,
     pub format: PhantomData<F>,
 }
 
@@ -193,9 +192,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     type Cursor = (F::Cursor<L>, *mut u8);
 
     #[inline(always)]
-    unsafe fn prefetch(&self, s: usize, g: usize) {
-        self.prefetched.prefetch::<F>(s, g);
-    }
+    unsafe fn prefetch(&self, _: usize, _: usize) {}
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
         // SAFETY: the caller entered the features; the block has scale `s`, and `to` space for every quad.
@@ -225,7 +222,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
         // SAFETY: the caller entered the features; the block has scale `s`, and `to` its `unpacked_scale_bytes`.
         unsafe {
             if const { has_masks::<L, F>() } {
-                assert!(R == 0, "blocks with masks are unpacked before they are multiplied");
+                assert!(R == 0, "blocks are unpacked before they are multiplied");
                 let (cursor, to) = Source::<L, F>::cursor(self, l, s);
                 let mut negative = l.zero();
                 for g in 0..F::QUADS_PER_SCALE {

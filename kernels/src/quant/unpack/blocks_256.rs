@@ -79,6 +79,7 @@ impl Format for Q4K {
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(15);
     const MIN_PAIRS: usize = 4;
+    const UNPACKED_FROM: usize = 7;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]
@@ -106,7 +107,6 @@ impl Format for Q5K {
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
-    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = *const u8;
 
     #[inline(always)]
@@ -133,7 +133,6 @@ impl Format for Q6K {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
-    const SLOW_TO_UNPACK: bool = true;
     const PREFETCH_ONE_RUN_FROM: usize = 4;
     /// With the first quad of the scale.
     type Cursor<L: ByteLanes> = (*const u8, usize);
@@ -189,7 +188,7 @@ impl Format for Q2K {
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
-    const UNPACKED_FROM: usize = 9;
+    const UNPACKED_FROM: usize = 7;
     const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = Plane<L>;
 
@@ -235,7 +234,6 @@ impl Format for Q3K {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
-    const SLOW_TO_UNPACK: bool = true;
     /// With the first quad of the scale.
     type Cursor<L: ByteLanes> = (*const u8, usize);
 

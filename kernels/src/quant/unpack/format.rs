@@ -47,16 +47,14 @@ pub(in crate::quant) trait Format {
     const INDICES: Option<&'static [u8; 16]> = None;
     /// Scales in a block: 1, 4, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
-    /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while, the first of
-    /// several parts of the rows is multiplied. Shorter blocks always are.
-    const SLOW_TO_UNPACK: bool = false;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
     /// Rows from which a single run of panels is also prefetched in software. At one row, a Zen 4's hardware prefetcher
     /// covers the run for most types, and software prefetches would cost up to a quarter of the bandwidth; with more
     /// rows, which compute longer, it stops.
     const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
-    /// Rows from which blocks are unpacked into memory, where registers hold four.
+    /// Rows from which blocks are unpacked into memory, where registers hold four. Measured on a Zen 3: fewer are faster
+    /// in two passes of up to four rows that each unpack in registers, depending on what unpacking takes.
     const UNPACKED_FROM: usize = 5;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;

@@ -74,7 +74,6 @@ impl Format for Iq4Xs {
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
     const INDICES: Option<&'static [u8; 16]> = Some(const { &IQ4_NL_RESIDUALS });
-    const SLOW_TO_UNPACK: bool = true;
     const SCALES_DIFFER: bool = false;
     type Cursor<L: ByteLanes> = *const u8;
 
@@ -252,7 +251,6 @@ macro_rules! levels {
             const QUADS_PER_SCALE: usize = $quads;
             const ZERO_POINT: Option<u8> = Some($zero_point);
             const BYTES: Bytes = Bytes::Unsigned($max);
-            const SLOW_TO_UNPACK: bool = true;
             /// With three bits, code for each of them is up to 1.1 times as fast.
             const SCALES_DIFFER: bool = $bits == 3;
             /// With the first quad of the scale.

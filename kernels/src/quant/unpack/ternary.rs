@@ -27,6 +27,7 @@ impl Format for Tq {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = Some(1);
     const BYTES: Bytes = Bytes::Unsigned(3);
+    const UNPACKED_FROM: usize = 9;
     type Cursor<L: ByteLanes> = (*const u8, usize);
 
     #[inline(always)]

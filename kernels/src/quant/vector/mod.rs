@@ -6,8 +6,7 @@
 //! order: neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
 //! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers
-//! hold only half a row block, several halves share 256 inputs that are unpacked once into the L1 cache:
-//! while the first half is multiplied, or before.
+//! hold only half a row block, several halves share 256 inputs that are unpacked into the L1 cache before.
 
 mod rows;
 mod streams;

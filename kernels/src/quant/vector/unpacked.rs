@@ -18,11 +18,6 @@ const fn group_blocks<F: Format>() -> usize {
     256 / F::TYPE.block_len()
 }
 
-/// Whether blocks are unpacked before, not while, the first part of the rows is multiplied.
-const fn unpacks_before<F: Format>() -> bool {
-    F::SLOW_TO_UNPACK || group_blocks::<F>() > 1
-}
-
 /// A panel times more rows than the registers hold, each block unpacked once.
 ///
 /// # Safety
@@ -58,15 +53,15 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                     unpack_short::<L, F>(l, weights, panel, blocks.clone(), &mut tail, lane, memory);
                 } else {
                     F::load_scales(l, block, lane, &mut scales);
+                    let source = UnpackingSource { block, lane, to: memory, format: PhantomData };
+                    l.call(Unpack::<F> { source });
                 }
                 // Prefetched while the parts of the rows are multiplied, one after the other.
                 let next = block.wrapping_add(blocks.len() * block_bytes);
                 let prefetched =
                     |part| Prefetched::part(next, group_blocks::<F>() * block_bytes, nth * parts + part, passes);
-                let source =
-                    UnpackingSource { block, lane, to: memory, prefetched: prefetched(0), format: PhantomData };
-                let (scales, blocks) = ((&raw const scales).cast(), blocks.clone());
-                add_rows::<L, F>(l, x, pass.clone(), Group { source, scales, blocks }, prefetched, results);
+                let group = Group { from: memory, lane, scales: (&raw const scales).cast(), blocks: blocks.clone() };
+                add_rows::<L, F>(l, x, pass.clone(), group, prefetched, results);
             }
         }
     }
@@ -115,17 +110,17 @@ unsafe fn unpack_short<L: ByteLanes, F: Format>(
         unsafe {
             let block = packed_block::<F>(weights, panel, b, tail);
             let to = to.add((b - blocks.start) * const { unpacked_block_bytes::<L, F>() });
-            let prefetched = Prefetched { from: block, step: 0 };
-            let source = UnpackingSource { block, lane, to, prefetched, format: PhantomData };
+            let source = UnpackingSource { block, lane, to, format: PhantomData };
             l.call(UnpackShort::<F> { source, blocks: together });
         }
     }
 }
 
-/// A group of blocks of a panel.
-struct Group<F> {
-    /// The first block, unpacked already if blocks are shorter than 256.
-    source: UnpackingSource<F>,
+/// A group of blocks of a panel, unpacked.
+struct Group {
+    from: *const u8,
+    /// The first of the panel's rows that the lanes hold.
+    lane: usize,
     /// A `BlockScales<L>` of a block of 256.
     scales: *const (),
     blocks: Range<usize>,
@@ -141,61 +136,35 @@ unsafe fn add_rows<L: ByteLanes, F: Format>(
     l: L,
     x: &Activations<'_>,
     pass: Range<usize>,
-    group: Group<F>,
+    group: Group,
     prefetched: impl Fn(usize) -> Prefetched,
     results: &mut Results,
 ) {
-    let Group { source, scales, blocks } = group;
-    let (lane, first, blocks) = (source.lane, blocks.start, blocks.len());
+    let Group { from, lane, scales, blocks } = group;
+    let (first, blocks) = (blocks.start, blocks.len());
     // SAFETY: the caller's row blocks are `x`'s and have the group's blocks.
     let words = |rows: RowBlock| unsafe { x.words(rows, 0).as_ptr().add(first * block_words::<F>() * rows.rows) };
-    if F::SLOW_TO_UNPACK {
-        let rows = x.row_blocks().get(pass.start);
-        let rows = Part { blocks, scales, x: words(rows), lane, rows, results: &mut [] };
-        // SAFETY: the caller entered the features; `scales` are these lanes', of the source's block.
-        unsafe { l.call(Unpacking::<F, 0> { source, rows }) };
-    }
     let (mut done, mut part) = (0, 0);
     for rows in pass.map(|b| x.row_blocks().get(b)) {
         let most = rows.rows.div_ceil(rows.rows.div_ceil(L::MAX_ROWS));
         for row in (0..rows.rows).step_by(most) {
             with_rows!(L, most.min(rows.rows - row), |R| {
-                let results = results[done + row..].first_chunk_mut().expect("rows of a pass");
-                let source = UnpackingSource { prefetched: prefetched(part), ..source };
-                // SAFETY: the caller entered the features; `scales` are these lanes'; the row block has `row`.
-                unsafe {
-                    let rows = Part { blocks, scales, x: words(rows).add(row), lane, rows, results };
-                    add_part::<L, F, R>(l, part, source, rows);
+                // Only instances that are needed: a row block has four rows at least.
+                if const { R > 1 } {
+                    let results = results[done + row..].first_chunk_mut().expect("rows of a pass");
+                    let source = UnpackedSource { from, prefetched: prefetched(part) };
+                    // SAFETY: the caller entered the features; `scales` are these lanes'; the row block has `row`.
+                    unsafe {
+                        let rows = Part { blocks, scales, x: words(rows).add(row), lane, rows, results };
+                        l.call(Unpacked::<F, R> { source, rows, format: PhantomData });
+                    }
+                    part += 1;
+                } else {
+                    unreachable!("a part of one row");
                 }
-                part += 1;
             });
         }
         done += rows.rows;
-    }
-}
-
-/// Part `part` of the rows. The first one leaves the block unpacked for the others, if it is not unpacked yet.
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
-#[inline(always)]
-unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
-    l: L,
-    part: usize,
-    source: UnpackingSource<F>,
-    rows: Part<'_, R>,
-) {
-    let unpacking = !unpacks_before::<F>() && part == 0;
-    // Only instances that are needed: the first row block has five rows at least, the others four.
-    if const { !unpacks_before::<F>() && R > 2 } && unpacking {
-        // SAFETY: the caller entered the features; `rows.scales` are these lanes', of the source's block.
-        unsafe { l.call(Unpacking::<F, R> { source, rows }) }
-    } else if const { R > 1 } && !unpacking {
-        let source = UnpackedSource { from: source.to, prefetched: source.prefetched };
-        // SAFETY: the caller entered the features; `rows.scales` are these lanes', of the source's block.
-        unsafe { l.call(Unpacked::<F, R> { source, rows, format: PhantomData }) }
-    } else {
-        unreachable!("part {part} of {R} rows")
     }
 }
 
@@ -290,6 +259,23 @@ impl<const R: usize> Part<'_, R> {
     }
 }
 
+/// A block of 256, to be unpacked.
+struct Unpack<F> {
+    source: UnpackingSource<F>,
+}
+
+impl<F: Format> PanelOp for Unpack<F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        // SAFETY: `unpacked_panel` made this value with its own block and memory for it, and called with lanes that
+        // entered the features. Of no rows, nothing is read.
+        unsafe {
+            let (scales, x) = (BlockScales::empty(l), self.source.to.cast());
+            add_block::<L, F, _, 0>(l, &self.source, &scales, x, 0, |_, _, _| {});
+        }
+    }
+}
+
 /// Blocks shorter than 256, to be unpacked one after the other.
 struct UnpackShort<F> {
     source: UnpackingSource<F>,
@@ -315,22 +301,7 @@ impl<F: Format> PanelOp for UnpackShort<F> {
     }
 }
 
-/// The first part, which leaves the block unpacked in memory; or no rows, for unpacking alone.
-struct Unpacking<'a, F, const R: usize> {
-    source: UnpackingSource<F>,
-    rows: Part<'a, R>,
-}
-
-impl<F: Format, const R: usize> PanelOp for Unpacking<'_, F, R> {
-    #[inline(always)]
-    fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and
-        // called with the same lanes, which entered the features.
-        unsafe { self.rows.add::<L, F, _>(l, &self.source) }
-    }
-}
-
-/// A further part.
+/// A part of the rows times unpacked blocks.
 struct Unpacked<'a, F, const R: usize> {
     source: UnpackedSource,
     rows: Part<'a, R>,

@@ -231,6 +231,22 @@ fn every_planted_defect_is_found() {
     }
 }
 
+/// As its loader does: a directory without the head is not sound, whatever other tables it has.
+#[test]
+fn an_untied_assistant_needs_its_head() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nested/assistant");
+    std::fs::copy(fixture.join("model.safetensors"), directory.path().join("model.safetensors")).expect("a copy");
+    let config = std::fs::read(fixture.join("config.json")).expect("the fixture");
+    let mut config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    config["tie_word_embeddings"] = false.into();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).expect("written");
+    let assistant = Some(directory.path().to_owned());
+    let failures = failures(&verify(&VerifyOptions { assistant, ..VerifyOptions::default() }));
+    let [failure] = &failures[..] else { panic!("{failures:?}") };
+    assert!(failure.contains("lm_head.weight") && failure.contains("is missing"), "{failure}");
+}
+
 /// All defects are listed, not only the first.
 #[test]
 fn several_defects_are_all_found() {

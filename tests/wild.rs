@@ -1628,11 +1628,20 @@ fn nvfp4_matrices_are_scaled() {
     let with_head = of(&file);
     assert_eq!(with_head, of(&head(&halved, 1)));
     assert_ne!(with_head, got);
+    let checked = |file: &GgufFile| {
+        let path = twin.write("model.gguf", file.bytes());
+        verify(&VerifyOptions { target: Some(path), ..VerifyOptions::default() })
+    };
+    let unused = checked(&file).into_iter().find(|finding| finding.check == "unused").expect("a finding");
+    assert_eq!(unused.outcome, Outcome::Passed, "{}", unused.detail);
     let name = scaled.tensors.iter().find(|tensor| tensor.name.ends_with(b"_q.scale")).expect("a scale").name.clone();
     let name = String::from_utf8(name).expect("a name");
     for (shape, values) in [(vec![3], vec![1.0; 3]), (vec![1], vec![f32::NAN])] {
         let file = scaled.clone().dropped(&name).tensor(&name, &shape, F32, f32_bytes(values));
         refused(target(&twin.write("model.gguf", file.bytes())), &["model.gguf", &name, "must be F32, finite"]);
+        let findings = checked(&file);
+        let failed = findings.iter().find(|finding| finding.outcome == Outcome::Failed).expect("a failure");
+        assert!(failed.check == "tensors" && failed.detail.contains(&name), "{}", failed.detail);
     }
     // Both spellings: one of them would be applied, and which is ambiguous.
     let other = name.replace(".scale", ".weight.scale");

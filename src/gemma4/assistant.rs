@@ -6,6 +6,7 @@ use super::layer::DecoderLayer;
 use super::pair::check_pair;
 use super::rope::Rotations;
 use super::target::Target;
+use super::tensor_names::is_assistants_table;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
@@ -87,10 +88,8 @@ impl Assistant {
         });
         let head = Head::load(to, &mut projections, text, own, options)?;
         loader.absorb(projections);
-        // Tokens are embedded by the target's table, which some files also contain.
         let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
-        let known = ["lm_head.weight", "embed_tokens.weight", "model.embed_tokens.weight", "mtp_input_embd.weight"];
-        loader.finish(|name| known.contains(&name) || unused(name))?;
+        loader.finish(|name| is_assistants_table(name) || unused(name))?;
         let rotations = Rotations::new(text, options.isa, to)?;
         let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");

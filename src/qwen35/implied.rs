@@ -2,7 +2,7 @@
 //! loader stops at its first error, a report must not.
 
 use super::config::{LayerType, TensorLayout, TextConfig};
-use super::nextn::LM_HEAD;
+use super::nextn::{EMBED_TOKENS, LM_HEAD};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, is_head};
@@ -16,7 +16,8 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let config = TextConfig::of(checkpoint)?;
     let (prefix, hidden, vocab) = (checkpoint.text_prefix()?, config.hidden_size, config.vocab_size);
     let mut list = List { checkpoint, config: &config, tensors: Vec::new() };
-    list.push(Kind::Matrix, format!("{prefix}embed_tokens.weight"), &[vocab, hidden]);
+    let embedding = if config.tie_word_embeddings { Kind::Matrix } else { Kind::Table };
+    list.push(embedding, format!("{prefix}embed_tokens.weight"), &[vocab, hidden]);
     list.norm(format!("{prefix}norm.weight"), hidden);
     if !config.tie_word_embeddings {
         list.push(Kind::Matrix, checkpoint.head_name().into(), &[vocab, hidden]);
@@ -32,8 +33,11 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
         list.push(Kind::Matrix, "mtp.fc.weight".into(), &[hidden, 2 * hidden]);
         list.layer("mtp.layers.0.", LayerType::Full);
         // Of heads with their own.
-        for own in ["mtp.embed_tokens.weight", LM_HEAD].into_iter().filter(|name| checkpoint.has(name)) {
-            list.push(Kind::Matrix, own.into(), &[vocab, hidden]);
+        if config.mtp_use_dedicated_embeddings || checkpoint.has(EMBED_TOKENS) {
+            list.push(Kind::Table, EMBED_TOKENS.into(), &[vocab, hidden]);
+        }
+        if checkpoint.has(LM_HEAD) {
+            list.push(Kind::Matrix, LM_HEAD.into(), &[vocab, hidden]);
         }
     }
     let tensors = list.tensors;
@@ -114,19 +118,30 @@ impl List<'_> {
         };
         self.push(Kind::Matrix, format!("{at}shared_expert_gate.weight"), gate);
         self.mlp(&format!("{at}shared_expert."), moe.shared_intermediate_size);
-        match self.checkpoint.has(&format!("{at}experts.gate_up_proj")) {
-            true => {
-                self.push(Kind::Matrix, format!("{at}experts.gate_up_proj"), &[count, 2 * width, hidden]);
-                self.push(Kind::Matrix, format!("{at}experts.down_proj"), &[count, hidden, width]);
-            }
-            false => (0..count).for_each(|expert| self.mlp(&format!("{at}experts.{expert}."), width)),
+        let gate_up = [("gate", [width, hidden]), ("up", [width, hidden])];
+        self.experts(at, "gate_up_proj", [count, 2 * width, hidden], &gate_up);
+        self.experts(at, "down_proj", [count, hidden, width], &[("down", [hidden, width])]);
+    }
+
+    /// The stack `name` of all experts' matrices, or the matrices `apart` of each expert.
+    fn experts(&mut self, at: &str, name: &str, stack: [usize; 3], apart: &[(&str, [usize; 2])]) {
+        let name = format!("{at}experts.{name}");
+        if self.checkpoint.has(&name) {
+            return self.push(Kind::Matrix, name, &stack);
+        }
+        for expert in 0..stack[0] {
+            self.projections(&format!("{at}experts.{expert}."), apart);
         }
     }
 
     fn mlp(&mut self, at: &str, width: usize) {
         let hidden = self.config.hidden_size;
-        for (name, rows, columns) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
-            self.push(Kind::Matrix, format!("{at}{name}_proj.weight"), &[rows, columns]);
+        self.projections(at, &[("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])]);
+    }
+
+    fn projections(&mut self, at: &str, shapes: &[(&str, [usize; 2])]) {
+        for (name, shape) in shapes {
+            self.push(Kind::Matrix, format!("{at}{name}_proj.weight"), shape);
         }
     }
 }

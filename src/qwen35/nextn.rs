@@ -23,7 +23,7 @@ pub(crate) struct Head<O: Ops> {
 }
 
 /// Tensors of a head with its own embedding and output head.
-const EMBED_TOKENS: &str = "mtp.embed_tokens.weight";
+pub(super) const EMBED_TOKENS: &str = "mtp.embed_tokens.weight";
 pub(super) const LM_HEAD: &str = "mtp.shared_head.head.weight";
 
 impl<O: Ops> Head<O> {

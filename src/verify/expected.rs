@@ -18,8 +18,10 @@ pub(crate) struct Implied {
 /// The role of a tensor, which determines its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A matrix or table, of any supported type.
+    /// A matrix, of any supported type.
     Matrix,
+    /// A table whose rows are only looked up: likewise, but no separate scale is applied.
+    Table,
     /// A vector: floating point.
     Vector,
     /// A vector of factors: all zeros would zero the model's output.
@@ -87,11 +89,12 @@ pub(crate) fn gemma4(checkpoint: &Checkpoint) -> Result<Implied> {
 fn target(config: &TextConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (hidden, vocab, width) = (config.hidden_size, config.vocab_size, config.hidden_size_per_layer_input);
-    list.push(Kind::Matrix, "embed_tokens.weight", &[vocab, hidden]);
+    let embedding = if config.tie_word_embeddings { Kind::Matrix } else { Kind::Table };
+    list.push(embedding, "embed_tokens.weight", &[vocab, hidden]);
     list.push(Kind::Gain, "norm.weight", &[hidden]);
     if width > 0 {
         let all = width * config.layers.len();
-        list.push(Kind::Matrix, "embed_tokens_per_layer.weight", &[config.vocab_size_per_layer_input, all]);
+        list.push(Kind::Table, "embed_tokens_per_layer.weight", &[config.vocab_size_per_layer_input, all]);
         list.push(Kind::Matrix, "per_layer_model_projection.weight", &[all, hidden]);
         list.push(Kind::Gain, "per_layer_projection_norm.weight", &[width]);
     }
@@ -127,14 +130,16 @@ fn target(config: &TextConfig) -> Vec<Expected> {
     list.0
 }
 
-/// Tensors of an assistant, with the names of its checkpoints.
-pub(super) fn assistant(config: &AssistantConfig) -> Vec<Expected> {
+/// Tensors of an assistant, with the names of its checkpoints. Its tokens are embedded by the target, so that of
+/// embedding and output head only the one that scores tokens is required.
+pub(crate) fn assistant(config: &AssistantConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (text, backbone) = (&config.text, config.backbone_hidden_size);
     let (hidden, vocab) = (text.hidden_size, text.vocab_size);
     list.push(Kind::Matrix, "pre_projection.weight", &[hidden, 2 * backbone]);
     list.push(Kind::Matrix, "post_projection.weight", &[backbone, hidden]);
-    list.push(Kind::Matrix, "model.embed_tokens.weight", &[vocab, hidden]);
+    let head = if text.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
+    list.push(Kind::Matrix, head, &[vocab, hidden]);
     list.push(Kind::Gain, "model.norm.weight", &[hidden]);
     for (i, layer) in text.layers.iter().enumerate() {
         list.layer(&format!("model.layers.{i}."), text, layer);

@@ -6,11 +6,12 @@ pub(crate) mod expected;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use foretoken_kernels::quant::WeightType;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, survey, token_ordering};
-use crate::gemma4::{AssistantConfig, check_pair};
+use crate::gemma4::{AssistantConfig, check_pair, is_assistants_table};
 use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation, family};
 use expected::{Expected, Kind};
 
@@ -117,8 +118,8 @@ impl Report {
         let implied = self.note(part, "configuration", family::implied(&checkpoint), |of| of.summary.clone())?;
         let prefix = |prefix: &&str| format!("begin with {prefix:?}");
         self.note(part, "names", checkpoint.text_prefix(), prefix)?;
-        self.tensors(part, &checkpoint, &implied.tensors, None);
-        self.unused(part, &checkpoint, &implied.tensors, implied.is_known);
+        let scales = self.tensors(part, &checkpoint, &implied.tensors, None);
+        self.unused(part, &checkpoint, &implied.tensors, |name| scales.contains(name) || (implied.is_known)(name));
         self.tokenizer(part, &checkpoint, implied.vocab_size);
         Some((checkpoint, implied.vocab_size))
     }
@@ -130,21 +131,27 @@ impl Report {
             format!("{} layers, made for a hidden size of {}", config.text.layers.len(), config.backbone_hidden_size)
         })?;
         let expected = expected::assistant(&config);
-        self.tensors(part, &checkpoint, &expected, Some(&config));
-        self.unused(part, &checkpoint, &expected, |name| name == "lm_head.weight");
+        let scales = self.tensors(part, &checkpoint, &expected, Some(&config));
+        self.unused(part, &checkpoint, &expected, |name| scales.contains(name) || is_assistants_table(name));
         self.tokenizer(part, &checkpoint, config.text.vocab_size);
         Some((checkpoint, config))
     }
 
-    /// Checks presence, shape, type and values of every tensor.
-    fn tensors(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], of: Option<&AssistantConfig>) {
-        let problems = expected.par_iter().map(|expected| (expected, examine(checkpoint, expected, of)));
-        let problems: Vec<_> = problems.collect();
+    /// Checks presence, shape, type and values of every tensor. Returns the names of the separate scales of those that
+    /// are sound.
+    fn tensors(
+        &mut self,
+        part: Part,
+        checkpoint: &Checkpoint,
+        expected: &[Expected],
+        of: Option<&AssistantConfig>,
+    ) -> BTreeSet<String> {
+        let examined = expected.par_iter().map(|expected| (expected, examine(checkpoint, expected, of)));
+        let examined: Vec<_> = examined.collect();
         for (check, matches) in [("tensors", false), ("token_ordering", true)] {
-            let of_check = || problems.iter().filter(|(expected, _)| (expected.kind == Kind::Ordering) == matches);
+            let of_check = || examined.iter().filter(|(expected, _)| (expected.kind == Kind::Ordering) == matches);
             let mut failed = 0;
-            for (expected, problem) in of_check().filter_map(|(expected, problem)| Some((expected, problem.as_ref()?)))
-            {
+            for (expected, problem) in of_check().filter_map(|(of, examined)| Some((of, examined.as_ref().err()?))) {
                 let error = Error::Tensor {
                     path: checkpoint.path().to_owned(),
                     tensor: expected.name.clone(),
@@ -159,6 +166,7 @@ impl Report {
                 self.add(part, check, Outcome::Passed, what);
             }
         }
+        examined.into_iter().filter_map(|(_, scales)| scales.ok()).flatten().collect()
     }
 
     fn unused(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], known: impl Fn(&str) -> bool) {
@@ -258,27 +266,31 @@ fn opened(checkpoint: &Checkpoint) -> String {
     format!("{} tensors, {} bytes", checkpoint.names().len(), checkpoint.bytes())
 }
 
-/// The problem of a tensor, if any.
-fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&AssistantConfig>) -> Option<String> {
+/// The names of a tensor's separate scales, or its problem.
+fn examine(
+    checkpoint: &Checkpoint,
+    expected: &Expected,
+    assistant: Option<&AssistantConfig>,
+) -> Result<Vec<String>, String> {
     let tensor = match checkpoint.get(&expected.name) {
         Ok(Some(tensor)) => tensor,
-        Ok(None) => return Some("is missing; download or convert the checkpoint again".into()),
-        Err(Error::Tensor { problem, .. }) => return Some(problem),
-        Err(error) => return Some(error.to_string()),
+        Ok(None) => return Err("is missing; download or convert the checkpoint again".into()),
+        Err(Error::Tensor { problem, .. }) => return Err(problem),
+        Err(error) => return Err(error.to_string()),
     };
     if !checkpoint.is_shape(&tensor.shape, &expected.shape) {
-        return Some(wrong_shape(expected, &tensor, assistant));
+        return Err(wrong_shape(expected, &tensor, assistant));
     }
     if expected.kind == Kind::Ordering {
-        return token_ordering(&tensor).err();
+        return token_ordering(&tensor).map(|_| Vec::new());
     }
     match (expected.kind, tensor.dtype) {
-        (_, TensorType::Float(_)) | (Kind::Matrix, TensorType::Quantized(_)) => {}
-        (Kind::Matrix, other) => {
-            return Some(format!("is {}, which is not supported; quantize it to another type", other.name()));
+        (_, TensorType::Float(_)) | (Kind::Matrix | Kind::Table, TensorType::Quantized(_)) => {}
+        (Kind::Matrix | Kind::Table, other) => {
+            return Err(format!("is {}, which is not supported; quantize it to another type", other.name()));
         }
         (_, other) => {
-            return Some(format!(
+            return Err(format!(
                 "is {}, must be floating point; convert or quantize the checkpoint again",
                 other.name()
             ));
@@ -286,13 +298,30 @@ fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&Assi
     }
     let remedy = "download or convert the checkpoint again";
     let Some(survey) = survey(&tensor) else {
-        return Some(format!("is not as long as its shape and type imply; {remedy}"));
+        return Err(format!("is not as long as its shape and type imply; {remedy}"));
     };
     if !survey.finite {
-        return Some(format!("contains NaN or infinity; {remedy}"));
+        return Err(format!("contains NaN or infinity; {remedy}"));
     }
     let dead = expected.kind == Kind::Gain || expected.name.ends_with("embed_tokens.weight");
-    (survey.zero && dead).then(|| format!("is all zeros; {remedy}"))
+    if survey.zero && dead {
+        return Err(format!("is all zeros; {remedy}"));
+    }
+    scales(checkpoint, expected, &tensor)
+}
+
+/// The names of the separate scales of an NVFP4 matrix in a GGUF file, or the problem with one.
+fn scales(checkpoint: &Checkpoint, expected: &Expected, tensor: &RawTensor) -> Result<Vec<String>, String> {
+    let is_scaled = expected.kind == Kind::Matrix && tensor.dtype == TensorType::Quantized(WeightType::NVFP4);
+    let Some(gguf) = checkpoint.gguf().filter(|_| is_scaled) else { return Ok(Vec::new()) };
+    let count = if let [count, _, _] = expected.shape[..] { count } else { 1 };
+    // Assistants' tensors are listed by their safetensors prefix.
+    let name = expected.name.strip_prefix("model.").unwrap_or(&expected.name);
+    match gguf.scales(name, count) {
+        Ok(scales) => Ok(scales.tensors),
+        Err(Error::Tensor { tensor, problem, .. }) => Err(format!("has the scale {tensor}, which {problem}")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The shape error of a tensor. An old converter wrote the target's embedding, with the target's

@@ -17,7 +17,9 @@ use foretoken::checkpoint::convert::{
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target};
+use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
+use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 use skipped::skipped;
 
@@ -340,14 +342,119 @@ fn nothing_is_dropped_in_silence() {
     let towers = open(&fixture).names().iter().filter(|name| name.contains("vision")).count();
     assert!(towers > 0 && report.left_out.len() == towers, "{:?}", report.left_out);
 
-    let source = copy(&directory.path().join("copy"), |header, _| {
-        header["model.layers.1.layer_rascal"] = header["model.layers.1.layer_scalar"].take();
+    let source = copy(&directory.path().join("copy"), |header, data| {
+        let end = data.len();
+        let entry = json!({"dtype": "F32", "shape": [1], "data_offsets": [end, end + 4]});
+        header["model.layers.1.layer_rascal"] = entry;
+        data.extend([0; 4]);
     });
     let error = to_gguf(&source, &file, &options(Outtype::F32)).expect_err("a stranger").to_string();
     assert!(error.contains("layers.1.layer_rascal"), "{error}");
     let leave = ToGguf { unknown: Unknown::LeftOut, ..options(Outtype::F32) };
     let report = to_gguf(&source, &file, &leave).expect("a file");
     assert!(report.left_out.iter().any(|(name, _)| name.contains("layer_rascal")));
+}
+
+/// A copy of the fixture `source` with the tensors that `name` renames to something, and another config.json.
+fn renamed(
+    source: &str,
+    to: &Path,
+    name: impl Fn(&str) -> Option<String>,
+    change: impl FnOnce(&mut Value),
+) -> Checkpoint {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(source);
+    changed(&source, to, "config.json", change);
+    let bytes = std::fs::read(source.join("model.safetensors")).expect("the fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let kept = file.tensors().into_iter().filter_map(|(own, tensor)| Some((name(&own)?, tensor)));
+    serialize_to_file(kept, None, &to.join("model.safetensors")).expect("written");
+    open(to)
+}
+
+/// Also those without which a GGUF file would be read as another model's: a tied output head, K = V.
+#[test]
+fn a_missing_tensor_is_refused_by_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (source, file) = (directory.path().join("source"), directory.path().join("x.gguf"));
+    let whole: fn(&mut Value) = |_| {};
+    let untied: fn(&mut Value) = |config| config["tie_word_embeddings"] = false.into();
+    let dedicated: fn(&mut Value) = |config| config["mtp_use_dedicated_embeddings"] = true.into();
+    for (fixture, config, missing) in [
+        ("edge/target", untied, "lm_head.weight"),
+        ("edge/target", whole, "model.layers.3.self_attn.v_proj.weight"),
+        ("edge/target", whole, "model.layers.6.mlp.up_proj.weight"),
+        ("moe/target", whole, "model.layers.0.router.per_expert_scale"),
+        ("edge/assistant", untied, "lm_head.weight"),
+        ("edge/assistant", whole, "masked_embedding.token_ordering"),
+        ("edge/assistant", whole, "model.layers.1.self_attn.q_norm.weight"),
+        ("qwen35-dense/target", whole, "lm_head.weight"),
+        ("qwen35-nested/target", untied, "lm_head.weight"),
+        ("qwen35-dense/target", whole, "model.layers.2.linear_attn.A_log"),
+        ("qwen35-dense/target", whole, "mtp.fc.weight"),
+        ("qwen35-dense/target", dedicated, "mtp.embed_tokens.weight"),
+        ("qwen35-moe/target", whole, "mtp.layers.0.mlp.experts.7.down_proj.weight"),
+        ("qwen35-moe/target", whole, "model.layers.1.mlp.experts.down_proj"),
+    ] {
+        let own = renamed(fixture, &source, |name| (name != missing).then(|| name.to_owned()), config);
+        let error = to_gguf(&own, &file, &options(Outtype::F32)).map(drop).expect_err(missing).to_string();
+        let apart = missing.replace("experts.down_proj", "experts.0.down_proj.weight");
+        let is_named = error.contains(missing) || error.contains(&apart);
+        assert!(is_named && error.contains("is missing") && !error.contains('\n'), "{fixture}, {missing}: {error}");
+        assert!(!file.exists(), "{fixture}, {missing}");
+    }
+    // In a GGUF file, what a reader cannot take for another configuration.
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/edge");
+    for (part, missing, own) in [
+        ("target", "blk.6.ffn_up.weight", "layers.6.mlp.up_proj.weight"),
+        ("assistant", "blk.1.attn_q_norm.weight", "model.layers.1.self_attn.q_norm.weight"),
+    ] {
+        let (whole, partial) = (directory.path().join("whole.gguf"), directory.path().join("partial.gguf"));
+        convert(&fixture.join(part), &whole, &options(Outtype::F32));
+        drop_tensor(&whole, &partial, missing);
+        let to = directory.path().join(part);
+        let result = to_hugging_face(&open(&partial), &to, &ToHuggingFace::default());
+        let error = result.map(drop).expect_err(missing).to_string();
+        assert!(error.contains(own) && error.contains("is missing") && !to.exists(), "{error}");
+    }
+}
+
+/// Writes the GGUF file `from` without the tensor `name`.
+fn drop_tensor(from: &Path, to: &Path, name: &str) {
+    let source = Gguf::open(from).expect("a file");
+    let mut file = GgufWriter::create(to).expect("a writer");
+    source.keys().for_each(|key| file.copy(key, source.metadata(key).expect("a value")).expect("a key"));
+    let kept: Vec<_> = source.tensors().filter(|tensor| tensor.name() != name).collect();
+    assert_eq!(kept.len() + 1, source.tensors().count(), "no tensor {name}");
+    for info in &kept {
+        file.tensor(info.name(), info.type_id(), info.shape()).expect("a tensor");
+    }
+    let mut file = file.begin().expect("the tensors");
+    for info in kept {
+        let tensor = source.tensor(info.name()).expect("readable").expect("there");
+        file.write(info.name(), tensor.bytes.as_slice()).expect("written");
+    }
+    file.finish().expect("a file");
+}
+
+/// Its target embeds its tokens, so that an assistant with an output head of its own needs no embedding.
+#[test]
+fn an_untied_assistant_without_an_embedding_is_converted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the fixture");
+    let target = case.target(Isa::best());
+    let name = |own: &str| Some(own.replace("model.embed_tokens.weight", "lm_head.weight"));
+    let untied = |config: &mut Value| config["tie_word_embeddings"] = false.into();
+    let source = renamed("edge/assistant", &at("source"), name, untied);
+    let gguf = convert(source.path(), &at("assistant.gguf"), &options(Outtype::F32));
+    to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+    for checkpoint in [&source, &gguf, &open(&at("again"))] {
+        let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
+        assert!(assistant.has_centroids());
+        let findings =
+            verify(&VerifyOptions { assistant: Some(checkpoint.path().to_owned()), ..VerifyOptions::default() });
+        assert!(findings.iter().all(|finding| finding.outcome == Outcome::Passed), "{findings:?}");
+    }
 }
 
 #[test]
@@ -378,11 +485,7 @@ fn bad_input_is_refused_by_name() {
     let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
     refused(to_gguf(&open(&demo("target")), &at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.
-    let large = copy(&at("large"), |header, data| {
-        header["model.norm.weight"]["shape"] = serde_json::json!([1, 64]);
-        header["model.lm_head.weight"] = header["model.norm.weight"].take();
-        data.fill(0x7f); // 3.39e38 everywhere
-    });
+    let large = copy(&at("large"), |_, data| data.fill(0x7f)); // 3.39e38 everywhere
     refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
     // As many tokens would be written, whatever the configuration claims.
     for size in [511, 2_000_000_000] {
@@ -409,7 +512,7 @@ fn bad_input_is_refused_by_name() {
 }
 
 /// The dense fixture's target with another header and other data.
-fn copy(path: &Path, change: impl FnOnce(&mut serde_json::Value, &mut [u8])) -> Checkpoint {
+fn copy(path: &Path, change: impl FnOnce(&mut serde_json::Value, &mut Vec<u8>)) -> Checkpoint {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
     std::fs::create_dir(path).expect("a directory");
     std::fs::copy(fixture.join("config.json"), path.join("config.json")).expect("copied");

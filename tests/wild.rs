@@ -16,6 +16,7 @@ use cases::{Case, cache, max_difference, pass, values};
 use foretoken::chat::{
     ChatOptions, ChatTemplate, Content, ControlTokens, Json, Message, Part, ReplyParser, ReplyPart, ToolCall,
 };
+use foretoken::checkpoint::convert::{ToHuggingFace, Unknown, to_hugging_face};
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
@@ -306,6 +307,11 @@ fn assistants_of_every_layout_draft_the_references() {
             let assistant = assistant(&path, &target).unwrap_or_else(|error| panic!("{layout}: {error}"));
             let scored = drafts_the_references(&case, &target, &assistant);
             assert_eq!(scored < 512, fixture == "edge", "{layout}: {scored} ids scored");
+            let again = twin.path("again");
+            let options = ToHuggingFace { unknown: Unknown::LeftOut, ..ToHuggingFace::default() };
+            to_hugging_face(&Checkpoint::open(&path).expect("a file"), &again, &options).expect(layout);
+            drafts_the_references(&case, &target, &self::assistant(&again, &target).expect(layout));
+            std::fs::remove_dir_all(again).expect("the directory");
         }
     }
 }

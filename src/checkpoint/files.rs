@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::fields::Fields;
-use super::gguf::{Gguf, GgufTensor};
+use super::gguf::{self, Gguf, GgufTensor};
 use super::head_names::HEADS;
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, tensor_type};
@@ -100,6 +100,18 @@ impl Checkpoint {
                 let name = gguf.metadata("general.architecture").and_then(|name| name.as_str());
                 Ok(name.unwrap_or_default().to_owned())
             }
+        }
+    }
+
+    /// Whether the checkpoint claims to be an assistant's: by `model_type` of config.json; a GGUF file by
+    /// `general.architecture`, or by its tensors if that is the target's.
+    ///
+    /// # Errors
+    /// If config.json is missing or malformed, or the GGUF file has no architecture.
+    pub fn is_assistant(&self) -> Result<bool> {
+        match &self.files {
+            Files::HuggingFace(_) => Ok(self.model_type()?.ends_with("_assistant")),
+            Files::Gguf(gguf) => gguf::is_assistant(gguf),
         }
     }
 

@@ -6,6 +6,7 @@ use foretoken_kernels::ElementType;
 use serde_json::{Value, json};
 
 use super::config::{LayerType, TensorLayout, TextConfig};
+use super::implied::implied;
 use super::names::{names, of_expert};
 use super::target::is_vision;
 use crate::Result;
@@ -53,6 +54,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         constants: Vec::new(),
         planned,
         left_out,
+        implied: implied(source)?.tensors,
     })
 }
 
@@ -123,6 +125,7 @@ pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
     let (net, json) = (config.delta_net.clone(), config_json(&config));
     Ok(Directory {
         family: "Qwen3.5",
+        implied: implied(source)?.tensors,
         tokens: json!({ "bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"] }),
         config: json,
         reads_back: Box::new(move |fields| {

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
 use crate::checkpoint::{Checkpoint, Fields, is_head};
 use crate::gemma4::{AssistantConfig, TextConfig, is_tower};
+use crate::verify::expected::{self, Expected};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -41,6 +42,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let (planned, left_out) = plan(source, options, "Gemma 4", name)?;
     let (vocab_size, bos, eos) = (text.vocab_size, text.bos_token_id, text.eos_token_ids.clone());
     let constants = describe::rope_freqs(text).map(|freqs| (ROPE_FREQS, freqs)).into_iter().collect();
+    let implied = implied(source, &config)?;
     let (path, layout) = (source.path().to_owned(), options.layout);
     let architecture = match &config {
         Config::Target(_) => "gemma4",
@@ -51,7 +53,15 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         Config::Assistant(assistant) => describe::assistant(file, &path, assistant, layout),
     };
     let describe = Box::new(describe);
-    Ok(Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out })
+    Ok(Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out, implied })
+}
+
+/// The tensors that the configuration implies.
+fn implied(source: &Checkpoint, config: &Config) -> Result<Vec<Expected>> {
+    match config {
+        Config::Target(_) => Ok(expected::gemma4(source)?.tensors),
+        Config::Assistant(config) => Ok(expected::assistant(config)),
+    }
 }
 
 /// Describes the directory of a target or an assistant in a GGUF file.
@@ -59,17 +69,16 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
 /// # Errors
 /// If the metadata need something that is not implemented.
 pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
-    let assistant = source.model_type()?.ends_with("assistant");
-    let config =
-        if assistant { Config::Assistant(source.assistant_config()?) } else { Config::Target(source.target_config()?) };
+    let config = read_config(source)?;
     let json = match &config {
         Config::Target(text) => config_json::target(text),
         Config::Assistant(assistant) => config_json::assistant(assistant),
     };
-    let text = if assistant { &json["text_config"] } else { &json };
+    let text = if let Config::Assistant(_) = config { &json["text_config"] } else { &json };
     let tokens = json!({ "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"] });
     Ok(Directory {
         family: "Gemma 4",
+        implied: implied(source, &config)?,
         tokens,
         config: json,
         reads_back: Box::new(move |fields| reads_back(fields, &config)),
@@ -98,8 +107,7 @@ fn reads_back(fields: &Fields, config: &Config) -> Result<bool> {
 }
 
 fn read_config(source: &Checkpoint) -> Result<Config> {
-    let kind = Fields::read(source.path().join("config.json"))?.optional_string("model_type")?;
-    match kind.is_some_and(|kind| kind.ends_with("_assistant")) {
+    match source.is_assistant()? {
         true => source.assistant_config().map(Config::Assistant),
         false => source.target_config().map(Config::Target),
     }

@@ -7,7 +7,7 @@ use foretoken_kernels::{ElementType, Isa};
 use serde_json::{Map, Value, json};
 
 use super::options::Unknown;
-use super::plan::{Change, Directory, LeftOut, get, refused, tensor_error};
+use super::plan::{Change, Directory, LeftOut, check_complete, get, refused, tensor_error};
 use super::{ORDERING, Report};
 use crate::checkpoint::generation::sampling_fields;
 use crate::checkpoint::gguf::{self, Gguf};
@@ -41,8 +41,9 @@ struct Planned {
 /// model.safetensors last, so that a directory that has it is complete.
 ///
 /// # Errors
-/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, the
-/// directory's name is a GGUF file's or that of a file, it has a checkpoint, or a file cannot be written.
+/// If the file is malformed or of no supported family, lacks a tensor that its configuration implies, has quantized
+/// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has a
+/// checkpoint, or a file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
@@ -50,6 +51,7 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     check_directory(destination)?;
     let directory = family::directory(source)?;
     let (planned, left_out) = plan(source, gguf, &directory, options)?;
+    check_complete(source, &directory.implied, planned.iter().map(|tensor| &tensor.source))?;
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
     let at = |name: &str| destination.join(name);
     let config = at("config.json");

@@ -1,6 +1,6 @@
 //! A family's contents of a GGUF file, and of a directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use foretoken_kernels::ElementType;
@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, Fields, RawTensor, TensorType};
+use crate::verify::expected::Expected;
 use crate::{Error, Result};
 
 /// The contents of a GGUF file, except the tokenizer.
@@ -24,6 +25,8 @@ pub(crate) struct Description {
     pub constants: Vec<(&'static str, Vec<f32>)>,
     pub planned: Vec<Planned>,
     pub left_out: LeftOut,
+    /// The tensors that the configuration implies, with the checkpoint's names.
+    pub implied: Vec<Expected>,
 }
 
 /// The contents of a Hugging Face directory made from a GGUF file.
@@ -44,6 +47,8 @@ pub(crate) struct Directory {
     pub shape: fn(&str, Vec<usize>) -> Vec<usize>,
     /// The change to a tensor, by its name in the GGUF file.
     pub change: ChangeOf,
+    /// The tensors that the configuration implies, with Hugging Face's names.
+    pub implied: Vec<Expected>,
 }
 
 /// Declares keys.
@@ -158,6 +163,29 @@ pub(super) fn check_vocabulary(source: &Checkpoint, planned: &[Planned], vocab_s
     let (path, field) = (source.path().join("config.json"), "vocab_size".into());
     let problem = format!("is {vocab_size}, but {has}; download the checkpoint again");
     Err(Error::Config { path, field, problem })
+}
+
+/// Refuses a checkpoint without a tensor that its configuration implies. Readers would not notice all of them: a GGUF
+/// file without an output head has a tied one, and a Gemma 4's layer without V has K = V.
+///
+/// # Errors
+/// If a tensor of `implied` is not among `written`, names in the source.
+pub(super) fn check_complete<'a>(
+    source: &Checkpoint,
+    implied: &[Expected],
+    written: impl Iterator<Item = &'a String>,
+) -> Result<()> {
+    let written: BTreeSet<&str> = written.map(String::as_str).collect();
+    let prefix = if source.gguf().is_some() { "model." } else { "" }; // GGUF names have none
+    let is_missing = |name: &str| !written.contains(name.strip_prefix(prefix).unwrap_or(name));
+    let mut missing = implied.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_missing(name));
+    let Some(first) = missing.next() else { return Ok(()) };
+    let others = match missing.count() {
+        0 => String::new(),
+        count => format!(", as are {count} others"),
+    };
+    let problem = format!("is missing{others}, but the configuration implies it; download the checkpoint again");
+    Err(tensor_error(source, first, problem))
 }
 
 pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {

@@ -37,7 +37,7 @@ const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
 pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, TARGET);
     if let Some(problem) = match architecture(gguf)? {
-        name if is_assistant(gguf, name) => {
+        name if is_assistants_file(gguf, name) => {
             Some("is an assistant's; use the file as the assistant and its target as the model".to_owned())
         }
         TARGET => None,
@@ -58,7 +58,7 @@ pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
 /// As [`target_config`].
 pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     let name = architecture(gguf)?;
-    if !is_assistant(gguf, name) {
+    if !is_assistants_file(gguf, name) {
         let problem = match name {
             TARGET => "is a target's; use the file as the model, and its -assistant or mtp- file here".to_owned(),
             PROJECTOR => other_architecture(name),
@@ -108,9 +108,17 @@ fn architecture(gguf: &Gguf) -> Result<&str> {
     Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }
 
+/// Whether the file is an assistant's.
+///
+/// # Errors
+/// If it has no architecture.
+pub(crate) fn is_assistant(gguf: &Gguf) -> Result<bool> {
+    architecture(gguf).map(|name| is_assistants_file(gguf, name))
+}
+
 /// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without K
 /// projections. (A target's file may also contain its assistant's tensors.)
-fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
+fn is_assistants_file(gguf: &Gguf, architecture: &str) -> bool {
     let projection = || gguf.info_of_weight("pre_projection.weight").is_some();
     let own_keys = || gguf.info("blk.0.attn_k.weight").is_some();
     ASSISTANTS.contains(&architecture) || (architecture == TARGET && projection() && !own_keys())
@@ -141,7 +149,7 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
     let rope_theta = |key: &str, default: f64| Ok::<_, Error>(keys.optional_positive(key)?.unwrap_or(default));
     let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
     Ok(TextConfig {
-        vocab_size: rows(keys.gguf(), "token_embd.weight")?,
+        vocab_size: vocab_size(keys.gguf())?,
         hidden_size,
         num_attention_heads: heads(keys, layers.len())?,
         rms_norm_eps: eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
@@ -162,6 +170,13 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
         bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: eos_token_ids(keys)?,
     })
+}
+
+/// Rows of the embedding; of an assistant without one, whose tokens its target embeds, those of its output head.
+fn vocab_size(gguf: &Gguf) -> Result<usize> {
+    let (embedding, head) = ("token_embd.weight", "output.weight");
+    let has_head_only = gguf.info(embedding).is_none() && gguf.info(head).is_some();
+    rows(gguf, if has_head_only { head } else { embedding })
 }
 
 /// End-of-generation tokens.

@@ -599,6 +599,57 @@ fn doctor_says_what_files_are() {
     assert!(text(&refused.stderr).contains("is a second target"));
 }
 
+/// With --json stdout is one JSON object, and a warning is on stderr.
+#[test]
+fn doctor_warns_on_stderr() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    std::fs::write(model.join("generation_config.json"), r#"{"mirostat": 2}"#).expect("a file");
+    let config = directory.path().join("model-assistant/config.json");
+    let own = std::fs::read_to_string(&config).expect("the demo");
+    let other = own.replace("\"backbone_hidden_size\": 256", "\"backbone_hidden_size\": 512");
+    assert_ne!(other, own);
+    std::fs::write(&config, other).expect("a file");
+    for arguments in [&[utf8(&model)][..], &[utf8(&model), "--check", "--json"]] {
+        let (stdout, stderr) = succeeds("doctor", arguments);
+        assert!(stderr.lines().any(|line| line.starts_with("ignoring assistant ")), "{stderr}");
+        assert!(stderr.contains("WARN") && stderr.contains("Mirostat is not implemented"), "{stderr}");
+        if arguments.len() > 1 {
+            let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}"));
+            assert_eq!(report["passed"], true);
+        }
+    }
+}
+
+/// What is wrong with an assistant, not that it is no target.
+#[test]
+fn doctor_names_the_defect_of_an_assistant() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "drafter")]);
+    let [model, drafter] = ["model", "drafter"].map(|part| directory.path().join(part));
+    let config = drafter.join("config.json");
+    let own = std::fs::read_to_string(&config).expect("the demo");
+    let other = own.replace("\"num_centroids\": 64", "\"num_centroids\": 7");
+    assert_ne!(other, own);
+    std::fs::write(&config, other).expect("a file");
+    let of = |finding: &Value, outcome: &str| finding["outcome"] == outcome;
+    for files in [&[utf8(&drafter)][..], &[utf8(&drafter), utf8(&model)], &[utf8(&model), utf8(&drafter)]] {
+        let refused = run("doctor", files);
+        let line = text(&refused.stderr);
+        assert!(line.contains("num_centroids") && line.lines().count() == 1, "{files:?}: {line}");
+        let checked = run("doctor", &[files, &["--check", "--json"]].concat());
+        let report: Value = serde_json::from_slice(&checked.stdout).expect("JSON");
+        let findings = report["findings"].as_array().expect("findings");
+        let failed: Vec<_> = findings.iter().filter(|finding| of(finding, "failed")).collect();
+        let [failure] = failed[..] else { panic!("{files:?}: {report}") };
+        let detail = failure["detail"].as_str().expect("a text");
+        assert!(failure["part"] == "assistant" && detail.contains("num_centroids"), "{files:?}: {report}");
+        let has_target = findings.iter().any(|finding| finding["part"] == "target" && of(finding, "passed"));
+        assert_eq!(has_target, files.len() == 2, "{report}");
+    }
+}
+
 /// The command runs as it is printed, with the assistant beside the model.
 #[test]
 fn the_doctors_command_generates() {

@@ -15,7 +15,6 @@ use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::VerifyOptions;
 use foretoken::{TargetFacts, target_facts};
-use foretoken_tools::println;
 
 /// Describe checkpoints: supported features, the context that fits this machine's memory, the expected
 /// tokens per second, and the command to run them.
@@ -56,15 +55,15 @@ struct Pair {
 }
 
 fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
     foretoken_tools::run(command)
 }
 
 fn command(args: Args) -> Result<ExitCode> {
-    let path = |at: usize| args.checkpoints.get(at).cloned();
     if args.check && args.json {
         // An unreadable file is reported as a finding.
         let pair = Pair::of(&args.checkpoints);
-        let (target, assistant) = pair.map_or_else(|_| (path(0), path(1)), |pair| pair.paths());
+        let (target, assistant) = pair.map_or_else(|_| claimed_parts(&args.checkpoints), |pair| pair.paths());
         return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt }));
     }
     let pair = Pair::of(&args.checkpoints)?;
@@ -100,6 +99,7 @@ impl Pair {
                 (_, Ok(config)) if pair.assistant.is_none() => pair.assistant = Some((checkpoint, config)),
                 (Ok(_), _) => bail!("{}: is a second target; pass one target and its assistant", path.display()),
                 (_, Ok(_)) => bail!("{}: is a second assistant; pass one assistant and its target", path.display()),
+                (Err(_), Err(error)) if checkpoint.is_assistant()? => return Err(error.into()),
                 (Err(error), _) => return Err(error.into()),
             }
         }
@@ -125,12 +125,23 @@ impl Pair {
     }
 }
 
-/// The assistant next to the target, if one fits it.
+/// The target and the assistant among files of which one cannot be read, by what they claim to be.
+fn claimed_parts(paths: &[PathBuf]) -> (Option<PathBuf>, Option<PathBuf>) {
+    let is_assistant =
+        |path: &PathBuf| Checkpoint::open(path).and_then(|checkpoint| checkpoint.is_assistant()).unwrap_or(false);
+    match paths {
+        [one] if is_assistant(one) => (None, Some(one.clone())),
+        [first, second] if is_assistant(first) && !is_assistant(second) => (Some(second.clone()), Some(first.clone())),
+        _ => (paths.first().cloned(), paths.get(1).cloned()),
+    }
+}
+
+/// The assistant next to the target, if one fits it; prints on stderr why one is ignored.
 fn beside(target: &Path) -> Result<Option<(Checkpoint, AssistantConfig)>> {
     let found = find_assistants(target)?;
-    found.misfits.iter().for_each(|(path, error)| println!("ignoring assistant {}: {error}", path.display()));
+    found.misfits.iter().for_each(|(path, error)| eprintln!("ignoring assistant {}: {error}", path.display()));
     let Some(path) = found.only() else {
-        found.fitting.iter().for_each(|path| println!("{} fits; pass the one to use", path.display()));
+        found.fitting.iter().for_each(|path| eprintln!("{} fits; pass the one to use", path.display()));
         return Ok(None);
     };
     let checkpoint = Checkpoint::open_assistant(path)?;

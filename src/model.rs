@@ -27,7 +27,7 @@ pub trait Model: Send + Sync {
     /// Maximum context in positions.
     fn max_position_embeddings(&self) -> usize;
 
-    /// The beginning-of-sequence token, if any.
+    /// The token that every text of the family begins with, if any. A checkpoint's tokenizer takes precedence.
     fn bos_token_id(&self) -> Option<u32> {
         None
     }

@@ -1,7 +1,7 @@
 //! Perplexity of a target on a text, windowed as in llama.cpp, so that values are comparable.
 //!
-//! Windows do not overlap. Each starts from an empty cache with its first token replaced by BOS; predictions in its
-//! second half are scored, so each has at least half a window of context.
+//! Windows do not overlap. Each starts from an empty cache; if the tokenizer begins every text with BOS, that replaces
+//! the first token. Predictions in the second half are scored, so each has at least half a window of context.
 
 use crate::kv::{KvOptions, SequenceState};
 use crate::model::OutputRows;
@@ -76,32 +76,17 @@ pub fn perplexity(
     options: &PerplexityOptions,
     mut progress: impl FnMut(&Perplexity) + Send,
 ) -> Result<Perplexity> {
+    check(engine, tokens, options)?;
     let (window, target) = (options.window, engine.target());
-    if window < 4 {
-        return Err(Error::argument("window", format!("is {window} tokens, must be at least 4")));
-    }
-    if options.max_windows == Some(0) {
-        return Err(Error::argument("max_windows", "is 0, must be at least 1; omit it to read the whole text"));
-    }
-    if tokens.len() < window {
-        let problem = format!("are {}, fewer than a window of {window}", tokens.len());
-        return Err(Error::argument("tokens", format!("{problem}; use a longer text or a shorter window")));
-    }
-    if let Some(id) = tokens.iter().find(|id| **id as usize >= target.vocab_size()) {
-        let problem = format!("token id {id} is outside the vocabulary of {}", target.vocab_size());
-        return Err(Error::argument("tokens", problem));
-    }
-    let limit = target.max_position_embeddings();
-    if window > limit {
-        return Err(Error::Context { needed: window, limit });
-    }
+    let bos = match engine.tokenizer() {
+        Ok(tokenizer) => tokenizer.bos(),
+        Err(_) => target.bos_token_id(),
+    };
     let first = window / 2;
     let mut result = Perplexity::default();
     for text in tokens.chunks_exact(window).take(options.max_windows.unwrap_or(usize::MAX)) {
         let mut ids = text.to_vec();
-        if let Some(bos) = target.bos_token_id() {
-            ids[0] = bos;
-        }
+        ids[0] = bos.unwrap_or(ids[0]);
         let context = options.kv.max_context.unwrap_or(window);
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = engine.session(&SessionOptions { kv })?;
@@ -131,4 +116,29 @@ pub fn perplexity(
         progress(&result);
     }
     Ok(result)
+}
+
+/// # Errors
+/// As [`perplexity`], except those of the model's output.
+fn check(engine: &Engine, tokens: &[u32], options: &PerplexityOptions) -> Result<()> {
+    let (window, target) = (options.window, engine.target());
+    if window < 4 {
+        return Err(Error::argument("window", format!("is {window} tokens, must be at least 4")));
+    }
+    if options.max_windows == Some(0) {
+        return Err(Error::argument("max_windows", "is 0, must be at least 1; omit it to read the whole text"));
+    }
+    if tokens.len() < window {
+        let problem = format!("are {}, fewer than a window of {window}", tokens.len());
+        return Err(Error::argument("tokens", format!("{problem}; use a longer text or a shorter window")));
+    }
+    if let Some(id) = tokens.iter().find(|id| **id as usize >= target.vocab_size()) {
+        let problem = format!("token id {id} is outside the vocabulary of {}", target.vocab_size());
+        return Err(Error::argument("tokens", problem));
+    }
+    let limit = target.max_position_embeddings();
+    if window > limit {
+        return Err(Error::Context { needed: window, limit });
+    }
+    Ok(())
 }

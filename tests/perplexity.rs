@@ -2,13 +2,14 @@
 
 mod cases;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cases::{cache, on_every_isa, pass, values};
 use foretoken::OutputRows;
 use foretoken::kv::KvOptions;
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{ElementType, Engine, EngineOptions, Isa};
+use serde_json::{Value, json};
 
 fn engine(isa: Isa) -> Engine {
     let options = EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target"));
@@ -72,6 +73,47 @@ fn short_rounds_give_the_same() {
         perplexity(&engine, &tokens, &options, |_| {}).expect("a result").value()
     };
     assert_eq!(measure(5), measure(512));
+}
+
+/// A copy of Qwen3.5's demo with a changed JSON file.
+fn demo_qwen(directory: PathBuf, name: &str, change: impl FnOnce(&mut Value)) -> Engine {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    std::fs::create_dir(&directory).expect("a directory");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(demo.join(file), directory.join(file)).expect("a copy");
+    }
+    let mut file = serde_json::from_slice(&std::fs::read(demo.join(name)).expect("the demo")).expect("JSON");
+    change(&mut file);
+    std::fs::write(directory.join(name), file.to_string()).expect("written");
+    Engine::load(&EngineOptions::new(directory)).expect("an engine")
+}
+
+/// As in llama.cpp, the tokenizer decides whether windows begin with BOS: Qwen3.5's adds none, although configurations
+/// name one.
+#[test]
+fn the_tokenizer_decides_what_windows_begin_with() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let measure =
+        |engine: &Engine, tokens: &[u32]| perplexity(engine, tokens, &options(64), |_| {}).expect("a result").value();
+    let tokens: Vec<u32> = (0..128).map(|i| 300 + i * 7 % 3000).collect();
+    let named = demo_qwen(at("named"), "config.json", |config| config["bos_token_id"] = 0.into());
+    let plain = demo_qwen(at("plain"), "config.json", |_| {});
+    assert_eq!(named.tokenizer().expect("one").bos(), None);
+    assert_eq!(measure(&named, &tokens), measure(&plain, &tokens));
+
+    let bos = "<|endoftext|>";
+    let single = json!([{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    let special_tokens = json!({bos: {"id": bos, "ids": [0], "tokens": [bos]}});
+    let adding = demo_qwen(at("adding"), "tokenizer.json", |file| {
+        file["post_processor"] =
+            json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens});
+    });
+    assert_eq!(adding.tokenizer().expect("one").bos(), Some(0));
+    let mut replaced = tokens.clone();
+    replaced.iter_mut().step_by(64).for_each(|first| *first = 0);
+    assert_eq!(measure(&adding, &tokens), measure(&plain, &replaced));
+    assert_ne!(measure(&adding, &tokens), measure(&plain, &tokens));
 }
 
 #[test]

@@ -146,10 +146,6 @@ impl Model for Target {
         self.config.max_position_embeddings
     }
 
-    fn bos_token_id(&self) -> Option<u32> {
-        self.config.bos_token_id
-    }
-
     fn step_cost(&self) -> StepCost {
         self.step
     }

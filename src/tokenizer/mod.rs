@@ -98,6 +98,12 @@ impl Tokenizer {
         Ok(self.with_one_bos(encoding.get_ids()))
     }
 
+    /// The token that [`Tokenizer::encode`] puts before every text, if any.
+    pub fn bos(&self) -> Option<u32> {
+        let first = |add_special: bool| Some(*self.inner.encode_fast("a", add_special).ok()?.get_ids().first()?);
+        self.bos.or_else(|| first(true).filter(|id| first(false) != Some(*id)))
+    }
+
     fn with_one_bos(&self, ids: &[u32]) -> Vec<u32> {
         let Some(bos) = self.bos else { return ids.to_vec() };
         let own = ids.iter().take_while(|id| **id == bos).count();

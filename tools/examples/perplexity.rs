@@ -13,8 +13,8 @@ use foretoken_tools::println;
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
 ///
-/// Windowed as in llama.cpp: the text is split into windows, each starts with BOS, and the second
-/// half of each is scored.
+/// Windowed as in llama.cpp: the text is split into windows, each starts with BOS if the tokenizer adds it to texts,
+/// and the second half of each is scored.
 ///
 /// Example: perplexity wiki.test.raw --model gemma-4-E2B-it-q4_k_m.gguf --cache-type-k bf16
 #[derive(Parser)]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions};
+use foretoken::{Engine, Pipeline, PrefixCacheOptions, SchedulerOptions};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
@@ -202,7 +202,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
             min_p: text.min_p,
             seed: text.seed,
             max_tokens: text.max_tokens,
-            speculation: args.drafting.options(engine)?,
+            speculation: args.drafting.options(engine, Pipeline::InTurn)?,
             logits_processor: None,
         },
         chat_template: template,
@@ -272,4 +272,18 @@ fn stop() -> Result<impl Future<Output = ()>> {
             std::future::pending::<()>().await;
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A scheduler drafts nothing ahead: the option is not accepted without effect.
+    #[test]
+    fn there_is_no_pipeline_depth() {
+        let parse = |arguments: &[&str]| Args::try_parse_from([&["foretoken-server"], arguments].concat());
+        assert!(parse(&["--skip-streak", "2"]).is_ok());
+        let error = parse(&["--pipeline-depth", "2"]).err().expect("an unknown option").to_string();
+        assert!(error.contains("--pipeline-depth"), "{error}");
+    }
 }

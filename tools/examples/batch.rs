@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use foretoken::{Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken::{
+    Engine, GenerateOptions, Pipeline, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions,
+};
 use foretoken_tools::println;
 use foretoken_tools::{arguments, demo, measure};
 
@@ -60,7 +62,7 @@ fn command(args: Args) -> Result<()> {
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, &engine)?;
-    let speculation = args.drafting.options(&engine)?;
+    let speculation = args.drafting.options(&engine, Pipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
         Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),

@@ -17,6 +17,8 @@ struct Args {
     load: arguments::Load,
     #[command(flatten)]
     drafting: arguments::Drafting,
+    #[command(flatten)]
+    pipelining: arguments::Pipelining,
     /// The prompt.
     #[arg(long, default_value = "impl Default for Options {\n    fn default() -> Self {\n        ")]
     prompt: String,
@@ -77,7 +79,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
 fn measure(args: Args) -> Result<()> {
     ensure!(args.turns > 0, "--turns must be at least 1");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
-    let on = args.drafting.options(&engine)?;
+    let on = args.drafting.options(&engine, args.pipelining.pipeline())?;
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;
     let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };
     println!("vocabulary {}, {} threads, {}", engine.target().vocab_size(), engine.threads(), engine.isa().name());

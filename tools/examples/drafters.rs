@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
     Statistics, Stop,
 };
+use foretoken_tools::arguments::Pipelining;
 use foretoken_tools::demo;
 use foretoken_tools::println;
 use serde_json::json;
@@ -39,9 +40,8 @@ struct Args {
     /// Number of runs.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
-    /// 2: draft the next round while the text of this one is processed.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
-    pipeline_depth: u8,
+    #[command(flatten)]
+    pipelining: Pipelining,
     /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -111,7 +111,7 @@ fn command(args: Args) -> Result<()> {
             "repeats": args.repeats,
             "threads": engine.threads(),
             "isa": engine.isa().name(),
-            "pipeline_depth": args.pipeline_depth,
+            "pipeline_depth": args.pipelining.pipeline_depth,
             "costs": engine.costs(),
             "kinds": kinds,
         });
@@ -157,7 +157,7 @@ fn edited_file() -> String {
 }
 
 fn modes(args: &Args) -> Vec<Mode> {
-    let pipeline = if args.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn };
+    let pipeline = args.pipelining.pipeline();
     let with = |drafters: &Drafters, block| {
         let drafters = drafters.clone();
         Speculation::With(SpeculationOptions { drafters, block, pipeline, ..SpeculationOptions::default() })

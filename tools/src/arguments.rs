@@ -227,9 +227,6 @@ pub struct Drafting {
     /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32).
     #[arg(long, value_name = "N")]
     pub skip_streak: Option<usize>,
-    /// 2: draft the next round while the text of this one is processed.
-    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
-    pub pipeline_depth: u8,
     /// Sample drafts from the drafter's distribution instead of taking its most probable token.
     #[arg(long)]
     pub sample_drafts: bool,
@@ -242,12 +239,27 @@ pub struct Drafting {
     pub ngram_dynamic: Option<PathBuf>,
 }
 
+/// When drafts are made, in commands that generate one text at a time: a scheduler makes no drafts ahead.
+#[derive(Args)]
+pub struct Pipelining {
+    /// 2: draft the next round while the text of this one is processed.
+    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub pipeline_depth: u8,
+}
+
+impl Pipelining {
+    /// The option of the library.
+    pub fn pipeline(&self) -> Pipeline {
+        if self.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn }
+    }
+}
+
 impl Drafting {
     /// The speculation options. A block size or a preset alone selects the assistant.
     ///
     /// # Errors
     /// If a file of n-gram counts cannot be read, or no drafter uses it.
-    pub fn options(&self, engine: &Engine) -> Result<Speculation> {
+    pub fn options(&self, engine: &Engine, pipeline: Pipeline) -> Result<Speculation> {
         let able = engine.has_mtp() || engine.draft_model().is_some();
         if self.no_speculation {
             return Ok(Speculation::Off);
@@ -282,7 +294,7 @@ impl Drafting {
             block,
             skip_streak: self.skip_streak,
             drafts: if self.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
-            pipeline: if self.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn },
+            pipeline,
         }))
     }
 

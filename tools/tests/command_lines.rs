@@ -957,6 +957,14 @@ fn a_prompt_that_fails_loses_no_other() {
     assert_eq!((&report["generated_tokens"], report["texts"].as_array().map(Vec::len)), (&Value::from(0), Some(3)));
 }
 
+/// A scheduler drafts nothing ahead: the option is not accepted without effect.
+#[test]
+fn batch_has_no_pipeline_depth() {
+    let Output { status, stderr, .. } = run("batch", &["--pipeline-depth", "2"]);
+    let line = "Error: unexpected argument '--pipeline-depth' found; see --help\n";
+    assert_eq!((status.code(), text(&stderr).as_str()), (Some(1), line));
+}
+
 /// Counts of nothing, and of too many threads, are refused, not computed with.
 #[test]
 fn counts_of_nothing_are_refused() {

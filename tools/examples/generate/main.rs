@@ -28,6 +28,8 @@ struct Args {
     #[command(flatten)]
     drafting: arguments::Drafting,
     #[command(flatten)]
+    pipelining: arguments::Pipelining,
+    #[command(flatten)]
     text: Text,
     #[command(flatten)]
     kv: arguments::Kv,
@@ -112,7 +114,7 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
         eprintln!("{}", report::sampling(&text.sampling));
     }
     Ok(GenerateOptions {
-        speculation: args.drafting.options(engine)?,
+        speculation: args.drafting.options(engine, args.pipelining.pipeline())?,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
         ..text

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use foretoken::{
-    Engine, GenerateOptions, Pipeline, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions,
-};
+use foretoken::{Engine, GenerateOptions, Pipeline, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
 use foretoken_tools::println;
 use foretoken_tools::{arguments, demo, measure};
 
@@ -51,12 +49,19 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
     foretoken_tools::run(command)
 }
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
     ensure!(args.measure.is_some() || args.sequences.len() == 1, "--sequences is a list only with --measure");
+    // v(N) is a pass over N rows.
+    let most_rows = args.kv.options().kv.max_round_rows;
+    ensure!(
+        args.measure.is_none() || args.sequences.iter().all(|n| *n <= most_rows),
+        "--sequences must be from 1 to {most_rows} with --measure"
+    );
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
@@ -190,9 +195,11 @@ fn together(
 
 /// The gain from batching, and the gain if forward passes were the only cost.
 fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions, times: usize) -> Result<()> {
-    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    let mut probe = Probe::new(engine, &args.kv.options())?;
     let ids = measure::ids(engine, prompts[0].len().max(1024));
     probe.read(&prompts[0])?;
+    // Fails here, not after a measurement, if the largest pass does not fit the context.
+    probe.verify(&ids[..args.sequences.iter().copied().max().unwrap_or(1)])?;
     let mut single = Vec::new();
     let mut measured: Vec<_> = args.sequences.iter().map(|n| (*n, Vec::new(), Vec::new())).collect();
     for time in 0..=times {

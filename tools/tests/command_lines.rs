@@ -957,6 +957,32 @@ fn a_prompt_that_fails_loses_no_other() {
     assert_eq!((&report["generated_tokens"], report["texts"].as_array().map(Vec::len)), (&Value::from(0), Some(3)));
 }
 
+#[test]
+fn batch_warns_on_stderr() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, "fn main() {\n").expect("a file");
+    let arguments = [utf8(&path), "--max-tokens", "1", "--threads", "1", "--cache-type-k", "turbo3", "--json"];
+    let (stdout, stderr) = succeeds("batch", &arguments);
+    assert!(stderr.contains("WARN") && stderr.contains("keys in fewer than 5 bits"), "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}"));
+    assert_eq!(report["generated_tokens"], 1);
+}
+
+/// v(N) is measured with the options of the sequences, and what cannot be measured is refused before they are decoded.
+#[test]
+fn batch_measures_v_with_its_own_options() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, "fn main() {\n").expect("a file");
+    let all = [utf8(&path), "--measure", "1", "--max-tokens", "2", "--threads", "1", "--ignore-eos", "--context", "24"];
+    let report = json("batch", &[&all[..], &["--sequences", "2", "--json"]].concat());
+    assert!(number(&report["batches"][0]["v"]) > 0.0, "{report}");
+    let Output { status, stderr, .. } = run("batch", &[&all[..], &["--sequences", "2,32"]].concat());
+    let line = text(&stderr);
+    assert!(status.code() == Some(1) && line.contains("do not fit the context of 24"), "{line}");
+}
+
 /// A scheduler drafts nothing ahead: the option is not accepted without effect.
 #[test]
 fn batch_has_no_pipeline_depth() {
@@ -975,13 +1001,14 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 11] = [
+    let cases: [(&str, &[&str], &str); 12] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
         ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),
         ("batch", &["--measure", "--max-tokens", "1"], "--max-tokens must be at least 2 with --measure"),
+        ("batch", &["--measure", "--sequences", "1,600"], "--sequences must be from 1 to 512 with --measure"),
         ("kv_quality", &["--tokens", "0"], "--tokens must be at least 1"),
         ("acceptance", &["--prompts", no_prompts], &format!("{no_prompts}: has no prompts")),
         (

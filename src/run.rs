@@ -43,7 +43,7 @@ pub(crate) struct Run {
 /// What was before the prompt, until the prompt is read.
 enum Undo {
     /// The sequence, with its state if the prompt takes several passes.
-    Sequence { len: usize, newest: Option<DecodeState>, state: Option<Snapshot> },
+    Sequence { len: usize, newest: Option<DecodeState>, state: Option<Box<Snapshot>> },
     /// The empty session that a cached prefix took the place of.
     Session(Box<Session>),
 }
@@ -157,7 +157,7 @@ impl Run {
             let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
             if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
-                *state = Some(decoder.snapshot()?);
+                *state = Some(Box::new(decoder.snapshot()?));
             }
             return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
         }
@@ -337,7 +337,7 @@ impl Run {
         let decoder = session.decoder().0;
         // Without a snapshot the prompt is one pass, which failed.
         if let Some(state) = state {
-            decoder.restore(state);
+            decoder.restore(*state);
         }
         decoder.drafting.truncate(len, newest);
     }

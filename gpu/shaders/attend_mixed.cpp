@@ -55,10 +55,10 @@ using Output = float[GROUPS<HD>][4];
 // The first of the warp's channels in a group. Heads below 128 have fewer than eight strips.
 INLINE int first_channel(int group, int warp) { return (group * 8 + warp) * 16; }
 
-// As `fragment`; also of codes of 8 bits, which are levels, a vector in every line.
+// As `levels_fragment`; also of codes of 8 bits, which are levels, a vector in every line.
 INLINE void any_fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page, int first, int g,
                          int t, THREAD u32 (&a)[4]) {
-    if (f.upper < 8) return fragment(f, table, page, first, g, t, a);
+    if (f.upper < 8) return levels_fragment(f, table, page, first, g, t, a);
     const DEVICE uint2* lines = reinterpret_cast<const DEVICE uint2*>(page.upper + AT((first + 2 * t) * 64 + 8 * g));
     uint2 vectors[2] = {lines[0], lines[AT(8)]};
     for (int h = 0; h < 2; h++) a[2 * h] = vectors[h].x, a[2 * h + 1] = vectors[h].y;

@@ -124,7 +124,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                 for (int step = 0; step < 4; step++) {
                     u32 a[4];
                     if (transposed) transposed_fragment(p.value, value_table, values, group * 8 + step * 2, warp, g, t, a);
-                    else fragment(p.key, key_table, keys, (group * 8 + warp) * 32 + step * 8, g, t, a);
+                    else levels_fragment(p.key, key_table, keys, (group * 8 + warp) * 32 + step * 8, g, t, a);
                     for (int tile = 0; tile < TILES; tile++) {
                         uint2 b = {0, 0};
                         if (operand_index[tile] >= 0) {
@@ -195,7 +195,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
 #pragma unroll 2
             for (int step = 0; step < 4; step++) {
                 u32 a[4];
-                fragment(p.value, value_table, values, strip * 32 + step * 8, g, t, a);
+                levels_fragment(p.value, value_table, values, strip * 32 + step * 8, g, t, a);
                 for (int tile = 0; tile < TILES; tile++) {
                     int n = AT(tile * 8 + g), word = 8 * step + 2 * t;
                     uint2 high = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[0][group][word]);

@@ -1,7 +1,8 @@
 // Shared by all kernels, which are written in the common subset of CUDA C++ and the Metal Shading Language; a dialect,
 // `cuda/device.cuh` or `metal/device.metal`, is included before this file and defines the rest. On the CPU, the headers
-// of `tests/emulator` are included before the dialect and replace its language. Metal is C++14, has no doubles, no shared
-// memory outside of kernels, and the keywords half, device, kernel, thread, which are not used as identifiers here.
+// of `tests/emulator` are included before the dialect and replace its language. Metal is C++14, has no doubles, no
+// shared memory outside of kernels, and reserves words that C++ does not: half, device, constant, thread, threadgroup,
+// kernel, vertex, fragment, quad and others (`tests/metal_stub`). No text for Metal declares one, not even a member.
 //
 // A dialect defines:
 // * KERNEL(name, Params, threads, blocks, Scratch): a kernel with one parameter structure, which `src/plan` has in Rust,

@@ -138,7 +138,7 @@ struct Levels {
         return float((i8)(word >> (code % 4 * 8)));
     }
     // Word t of two rows: quad t in the low nibbles, quad t + 4 in the high ones.
-    static INLINE void fragment(uint2 q, THREAD u32 (&a)[4]) {
+    static INLINE void nibbles_fragment(uint2 q, THREAD u32 (&a)[4]) {
         a[0] = of(q.x & 0x0f0f0f0fu), a[1] = of(q.y & 0x0f0f0f0fu);
         a[2] = of(q.x >> 4 & 0x0f0f0f0fu), a[3] = of(q.y >> 4 & 0x0f0f0f0fu);
     }
@@ -270,7 +270,7 @@ struct IQ4_NL {
         float d[2];
         u32 a[4];
         load_scales(at, 0, g, d);
-        IQ4Levels::fragment(load_rows(at, 32 + 64 * t, g), a);
+        IQ4Levels::nibbles_fragment(load_rows(at, 32 + 64 * t, g), a);
         add_block_of_32<TILES>(x, block, t, a, d, y);
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
@@ -293,7 +293,7 @@ struct MXFP4 {
         u32 exponents = *reinterpret_cast<const DEVICE u16*>(at + AT(2 * g));
         float d[2] = {half_power_of_two(exponents & 255), half_power_of_two(exponents >> 8)};
         u32 a[4];
-        E2M1Levels::fragment(load_rows(at, 16 + 64 * t, g), a);
+        E2M1Levels::nibbles_fragment(load_rows(at, 16 + 64 * t, g), a);
         add_block_of_32<TILES>(x, block, t, a, d, y);
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {

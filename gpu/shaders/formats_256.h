@@ -111,7 +111,7 @@ struct Q6_K {
     static CONSTEXPR int D = 0, SCALES = 16 * 2, WEIGHTS = 16 * 18;
 
     // Quad t (h = 0) or 4 + t of 32 weights: in word t, upper bits of the second in word 4 + t / 2; see quant/recode.rs.
-    static INLINE u32 quad(u32 word, u32 next, int t, int h) {
+    static INLINE u32 quad_of(u32 word, u32 next, int t, int h) {
         if (h == 0) return word & 0x3f3f3f3fu;
         return (word >> 6 & 0x03030303u) | (next >> (t % 2 * 4) & 0x0f0f0f0fu) << 2;
     }
@@ -133,7 +133,7 @@ struct Q6_K {
                 uint2 word = load_rows(weights, 64 * t, g), next = load_rows(weights, 64 * (4 + t / 2), g);
                 for (int h = 0; h < 2; h++) {
                     int s = side * 8 + quarter * 2 + h;
-                    u32 a[2] = {minus(quad(word.x, next.x, t, h), 32), minus(quad(word.y, next.y, t, h), 32)};
+                    u32 a[2] = {minus(quad_of(word.x, next.x, t, h), 32), minus(quad_of(word.y, next.y, t, h), 32)};
                     // Scales of the rows are interleaved by byte.
                     u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
                     int by[2] = {(i8)scales, (i8)(scales >> 8)};
@@ -158,7 +158,7 @@ struct Q6_K {
         int t = i / 4 % 4, word = packed_byte(weights, i % 16, row), next = packed_byte(weights, 16 + t / 2 * 4 + i % 4, row);
         float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
         float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
-        return mul(by, float(int(quad(word, next, t, i % 32 / 16)) - 32));
+        return mul(by, float(int(quad_of(word, next, t, i % 32 / 16)) - 32));
     }
 };
 
@@ -179,7 +179,7 @@ struct IQ4_XS {
         u32 high[2] = {(first & 255) | (second & 255) << 8, first >> 8 | (second & 0xff00u)};
         for (int s = 0; s < 8; s++) {
             u32 a[4];
-            IQ4Levels::fragment(load_rows(at, 128 + 64 * (4 * s + t), g), a);
+            IQ4Levels::nibbles_fragment(load_rows(at, 128 + 64 * (4 * s + t), g), a);
             int by[2] = {int((low.x >> (4 * s) & 15) | (high[0] >> (2 * s) & 3) << 4) - 32,
                          int((low.y >> (4 * s) & 15) | (high[1] >> (2 * s) & 3) << 4) - 32};
             for (int tile = 0; tile < TILES; tile++) {
@@ -215,7 +215,7 @@ struct ThreeBits {
         shift[0] = t == 1 ? 3 : t == 3 ? 6 : 0, shift[1] = t == 1 ? 0 : t == 3 ? 6 : 3;
         mask = t == 3 ? 0x03030303u : 0x07070707u, upper = t == 3 ? 0x04040404u : 0;
     }
-    INLINE u32 quad(u32 bits, u32 middle, int h) const { return (bits >> shift[h] & mask) | (middle >> (4 + h) & upper); }
+    INLINE u32 quad_of(u32 bits, u32 middle, int h) const { return (bits >> shift[h] & mask) | (middle >> (4 + h) & upper); }
 };
 
 // Blocks of 256 in sixteen sub-blocks of 16. BITS is 2, with a 4-bit scale and min each, or 3, with a 6-bit scale.
@@ -257,8 +257,8 @@ struct SmallK {
                     int by[2] = {scale_of(scales.x, upper.x, s), scale_of(scales.y, upper.y, s)};
                     u32 a[2] = {words[h].x >> (quarter * 2) & 0x03030303u, words[h].y >> (quarter * 2) & 0x03030303u};
                     if (BITS == 3) {
-                        a[0] = minus(three.quad(words[h].x, middle.x, h), 4);
-                        a[1] = minus(three.quad(words[h].y, middle.y, h), 4);
+                        a[0] = minus(three.quad_of(words[h].x, middle.x, h), 4);
+                        a[1] = minus(three.quad_of(words[h].y, middle.y, h), 4);
                     }
                     // The mins times the sums of x: a product with rows of the min.
                     u32 m[2] = {(scales.x >> (s % 4 * 8 + 4) & 15) * 0x01010101u,
@@ -292,7 +292,8 @@ struct SmallK {
         }
         ThreeBits three(i / 4 % 4);
         int h = s % 2, word = i / 32 * 12 + i % 4; // byte `i % 4` of the first of three words
-        int q = three.quad(packed_byte(at + WEIGHTS, word + 4 * three.word[h], row), packed_byte(at + WEIGHTS, word + 4, row), h);
+        int bits = packed_byte(at + WEIGHTS, word + 4 * three.word[h], row);
+        int q = three.quad_of(bits, packed_byte(at + WEIGHTS, word + 4, row), h);
         int low = packed_byte(at + SCALES, s % 8, row) >> (s / 8 * 4) & 15;
         int high = packed_byte(at + SCALES, 8 + s % 4, row) >> (s / 4 * 2) & 3;
         return mul(mul(d, float((low | high << 4) - 32)), float(q - 4));

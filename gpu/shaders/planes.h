@@ -70,8 +70,8 @@ INLINE u32 codes_in(const CONSTANT Format& f, u32 upper, u32 lower, int vector) 
 }
 
 // The A fragment of the eight vectors from `first` on, which is a multiple of 8; vectors are counted from the page's first.
-INLINE void fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page, int first,
-                    int g, int t, THREAD u32 (&a)[4]) {
+INLINE void levels_fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page,
+                            int first, int g, int t, THREAD u32 (&a)[4]) {
     int vector = first + 2 * t;
     const DEVICE u8* at = page.upper + AT((vector * f.upper >> 3) * 64 + 8 * g);
     uint2 upper = *reinterpret_cast<const DEVICE uint2*>(at), lower = {0, 0};

@@ -85,6 +85,11 @@ fn mistakes_are_noticed() {
         ("a function that Metal lacks", "INLINE float wrong(float x) { return fmodf(x, 2); }"),
         ("shared memory outside of a kernel", "INLINE void wrong() { threadgroup float x; x = 1; }"),
         ("a shuffle of 64 bits", "INLINE u64 wrong(u64 x) { return simd_shuffle(x, ushort(1)); }"),
+        ("a stage as a name", "INLINE void fragment() {}"),
+        ("a stage as a member", "struct W { int vertex; };"),
+        ("an address space as a name", "INLINE int wrong(int threadgroup) { return threadgroup; }"),
+        ("a reserved type as a member", "struct W { int f() { return quad; } int quad; };"),
+        ("a type that the texts do not use as a name", "INLINE float wrong(float bfloat) { return bfloat; }"),
         (
             "a kernel that writes its parameters",
             "struct Q { int x; }; KERNEL(wrong, Q, 32, 1, None) { p.x = self.lane; }",

@@ -11,6 +11,8 @@
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 pub mod cuda;
+#[cfg(any(test, feature = "metal"))]
+mod in_flight;
 mod launch;
 #[cfg(feature = "metal")]
 pub mod metal;

@@ -121,7 +121,7 @@ impl Device {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        // A failed launch is reported to the next reader.
+        // The device keeps a failure for all later calls.
         let _ = self.device.0.wait();
         lock(&self.device.0.memories).live.remove(&self.slice.address());
     }

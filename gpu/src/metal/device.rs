@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, Weak};
 use super::error::MetalError;
 use super::info::DeviceInfo;
 use super::memory::{Memories, lock};
-use super::queue::StreamState;
+use super::queue::{StreamState, poisoned};
 use super::sources::SOURCES;
 use super::system::{Gpu, Library, Pipeline};
+use crate::in_flight::{self, Failure};
 
 /// An open device. Clones are the same device.
 #[derive(Clone)]
@@ -22,6 +23,8 @@ pub(super) struct Opened {
     pub(super) memories: Mutex<Memories>,
     /// All streams: they are waited for before the CPU accesses memory.
     pub(super) streams: Mutex<Vec<Weak<Mutex<StreamState>>>>,
+    /// Of all streams, also of dropped ones.
+    pub(super) failure: Failure,
     info: DeviceInfo,
 }
 
@@ -47,8 +50,8 @@ impl Device {
                 .map(|job| job.join().unwrap_or_else(|panic| resume_unwind(panic)))
                 .collect::<Result<_, _>>()
         })?;
-        let (pipelines, memories, streams) = Default::default();
-        Ok(Self(Arc::new(Opened { gpu, libraries, pipelines, memories, streams, info })))
+        let (pipelines, memories, streams, failure) = Default::default();
+        Ok(Self(Arc::new(Opened { gpu, libraries, pipelines, memories, streams, failure, info })))
     }
 
     /// Its properties.
@@ -84,10 +87,11 @@ impl Device {
 }
 
 impl Opened {
-    /// Waits for all streams.
+    /// Waits for all streams; an error if any launch since the device was opened failed.
     pub(super) fn wait(&self) -> Result<(), MetalError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        streams.iter().map(|stream| lock(stream).wait()).fold(Ok(()), Result::and)
+        let waited = streams.iter().map(|stream| lock(stream).wait()).fold(Ok(()), Result::and);
+        waited.and(in_flight::check(&self.failure).map_err(poisoned))
     }
 
     /// The kernel `name`, created once.

@@ -54,7 +54,13 @@ pub enum MetalError {
         /// Elements of the buffer.
         len: usize,
     },
-    /// A call failed, or an earlier launch.
+    /// A launch failed. What it should have written is undefined, so all later launches, reads and writes of the device
+    /// fail as well.
+    Poisoned {
+        /// The system's message.
+        problem: String,
+    },
+    /// A call failed.
     System {
         /// The call.
         call: &'static str,
@@ -91,6 +97,11 @@ impl std::fmt::Display for MetalError {
             Self::Length { requested, len } => {
                 write!(f, "Metal: {requested} elements requested of a buffer of {len}")
             }
+            Self::Poisoned { problem } => write!(
+                f,
+                "Metal: a launch failed: {problem}; its results are lost, and the device takes no more calls: open it \
+                 again, or use the CPU"
+            ),
             Self::System { call, problem } => write!(f, "Metal: {call}: {problem}"),
         }
     }

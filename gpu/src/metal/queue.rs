@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use super::error::MetalError;
 use super::memory::{Memories, lock};
 use super::system::{Batch, Pipeline, Queue, Submitted};
+use crate::in_flight::{Failure, InFlight, Running};
 
 /// Launches per batch: the device runs a batch while the next one is encoded.
 const BATCH: usize = 64;
@@ -16,7 +17,7 @@ const MAX_SUBMITTED: usize = 32;
 pub(super) struct StreamState {
     queue: Queue,
     batch: Option<Open>,
-    submitted: Vec<Submitted>,
+    in_flight: InFlight<Submitted>,
 }
 
 /// A batch that is being encoded.
@@ -37,13 +38,15 @@ pub(super) struct Recorded {
 }
 
 impl StreamState {
-    pub(super) fn new(queue: Queue) -> Self {
-        Self { queue, batch: None, submitted: Vec::new() }
+    /// A stream that fails if a batch of any stream with the same `failure` has failed.
+    pub(super) fn new(queue: Queue, failure: Failure) -> Self {
+        Self { queue, batch: None, in_flight: InFlight::new(failure) }
     }
 
     /// # Safety
     /// As [`super::Stream::launch`].
     pub(super) unsafe fn launch(&mut self, memories: &Mutex<Memories>, launch: &Recorded) -> Result<(), MetalError> {
+        self.in_flight.check().map_err(poisoned)?;
         let memories = lock(memories);
         let open = match &mut self.batch {
             Some(open) => open,
@@ -66,24 +69,32 @@ impl StreamState {
 
     /// Submits the open batch.
     fn submit(&mut self) -> Result<(), MetalError> {
-        self.submitted.extend(self.batch.take().map(|open| open.batch.commit()));
-        if self.submitted.len() > MAX_SUBMITTED { done(self.submitted.remove(0)) } else { Ok(()) }
+        let submitted = self.batch.take().map(|open| open.batch.commit());
+        let pushed = submitted.map_or(Ok(()), |batch| self.in_flight.push(batch, MAX_SUBMITTED));
+        pushed.map_err(poisoned)
     }
 
-    /// Waits for all batches.
+    /// Waits for all batches, also if one failed.
     pub(super) fn wait(&mut self) -> Result<(), MetalError> {
         let submitted = self.submit();
-        self.submitted.drain(..).map(done).fold(submitted, Result::and)
+        self.in_flight.wait().map_err(poisoned).and(submitted)
     }
 }
 
-/// Waits for a batch.
-fn done(submitted: Submitted) -> Result<(), MetalError> {
-    submitted.wait().map_err(|problem| MetalError::System { call: "a launch", problem })
+impl Running for Submitted {
+    fn finish(self) -> Result<(), String> {
+        self.wait()
+    }
+}
+
+/// The error of a failed batch.
+pub(super) fn poisoned(problem: String) -> MetalError {
+    MetalError::Poisoned { problem }
 }
 
 impl Drop for StreamState {
-    /// An encoder must not be dropped open, and readers of buffers wait for live streams only.
+    /// An encoder must not be dropped open, and readers of buffers wait for live streams only. The device keeps a
+    /// failure.
     fn drop(&mut self) {
         let _ = self.wait();
     }

@@ -48,7 +48,7 @@ impl Stream {
     /// Launches a plan after the stream's earlier launches.
     ///
     /// # Errors
-    /// If there is no such kernel, or the system fails.
+    /// If there is no such kernel, or the system fails; [`MetalError::Poisoned`] if an earlier launch failed.
     ///
     /// # Safety
     /// Until the launch has finished: the buffers of the plan's slices live, nothing else writes what it reads, and
@@ -63,7 +63,7 @@ impl Stream {
     /// Waits until all launches on this stream have finished.
     ///
     /// # Errors
-    /// If a launch failed.
+    /// [`MetalError::Poisoned`] if a launch failed, now or before.
     pub fn synchronize(&self) -> Result<(), MetalError> {
         lock(&self.state).wait()
     }
@@ -81,7 +81,7 @@ impl Stream {
     /// Replays a graph after the stream's earlier launches.
     ///
     /// # Errors
-    /// If the system fails.
+    /// If the system fails; [`MetalError::Poisoned`] if an earlier launch failed.
     ///
     /// # Safety
     /// As [`Stream::launch`], for every recorded launch.
@@ -120,7 +120,7 @@ impl Device {
     pub fn stream(&self) -> Result<Stream, MetalError> {
         let queue = self.0.gpu.queue();
         let queue = queue.ok_or(MetalError::System { call: "newCommandQueue", problem: "none available".into() })?;
-        let state = Arc::new(Mutex::new(StreamState::new(queue)));
+        let state = Arc::new(Mutex::new(StreamState::new(queue, self.0.failure.clone())));
         let mut streams = lock(&self.0.streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&state));

@@ -729,6 +729,16 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 
+/// A recording that does not fit memory takes the place of those before.
+#[test]
+fn recordings_that_do_not_fit_replace_others() {
+    let pair = pair("nested", NARROW, None);
+    let (session, options) = (exact(ElementType::F32), mtp(3, &plain(12)));
+    let want = run(&pair.cpu, &session, &text(40), &options).0;
+    pair.machine.limit_recordings(1);
+    assert_eq!(run(&pair.device, &session, &text(40), &options).0, want);
+}
+
 /// A draft model next to its target: the target itself, which is always right, and one that is sometimes wrong. Both
 /// sides draft the same, also if the host chooses, and if a draft is discarded with the generation.
 #[test]

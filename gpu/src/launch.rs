@@ -109,10 +109,13 @@ pub(crate) fn dimension(name: &str, value: usize) -> Result<i32, LaunchError> {
     i32::try_from(value).map_err(|_| LaunchError(format!("{name} is {value}; at most {} is supported", i32::MAX)))
 }
 
+/// Blocks in y or z of a grid, at most.
+pub(crate) const MAX_BLOCKS: usize = 65_535;
+
 /// A number of blocks in y or z of a grid.
 pub(crate) fn blocks(name: &str, value: usize) -> Result<u32, LaunchError> {
     match u32::try_from(value) {
-        Ok(blocks) if (1..=65_535).contains(&blocks) => Ok(blocks),
-        _ => Err(LaunchError(format!("{name} takes {value} thread blocks; 1 to 65535 are supported"))),
+        Ok(blocks) if (1..=MAX_BLOCKS).contains(&value) => Ok(blocks),
+        _ => Err(LaunchError(format!("{name} takes {value} thread blocks; 1 to {MAX_BLOCKS} are supported"))),
     }
 }

@@ -124,7 +124,7 @@ impl DraftSteps {
         plan: &KvPlan,
         (given, step, end): (&[u32], usize, usize),
     ) -> Result<()> {
-        let (segments, horizon) = (given.len(), workspace.recordings.reach(end));
+        let (segments, horizon) = (given.len(), workspace.reach(end));
         if let Some(lists) = &mut self.lists {
             lists.given.set(workspace.launcher(), given)?;
         }
@@ -179,7 +179,7 @@ impl DraftSteps {
         // Both or neither, if memory is exhausted.
         let outputs = assistant.outputs(on, rows, models.hidden_size())?;
         let lists = Lists { given: List::new(on, rows)?, segments: List::new(on, rows)? };
-        workspace.recordings.clear();
+        workspace.forget_recordings();
         (workspace.ops.draft, self.lists) = (Some(Arc::new(outputs)), Some(lists));
         Ok(())
     }

@@ -43,11 +43,11 @@ pub(crate) const NO_FAULT: u32 = u32::MAX;
 const SPLIT_PAGES: usize = 2;
 const WINDOW_SPLIT_PAGES: usize = 1;
 
-/// Maximum bytes of split partials in one launch; more rows are attended in several launches.
+/// Bytes of the split partials of one launch, at most; more rows are attended in several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
 
-/// Minimum rows per launch, whatever their partials take.
-const MIN_ROWS: usize = 16;
+/// Rows per launch: a multiple of this, where memory allows. Every launch reads K and V once.
+const ROWS_AT_ONCE: usize = 16;
 
 /// How sequences store K and V: formats and page tables. Sequences of one plan share launches.
 pub(crate) struct KvPlan {
@@ -320,8 +320,9 @@ impl KvPlan {
             zones: store.zones,
             split_pages: if store.window.is_some() { WINDOW_SPLIT_PAGES } else { SPLIT_PAGES },
         };
-        let per_row = parts * pass.splits(&of(0, pass.rows)) * heads * (4 * head_dim + 8);
-        let at_once = (MAX_PARTIAL_BYTES / per_row / MIN_ROWS * MIN_ROWS).max(MIN_ROWS);
+        let all = of(0, pass.rows);
+        let per_row = parts * pass.splits(&all) * heads * (4 * head_dim + 8);
+        let at_once = rows_at_once(per_row, queue.partial_bytes, all.max_rows());
         for first in (0..pass.rows).step_by(at_once) {
             let count = at_once.min(pass.rows - first);
             let queries = of(first, count);
@@ -339,6 +340,17 @@ impl KvPlan {
             launcher.run(combine(&queries, &partials, (domain, store.order), y))?;
         }
         Ok(())
+    }
+}
+
+/// Rows of one launch, at least one and at most `most`, if those of a row take `per_row` bytes of split partials: as many
+/// as [`MAX_PARTIAL_BYTES`] hold. Up to [`ROWS_AT_ONCE`], whose partials take more at depth, as many as `partial_bytes`
+/// hold. A row's bits do not depend on it: splits are at fixed positions.
+fn rows_at_once(per_row: usize, partial_bytes: usize, most: usize) -> usize {
+    let many = (MAX_PARTIAL_BYTES / per_row).min(most) / ROWS_AT_ONCE * ROWS_AT_ONCE;
+    match many {
+        0 => (partial_bytes.max(MAX_PARTIAL_BYTES) / per_row).clamp(1, ROWS_AT_ONCE).min(most),
+        many => many,
     }
 }
 
@@ -462,5 +474,31 @@ impl Store {
                 launcher.run(mixed(queries, &MixedKv { keys, values, query_words, query_scales }, partials))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partials_fit_their_memory_at_any_depth() {
+        // 31B, K and V quantized: two stores, 32 heads of 512 channels, splits of 256 positions.
+        let per_row = |depth: usize| 2 * depth.div_ceil(SPLIT_PAGES * PAGE) * 32 * (4 * 512 + 8);
+        for depth in [1, 4 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10] {
+            for partial_bytes in [0, 96 << 20, 512 << 20, 4 << 30] {
+                let (per_row, most) = (per_row(depth), 1000);
+                let rows = rows_at_once(per_row, partial_bytes, most);
+                let bytes = rows * per_row;
+                assert!(rows == 1 || bytes <= partial_bytes.max(MAX_PARTIAL_BYTES), "{depth} {partial_bytes}: {rows}");
+                assert!(rows > 0 && (rows <= ROWS_AT_ONCE || rows.is_multiple_of(ROWS_AT_ONCE)), "{depth}: {rows}");
+            }
+        }
+        assert_eq!(rows_at_once(per_row(4 << 10), 0, 1000), 16, "as many as 64 MiB hold");
+        assert_eq!(rows_at_once(per_row(1), 0, 1000), 496, "as many as 64 MiB hold");
+        assert_eq!(rows_at_once(per_row(32 << 10), 0, 1000), 3);
+        assert_eq!(rows_at_once(per_row(32 << 10), 512 << 20, 1000), 16);
+        assert_eq!(rows_at_once(per_row(1), 0, 324), 320, "what the grid holds");
+        assert_eq!(rows_at_once(per_row(1), 0, 5), 5);
     }
 }

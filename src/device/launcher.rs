@@ -72,9 +72,10 @@ impl Launcher {
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn finish(self) -> Result<Box<dyn Recording>> {
-        let recorded = self.recorded.map(RefCell::into_inner).unwrap_or_default();
-        self.device.record(&recorded.iter().map(|recorded| recorded.launch).collect::<Vec<_>>())
+    pub fn finish(&self) -> Result<Box<dyn Recording>> {
+        let recorded = self.recorded.as_ref().map(RefCell::borrow);
+        let launches = recorded.iter().flat_map(|recorded| recorded.iter()).map(|recorded| recorded.launch);
+        self.device.record(&launches.collect::<Vec<_>>())
     }
 
     /// Appends a launch, or merges it with the last one.

@@ -164,11 +164,12 @@ impl AnyLaunch {
     }
 }
 
-/// The error for an allocation of `needed` bytes where `available` are free.
-pub fn out_of_memory(device: &str, needed: usize, available: usize) -> Error {
+/// The error for an allocation of `needed` bytes where `available` are free. `None`: the driver's own memory.
+pub fn out_of_memory(device: &str, needed: impl Into<Option<usize>>, available: usize) -> Error {
+    let needed = needed.into();
     Error::Memory {
-        what: format!("a buffer on {device}"),
-        needed: Some(needed as u64),
+        what: format!("{} on {device}", if needed.is_some() { "a buffer" } else { "kernels" }),
+        needed: needed.map(|needed| needed as u64),
         available: Some(available as u64),
         fits: None,
         remedy: "free device memory, or use the CPU".into(),

@@ -14,6 +14,7 @@ use super::passes::Passes;
 use super::recurrent::{DeltaNets, RecurrentState};
 use super::sequence::Sequence;
 use super::target::DeviceTarget;
+use super::temporaries::activation_bytes;
 use crate::Result;
 use crate::gemma4::AssistantModel;
 use crate::kv::{KvLayout, KvOptions, PagePool};
@@ -25,9 +26,6 @@ pub(crate) struct Models {
     pages: Arc<PageMemory>,
     passes: Mutex<Passes>,
 }
-
-/// The part of the free memory that is left for activations: one of so many.
-const ACTIVATIONS: usize = 16;
 
 /// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only
 /// if the memory suffices for them.
@@ -58,7 +56,7 @@ impl Models {
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
         let passes = Mutex::new(Passes::new(&device, &*target)?);
         let (free, _) = device.memory()?;
-        let limit = kv_memory.unwrap_or((free - free / ACTIVATIONS) as u64);
+        let limit = kv_memory.unwrap_or((free - activation_bytes(free)) as u64);
         let pages = Arc::new(PageMemory::new(device.clone(), PagePool::new(Some(limit))));
         tracing::info!(device = device.name(), "weights loaded to the device");
         let loaded = LoadedModels { device, target, assistant, suppressed };
@@ -133,7 +131,7 @@ impl Models {
         let device = self.device();
         let (free, _) = device.memory()?;
         let free = free.saturating_sub(nets.as_ref().map_or(0, DeltaNets::bytes));
-        let memory = options.memory.unwrap_or((free - free / ACTIVATIONS) as u64);
+        let memory = options.memory.unwrap_or((free - activation_bytes(free)) as u64);
         let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
         // A session file may request more rows than the context has positions.

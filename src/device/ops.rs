@@ -45,7 +45,8 @@ pub(crate) struct DeviceOps {
 impl DeviceOps {
     /// The same memory, with another launcher.
     pub(super) fn with(&self, launcher: Launcher) -> Self {
-        let queue = Queue { launcher, temporaries: self.queue.temporaries.clone() };
+        let Queue { temporaries, partial_bytes, .. } = &self.queue;
+        let queue = Queue { launcher, temporaries: temporaries.clone(), partial_bytes: *partial_bytes };
         Self {
             queue,
             outputs: self.outputs.clone(),

@@ -269,7 +269,7 @@ impl Passes {
         let (Self { workspace, memory, .. }, plan) = (self, planned.plan);
         plan.quantize_pages(&workspace.ops.queue, &planned.all.spans, &planned.tables)?;
         let end = planned.all.spans.iter().map(|span| span.end).max().unwrap_or(0);
-        planned.all.horizon = Some(workspace.recordings.reach(end));
+        planned.all.horizon = Some(workspace.reach(end));
         let Shape { segments, rows, longest, .. } = *shape;
         let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
         workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned))
@@ -330,17 +330,17 @@ impl Passes {
             if let Some(inputs) = &mut self.workspace.ops.inputs {
                 *inputs = Arc::new(StateInputs::new(on, (rows, inputs.width))?);
             }
-            self.workspace.recordings.clear();
+            self.workspace.forget_recordings();
             self.workspace.readback.grow(on, (segments, rows))?;
             self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
             self.memory = memory;
         }
         if let Some(recurrent) = self.recurrent.as_mut().filter(|one| shape.longest_logged > one.log_rows()) {
-            self.workspace.recordings.clear();
+            self.workspace.forget_recordings();
             recurrent.lengthen_logs(shape.longest_logged.next_power_of_two());
         }
         if shape.output_rows > self.workspace.ops.outputs.rows {
-            self.workspace.recordings.clear();
+            self.workspace.forget_recordings();
             let size = (models.hidden_size(), models.target.vocab_size());
             self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
         }

@@ -14,6 +14,8 @@ use crate::Result;
 pub(crate) struct Queue {
     pub launcher: Launcher,
     pub temporaries: Arc<Temporaries>,
+    /// Bytes that attention's split partials of a few rows take at most, at depth.
+    pub partial_bytes: usize,
 }
 
 /// `f32` `(rows, width)`.

@@ -45,7 +45,16 @@ impl Recordings {
         self.horizon
     }
 
-    /// Drops all, because memory that they refer to changes.
+    /// Positions below it are covered.
+    pub fn horizon(&self) -> usize {
+        self.horizon
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.made.is_empty()
+    }
+
+    /// Drops all.
     pub fn clear(&mut self) {
         self.made.clear();
     }

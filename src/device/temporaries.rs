@@ -11,10 +11,19 @@ use super::Device;
 use super::buffer::Buffer;
 use crate::Result;
 
-/// The activations of one sequence's passes. A [`Temporary`] returns to this pool on drop, and is taken again after
+/// The part of the free memory that is left for activations: one of so many.
+const ACTIVATIONS: usize = 16;
+
+/// Bytes left for activations if `free` are free.
+pub(super) fn activation_bytes(free: usize) -> usize {
+    free / ACTIVATIONS
+}
+
+/// The activations of a model's passes. A [`Temporary`] returns to this pool on drop, and is taken again after
 /// [`Temporaries::release`]. All launches go to one stream, so kernels of the next owner run after those of the last.
 ///
-/// Nothing is freed while the pool lives: recordings refer to the addresses.
+/// Nothing is freed while the pool lives, because recordings refer to the addresses, except by
+/// [`Temporaries::free_large`].
 pub(crate) struct Temporaries {
     device: Arc<dyn Device>,
     pool: Mutex<Pool>,
@@ -25,6 +34,9 @@ struct Pool {
     free: HashMap<usize, Vec<Buffer<u8>>>, // by bytes, a power of two
     dropped: Vec<Buffer<u8>>,              // since the last release
 }
+
+/// Bytes of a buffer that [`Temporaries::free_large`] frees, at least.
+const LARGE: usize = 1 << 20;
 
 /// `len` elements whose values are undefined until a launch writes them.
 pub(crate) struct Temporary<T> {
@@ -50,6 +62,16 @@ impl Temporaries {
             None => Buffer::new(&*self.device, bytes)?,
         };
         Ok(Temporary { memory: Some(memory), len, pool: self.clone(), elements: PhantomData })
+    }
+
+    /// Frees what is not taken and has at least [`LARGE`] bytes. No recording refers to it.
+    pub fn free_large(&self) {
+        let freed: Vec<_> = {
+            let Pool { free, dropped } = &mut *self.pool.lock();
+            let large = free.extract_if(|bytes, _| *bytes >= LARGE).flat_map(|(_, buffers)| buffers);
+            large.chain(dropped.extract_if(.., |memory| memory.len() >= LARGE)).collect()
+        };
+        drop(freed); // waits for kernels
     }
 
     /// Lets what was dropped be taken again: a kernel starts that is not the one that reads it.
@@ -80,11 +102,22 @@ impl<T> Drop for Temporary<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::device::{AnyLaunch, Memory, Recording};
 
-    struct Addresses(Mutex<u64>);
-    struct Nowhere(u64);
+    #[derive(Default)]
+    struct Addresses {
+        next: Mutex<u64>,
+        live: Arc<AtomicUsize>, // bytes
+    }
+
+    struct Nowhere {
+        address: u64,
+        bytes: usize,
+        live: Arc<AtomicUsize>,
+    }
 
     impl Device for Addresses {
         fn name(&self) -> String {
@@ -95,10 +128,11 @@ mod tests {
             Ok((0, 0))
         }
 
-        fn allocate(&self, _: usize) -> Result<Box<dyn Memory>> {
-            let mut next = self.0.lock();
+        fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+            let mut next = self.next.lock();
             *next += 1 << 20;
-            Ok(Box::new(Nowhere(*next)))
+            self.live.fetch_add(bytes, Ordering::Relaxed);
+            Ok(Box::new(Nowhere { address: *next, bytes, live: self.live.clone() }))
         }
 
         unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
@@ -112,7 +146,7 @@ mod tests {
 
     impl Memory for Nowhere {
         fn address(&self) -> u64 {
-            self.0
+            self.address
         }
 
         fn write(&self, _: usize, _: &[u8]) -> Result<()> {
@@ -124,13 +158,38 @@ mod tests {
         }
     }
 
+    impl Drop for Nowhere {
+        fn drop(&mut self) {
+            self.live.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn memory_is_taken_again_after_a_release() {
-        let pool = Temporaries::new(Arc::new(Addresses(Mutex::new(0))));
+        let pool = Temporaries::new(Arc::new(Addresses::default()));
         let address = || pool.take::<f32>(100).expect("memory").slice().address();
         let first = address();
         assert_ne!(address(), first, "a launch may still be merged with the one that reads it");
         pool.release();
         assert!([address(), address()].contains(&first));
+    }
+
+    #[test]
+    fn large_memory_is_freed_unless_it_is_taken() {
+        let device = Arc::new(Addresses::default());
+        let pool = Temporaries::new(device.clone());
+        let live = || device.live.load(Ordering::Relaxed);
+        let taken = pool.take::<u8>(4 << 20).expect("memory");
+        drop(pool.take::<u8>(1000));
+        for depth in [1, 2, 4, 8] {
+            pool.release();
+            drop(pool.take::<u8>(depth << 20));
+        }
+        assert_eq!(live(), ((4 + 1 + 2 + 4 + 8) << 20) + 1024);
+        pool.free_large();
+        assert_eq!(live(), (4 << 20) + 1024, "the last one was not released, but no launch is merged with its reader");
+        drop(taken);
+        pool.free_large();
+        assert_eq!(live(), 1024);
     }
 }

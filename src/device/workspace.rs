@@ -11,32 +11,37 @@ use super::queue::Queue;
 use super::readback::Readback;
 use super::recordings::{RecordedPass, Recordings};
 use super::states::StateInputs;
-use super::temporaries::Temporaries;
-use crate::Result;
+use super::temporaries::{Temporaries, activation_bytes};
+use crate::{Error, Result};
+
+/// The part of the memory for activations that attention's split partials of a few rows take at most: one of so many. With
+/// sizes rounded up to powers of two, and smaller ones of smaller depths, up to four times as much is allocated.
+const PARTIALS: usize = 8;
 
 /// The launch queue, memory of results, and recordings.
 pub(super) struct Workspace {
     pub ops: DeviceOps,
     pub readback: Readback,
-    pub recordings: Recordings,
+    recordings: Recordings,
 }
 
 impl Workspace {
-    /// For passes of `rows` output rows.
+    /// For passes of `rows` output rows, on a device that has the weights.
     ///
     /// # Errors
-    /// If the device is out of memory.
+    /// If the device is out of memory, or the driver fails.
     pub fn new(
         device: &Arc<dyn Device>,
         (rows, hidden, vocab): (usize, usize, usize),
         inputs: Option<Arc<StateInputs>>,
         readback: Readback,
     ) -> Result<Self> {
+        let partial_bytes = activation_bytes(device.memory()?.0) / PARTIALS;
         let temporaries = Temporaries::new(device.clone());
         let launcher = Launcher::new(device.clone(), temporaries.clone());
         let outputs = Arc::new(TargetOutputs::new(&**device, rows, (hidden, vocab))?);
         let ops = DeviceOps {
-            queue: Queue { launcher, temporaries },
+            queue: Queue { launcher, temporaries, partial_bytes },
             outputs,
             draft: None,
             output_segments: None,
@@ -64,7 +69,23 @@ impl Workspace {
         self.ops.with(Launcher::recorder(models.device.clone(), self.ops.queue.temporaries.clone()))
     }
 
-    /// Replays `pass`, first recording the launches of `launches` if there is no recording.
+    /// The horizon of recordings for positions below `end`. If it grows, what only the old ones refer to is freed.
+    pub fn reach(&mut self, end: usize) -> usize {
+        if self.recordings.horizon() < end {
+            self.forget_recordings();
+        }
+        self.recordings.reach(end)
+    }
+
+    /// Drops all recordings, because memory that they refer to changes, and frees large temporaries, which may have other
+    /// sizes from now on.
+    pub fn forget_recordings(&mut self) {
+        self.recordings.clear();
+        self.ops.queue.temporaries.free_large();
+    }
+
+    /// Replays `pass`, first recording the launches of `launches` if there is no recording. If memory is too small for
+    /// that, the other recordings are dropped.
     ///
     /// # Errors
     /// Those of `launches`, or the driver's.
@@ -77,12 +98,21 @@ impl Workspace {
         if self.recordings.get(&pass).is_none() {
             let ops = self.recorder(models);
             launches(self, &ops)?;
-            self.recordings.insert(pass, ops.queue.launcher.finish()?);
+            let launcher = &ops.queue.launcher;
+            let recording = launcher.finish().or_else(|error| match error {
+                // Its temporaries are in the pool, and must stay there.
+                Error::Memory { .. } if !self.recordings.is_empty() => {
+                    self.recordings.clear();
+                    launcher.finish()
+                }
+                error => Err(error),
+            })?;
+            self.recordings.insert(pass, recording);
         }
         let Some(recording) = self.recordings.get(&pass) else { return Ok(()) };
         // SAFETY: models, pages of the sequences in the lists, outputs and temporaries are alive and are freed through
-        // the device, which waits for kernels. Recordings are dropped with the outputs that they refer to; temporaries
-        // are not freed before the workspace. Page tables are written before the rows that use them.
+        // the device, which waits for kernels. Recordings are dropped before the outputs and temporaries that they refer
+        // to. Page tables are written before the rows that use them.
         unsafe { recording.replay() }
     }
 

@@ -34,6 +34,8 @@ pub struct Emulated {
     total: usize,
     used: Arc<AtomicUsize>,
     counts: Arc<Counts>,
+    /// Recordings that exist at once, at most.
+    most_recordings: AtomicUsize,
 }
 
 /// A machine with a thread of its own, which owns its memory. A kernel that accesses freed memory fails.
@@ -50,6 +52,7 @@ struct Counts {
     waits: AtomicUsize,
     launches: AtomicUsize,
     recordings: AtomicUsize,
+    held_recordings: AtomicUsize,
     replays: AtomicUsize,
 }
 
@@ -63,6 +66,8 @@ struct Counted<T: ?Sized> {
     counts: Arc<Counts>,
     of: Box<T>,
 }
+
+struct HeldRecording(Counted<dyn Recording>);
 
 struct Limited {
     memory: Counted<dyn Memory>,
@@ -124,7 +129,8 @@ impl Emulated {
             std::thread::spawn(move || work(orders.into_iter()));
             Arc::new(Worker { jobs })
         });
-        Arc::new(Self { device, total, used: Arc::default(), counts: Arc::default() })
+        let most_recordings = AtomicUsize::new(usize::MAX);
+        Arc::new(Self { device, total, used: Arc::default(), counts: Arc::default(), most_recordings })
     }
 
     /// Bytes currently allocated.
@@ -142,6 +148,11 @@ impl Emulated {
     /// Frees what [`Emulated::fill`] allocated.
     pub fn empty(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Memory for so many recordings.
+    pub fn limit_recordings(&self, most: usize) {
+        self.most_recordings.store(most, Ordering::Relaxed);
     }
 
     /// Number of waits of the host: for a read or a write.
@@ -182,16 +193,27 @@ impl Device for Emulated {
     }
 
     fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+        if self.counts.held_recordings.load(Ordering::Relaxed) >= self.most_recordings.load(Ordering::Relaxed) {
+            return Err(out_of_memory("emulated", None::<usize>, self.total - self.used()));
+        }
+        let recording = Counted { counts: self.counts.clone(), of: self.device.record(launches)? };
         self.counts.recordings.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Counted { counts: self.counts.clone(), of: self.device.record(launches)? }))
+        self.counts.held_recordings.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(HeldRecording(recording)))
     }
 }
 
-impl Recording for Counted<dyn Recording> {
+impl Recording for HeldRecording {
     unsafe fn replay(&self) -> Result<()> {
-        self.counts.replays.fetch_add(1, Ordering::Relaxed);
+        self.0.counts.replays.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's contract.
-        unsafe { self.of.replay() }
+        unsafe { self.0.of.replay() }
+    }
+}
+
+impl Drop for HeldRecording {
+    fn drop(&mut self) {
+        self.0.counts.held_recordings.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -32,7 +32,7 @@ impl<T: Pod> Buffer<T> {
         match unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) } {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let (free, total) = device.memory()?;
-                return Err(CudaError::OutOfMemory { requested: bytes, free, total });
+                return Err(CudaError::OutOfMemory { call: "cuMemAlloc", requested: Some(bytes), free, total });
             }
             result => check("cuMemAlloc", result)?,
         }

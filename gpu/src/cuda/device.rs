@@ -238,9 +238,11 @@ fn load(source: &'static str, image: &[u8], driver: i32) -> Result<Module, CudaE
     bytes.push(0);
     let mut module = std::ptr::null_mut();
     // SAFETY: the context is current; the image is whole.
-    match unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) } {
-        sys::CUresult::CUDA_SUCCESS => Ok(Module(module)),
-        _ if driver < driver::IMAGES => Err(CudaError::DriverTooOld { found: driver, needed: driver::IMAGES }),
-        result => Err(CudaError::BadImage { source, problem: driver::text(result) }),
+    let result = unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) };
+    match check("cuModuleLoadData", result) {
+        Ok(()) => Ok(Module(module)),
+        Err(error @ (CudaError::OutOfMemory { .. } | CudaError::Poisoned { .. })) => Err(error),
+        Err(_) if driver < driver::IMAGES => Err(CudaError::DriverTooOld { found: driver, needed: driver::IMAGES }),
+        Err(_) => Err(CudaError::BadImage { source, problem: driver::text(result) }),
     }
 }

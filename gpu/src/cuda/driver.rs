@@ -21,8 +21,35 @@ pub(super) const EARLY_STARTS: (i32, i32) = if cfg!(feature = "cuda") { (9, 12_0
 pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
-        _ if is_sticky(result) => Err(CudaError::Poisoned { call, problem: text(result) }),
-        _ => Err(CudaError::Driver { call, problem: text(result) }),
+        _ => Err(failed(call, result, memory, || text(result))),
+    }
+}
+
+/// The error of a call that returned `result`.
+fn failed(
+    call: &'static str,
+    result: sys::CUresult,
+    memory: impl FnOnce() -> (usize, usize),
+    text: impl FnOnce() -> String,
+) -> CudaError {
+    match result {
+        // Not only allocations: loading a module, instantiating a graph, and the first launch of a kernel take memory.
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            let (free, total) = memory();
+            CudaError::OutOfMemory { call, requested: None, free, total }
+        }
+        _ if is_sticky(result) => CudaError::Poisoned { call, problem: text() },
+        _ => CudaError::Driver { call, problem: text() },
+    }
+}
+
+/// Bytes free, and bytes of the current context's device; zeros if the driver does not say.
+fn memory() -> (usize, usize) {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the driver is loaded, since it returned a result; the pointers are to integers.
+    match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {
+        sys::CUresult::CUDA_SUCCESS => (free, total),
+        _ => (0, 0),
     }
 }
 
@@ -89,5 +116,16 @@ mod tests {
         {
             assert!(!is_sticky(result), "{result:?}");
         }
+    }
+
+    #[test]
+    fn memory_that_the_driver_lacks_is_told_from_other_failures() {
+        let error = |result| failed("cuGraphInstantiate", result, || (5, 80), || "a text".into());
+        let no_memory = error(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let expected = CudaError::OutOfMemory { call: "cuGraphInstantiate", requested: None, free: 5, total: 80 };
+        assert_eq!(no_memory, expected);
+        assert_eq!(no_memory.to_string(), "CUDA: cuGraphInstantiate: out of memory: 5 of 80 bytes free");
+        assert!(matches!(error(sys::CUresult::CUDA_ERROR_INVALID_VALUE), CudaError::Driver { .. }));
+        assert!(matches!(error(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED), CudaError::Poisoned { .. }));
     }
 }

@@ -31,11 +31,13 @@ pub enum CudaError {
     },
     /// Not enough memory is left on the device.
     OutOfMemory {
-        /// Bytes requested.
-        requested: usize,
-        /// Bytes free.
+        /// The call that failed.
+        call: &'static str,
+        /// Bytes requested; `None` for memory that the driver takes itself, for kernels, graphs or launches.
+        requested: Option<usize>,
+        /// Bytes free; 0 if the driver does not say.
         free: usize,
-        /// Bytes of the device.
+        /// Bytes of the device; 0 if the driver does not say.
         total: usize,
     },
     /// A launch is invalid.
@@ -101,9 +103,12 @@ impl std::fmt::Display for CudaError {
             Self::Unsupported { name, capability: (major, minor) } => {
                 write!(f, "CUDA: {name} has compute capability {major}.{minor}, but 8.0 is required; use the CPU")
             }
-            Self::OutOfMemory { requested, free, total } => {
-                write!(f, "CUDA: out of memory: {requested} bytes requested, {free} of {total} free")
-            }
+            Self::OutOfMemory { call, requested, free, total } => match requested {
+                Some(requested) => {
+                    write!(f, "CUDA: out of memory: {requested} bytes requested, {free} of {total} free")
+                }
+                None => write!(f, "CUDA: {call}: out of memory: {free} of {total} bytes free"),
+            },
             Self::Launch(error) => error.fmt(f),
             Self::BadImage { source, problem } => write!(f, "CUDA: cannot load the kernels of {source}: {problem}"),
             Self::NoKernel(name) => write!(f, "CUDA: kernel {name} not found; rebuild the kernels"),

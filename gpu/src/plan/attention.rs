@@ -9,7 +9,7 @@ use super::pages::{Pages, PagesParams, check_head_dim};
 use super::rows::{Domain, Order};
 use super::segments::{Place, Segments};
 use super::turboquant::{self, FormatParams};
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+use crate::launch::{DeviceSlice, Launch, LaunchError, MAX_BLOCKS, Params, blocks, dimension};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{PageLayout, Side};
 
@@ -113,6 +113,15 @@ impl Queries {
         let split = self.split_pages * foretoken_kernels::attention::turboquant::PAGE_TOKENS;
         let start = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
         end.div_ceil(split).saturating_sub(start / split).max(1)
+    }
+
+    /// Rows of one launch, at most. A kernel has a block in z per tile of the longest segment and per segment, counted
+    /// here in the smallest tiles; a merge of splits has one per query.
+    pub fn max_rows(&self) -> usize {
+        let group = (self.heads / self.kv_heads.max(1)).max(1);
+        let of_tiles = MAX_BLOCKS / self.segments.count.max(1) * EXACT_COLUMNS / group;
+        let of_tiles = if self.segments.longest <= of_tiles { usize::MAX } else { of_tiles };
+        of_tiles.min(MAX_BLOCKS / self.heads.max(1)).max(1)
     }
 
     /// Columns of the longest segment: rows times heads of a K/V head's group.
@@ -416,4 +425,57 @@ pub fn combine(
     let warps = if partials.splits <= FEW_SPLITS { 1 } else { 8 };
     let threads = 32 * warps * queries.head_dim.div_ceil(128) as u32;
     Ok(Launch { kernel, grid: [blocks("queries", all)?, 1, 1], block: [threads, 1, 1], shared: 0, params })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pass of decoding sequences and a chunk of a prompt, over pages of `width` channels.
+    fn pass(segments: usize, longest: usize, width: usize) -> Queries {
+        Queries {
+            rows: DeviceSlice::new(0, usize::MAX / 4),
+            places: DeviceSlice::new(0, 1 << 20),
+            segments: Segments { slice: DeviceSlice::new(0, segments), count: segments, longest },
+            first: 0,
+            count: segments - 1 + longest,
+            heads: 16,
+            kv_heads: 1,
+            head_dim: width,
+            window: None,
+            zones: None,
+            split_pages: 2,
+        }
+    }
+
+    fn planned(queries: &Queries, element: ElementType) -> Result<(), LaunchError> {
+        let partials = SplitPartials {
+            softmax: DeviceSlice::new(0, usize::MAX / 8),
+            output: DeviceSlice::new(0, usize::MAX / 4),
+            splits: 3,
+        };
+        let (pages, rotary_channels) = (Pages::all(0), queries.head_dim);
+        exact(queries, &ExactKv { keys: pages, values: pages, element, rotary_channels }, &partials)?;
+        let y = DeviceSlice::new(0, usize::MAX / 4);
+        combine(queries, &partials, (Domain::Unrotated, Order::Model), y).map(drop)
+    }
+
+    #[test]
+    fn max_rows_fit_the_grid() {
+        // Tiles of 101 segments, as many for each as for the longest; blocks that merge all queries of one segment.
+        for (segments, longest, width) in [(101, 400, 512), (101, 400, 128), (1, 5000, 64), (300, 16, 256)] {
+            let pass = pass(segments, longest, width);
+            let most = pass.max_rows();
+            for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+                for first in (0..pass.count).step_by(most) {
+                    let part = Queries { first, count: most.min(pass.count - first), ..pass };
+                    planned(&part, element).unwrap_or_else(|error| panic!("{segments} {longest} {width}: {error}"));
+                }
+            }
+        }
+        assert!(planned(&pass(101, 400, 512), ElementType::F32).is_err(), "without a limit");
+        assert!(planned(&pass(1, 5000, 64), ElementType::F32).is_err(), "without a limit");
+        let decoding = pass(300, 16, 256);
+        assert!(decoding.max_rows() >= decoding.count, "a limit where none is necessary");
+    }
 }

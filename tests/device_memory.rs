@@ -1,0 +1,146 @@
+//! Memory of activations at depth. The device here computes nothing, so it needs no compiler.
+
+mod cases;
+#[path = "on_device/widened.rs"]
+mod widened;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use foretoken::device::{AnyLaunch, Device, Memory, Recording};
+use foretoken::kv::{KvOptions, KvPreset};
+use foretoken::{
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, SessionOptions, Speculation, Stop,
+};
+use serde_json::{Value, json};
+use widened::{Heads, Widths, widen};
+
+/// Tokens of the prompt: the split partials of 16 rows take more than 64 MiB there.
+const DEPTH: usize = 64 << 10;
+
+/// Bytes of the device. One of 16 is left for activations.
+const TOTAL: usize = 1 << 30;
+
+/// Sizes of allocations.
+#[derive(Default)]
+struct Sizes {
+    next: u64,
+    live: usize,
+    peak: usize,
+    largest: usize,
+}
+
+/// A device that counts bytes, and computes nothing.
+#[derive(Default)]
+struct Counting(Arc<Mutex<Sizes>>);
+
+/// Bytes as the host wrote them, else zero.
+struct Bytes {
+    address: u64,
+    len: usize,
+    written: Mutex<Vec<u8>>,
+    sizes: Arc<Mutex<Sizes>>,
+}
+
+struct Nothing;
+
+impl Device for Counting {
+    fn name(&self) -> String {
+        "counting".into()
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        Ok((TOTAL - self.0.lock().expect("sizes").live, TOTAL))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+        let mut sizes = self.0.lock().expect("sizes");
+        sizes.next += bytes.next_multiple_of(256) as u64 + 256;
+        sizes.live += bytes;
+        sizes.peak = sizes.peak.max(sizes.live);
+        sizes.largest = sizes.largest.max(bytes);
+        Ok(Box::new(Bytes { address: sizes.next, len: bytes, written: Mutex::default(), sizes: self.0.clone() }))
+    }
+
+    unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, _: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+        Ok(Box::new(Nothing))
+    }
+}
+
+impl Memory for Bytes {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        let mut written = self.written.lock().expect("memory");
+        written.resize(self.len, 0);
+        written[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let written = self.written.lock().expect("memory");
+        match written.get(at..at + bytes.len()) {
+            Some(written) => bytes.copy_from_slice(written),
+            None => bytes.fill(0),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.sizes.lock().expect("sizes").live -= self.len;
+    }
+}
+
+impl Recording for Nothing {
+    unsafe fn replay(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A fixture with heads of 512 and a context of [`DEPTH`] and more.
+fn deep(to: &Path) {
+    let widths = Widths { sliding: Heads { width: 128, pairs: 64 }, full: Heads { width: 512, pairs: 64 } };
+    widen(&cases::named("dense").path.join("target"), to, widths);
+    let path = to.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("config.json")).expect("JSON");
+    let text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+    text["max_position_embeddings"] = json!(2 * DEPTH);
+    std::fs::write(&path, config.to_string()).expect("config.json");
+}
+
+#[test]
+fn split_partials_stay_within_the_memory_for_activations() {
+    let files = tempfile::tempdir().expect("a folder");
+    let target = files.path().join("target");
+    deep(&target);
+    let device = Arc::new(Counting::default());
+    let sizes = device.0.clone();
+    let device = DeviceChoice::Given(device);
+    let options = EngineOptions { device, threads: Some(1), ..EngineOptions::new(target) };
+    let engine = Engine::load(&options).expect("an engine");
+    let (key, value, exact) = KvPreset::Balanced.formats();
+    let kv = KvOptions { key, value, exact, max_context: Some(DEPTH + 64), ..KvOptions::default() };
+    let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 8, speculation: Speculation::Off, stop, ..GenerateOptions::default() };
+    let mut generation = session.generate(&[7; DEPTH], &options).expect("a generation");
+    generation.next().expect("a piece").expect("the prompt and a token");
+    let largest = sizes.lock().expect("sizes").largest;
+    assert!(largest <= 64 << 20, "{} MiB", largest >> 20);
+    generation.next().expect("a piece").expect("a round");
+    let (live, peak) = (sizes.lock().expect("sizes").live, sizes.lock().expect("sizes").peak);
+    assert!(
+        peak - live >= 64 << 20,
+        "partials of rows of the prompt are not freed: {} MiB at most, {} now",
+        peak >> 20,
+        live >> 20
+    );
+}

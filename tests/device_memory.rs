@@ -136,11 +136,11 @@ fn split_partials_stay_within_the_memory_for_activations() {
     let largest = sizes.lock().expect("sizes").largest;
     assert!(largest <= 64 << 20, "{} MiB", largest >> 20);
     generation.next().expect("a piece").expect("a round");
-    let (live, peak) = (sizes.lock().expect("sizes").live, sizes.lock().expect("sizes").peak);
+    let sizes = sizes.lock().expect("sizes");
     assert!(
-        peak - live >= 64 << 20,
+        sizes.peak - sizes.live >= 64 << 20,
         "partials of rows of the prompt are not freed: {} MiB at most, {} now",
-        peak >> 20,
-        live >> 20
+        sizes.peak >> 20,
+        sizes.live >> 20
     );
 }

@@ -3,11 +3,12 @@
 //!
 //! Every slice that a kernel gets is a separate allocation, as in `kernels.rs`.
 
+use std::io::Write;
 use std::mem::MaybeUninit;
 
 use foretoken_kernels::quant::{
-    ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, dot_rows,
-    matmul, pack, quantize_row, quantize_row_by_importance,
+    ActivationFormat, ActivationLayout, ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType,
+    dequantize_packed_row, dequantize_row, dot_rows, matmul, pack, quantize_row, quantize_row_by_importance,
 };
 use foretoken_kernels::{ColumnsMut, Isa};
 use half::f16;
@@ -84,10 +85,13 @@ fn packed(weight_type: WeightType, inputs: usize, rows: &[u8]) -> Vec<u8> {
 }
 
 fn product(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32]) -> Vec<f32> {
-    let (rows, kind) = (x.len() / matrix.inputs(), matrix.weight_type().activation_type());
-    let x = x.to_vec();
-    let mut scratch = vec![0; kind.scratch_len(rows, matrix.inputs()).unwrap()];
-    let x = Activations::quantize(isa, kind, &x, matrix.inputs(), &mut scratch);
+    product_of(isa, matrix, x, ActivationFormat::new(isa, matrix.weight_type(), x.len() / matrix.inputs()))
+}
+
+fn product_of(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32], format: ActivationFormat) -> Vec<f32> {
+    let rows = x.len() / matrix.inputs();
+    let mut scratch = vec![0; format.scratch_len(rows, matrix.inputs()).unwrap()];
+    let x = Activations::quantize(isa, format, x, matrix.inputs(), &mut scratch);
     let mut y = vec![f32::NAN; rows * matrix.outputs()];
     matmul(isa, matrix, &x, ColumnsMut::new(&mut y, rows, matrix.outputs()));
     y
@@ -220,9 +224,9 @@ fn rows_do_not_depend_on_the_batch_or_the_column_split() {
             let alone: Vec<f32> = x.chunks_exact(inputs).flat_map(|x| product(isa, &matrix, x)).collect();
             assert_same_bits(&product(isa, &matrix, &x), &alone, &format!("{weight_type:?} {}", isa.name()));
 
-            let kind = weight_type.activation_type();
-            let mut scratch = vec![0; kind.scratch_len(batch, inputs).unwrap()];
-            let x = Activations::quantize(isa, kind, &x, inputs, &mut scratch);
+            let format = ActivationFormat::new(isa, weight_type, batch);
+            let mut scratch = vec![0; format.scratch_len(batch, inputs).unwrap()];
+            let x = Activations::quantize(isa, format, &x, inputs, &mut scratch);
             let mut y = vec![f32::NAN; batch * outputs];
             let mut rest = ColumnsMut::new(&mut y, batch, outputs);
             for cut in [5, 5, 16, 47, 48, 96] {
@@ -239,24 +243,53 @@ fn rows_do_not_depend_on_the_batch_or_the_column_split() {
 #[test]
 fn parts_are_quantized_as_the_whole() {
     let mut random = Random(5);
-    let inputs = 1024;
-    for (kind, rows) in [WeightType::Q4_K, WeightType::Q8_0].into_iter().flat_map(|t| [1, 7, 8, 9, 17].map(|n| (t, n)))
-    {
-        let kind = kind.activation_type();
+    for (format, rows) in formats().flat_map(|format| [1, 7, 8, 9, 17, 300].map(|rows| (format, rows))) {
+        // A tile has 16 rows and 256 inputs.
+        let inputs = if format.blocks.block_len() == 256 { 1024 } else { 864 };
+        let of_part = if format.layout == ActivationLayout::Tiles { 16 } else { rows.min(8) };
         let x = random_activations(rows, inputs, &mut random);
-        let len = kind.scratch_len(rows, inputs).unwrap();
+        let len = format.scratch_len(rows, inputs).unwrap();
         for isa in Isa::available() {
-            let mut whole = vec![0; len];
-            Activations::quantize(isa, kind, &x, inputs, &mut whole);
-            for values in [0, 100, 600, 2048, 5000] {
+            let mut whole = vec![-2; len];
+            Activations::quantize(isa, format, &x, inputs, &mut whole);
+            for values in [0, 100, 600, 2048, 5000, 10000] {
                 let mut words = vec![MaybeUninit::new(-1); len];
-                let parts: Vec<_> = Activations::parts(kind, &x, inputs, &mut words, values).collect();
-                assert_eq!(parts.len() > rows.div_ceil(8), values < rows.min(8) * inputs, "{rows} rows, {values}");
+                let parts: Vec<_> = Activations::parts(format, &x, inputs, &mut words, values).collect();
+                assert!(values >= of_part * inputs || parts.len() > rows.div_ceil(of_part), "{rows} rows, {values}");
                 parts.into_iter().rev().for_each(|part| part.quantize(isa));
                 // SAFETY: initialised above.
                 let words: Vec<i32> = words.into_iter().map(|word| unsafe { word.assume_init() }).collect();
-                assert_eq!(words, whole, "{kind:?} {} {rows} rows, {values} values", isa.name());
+                assert_eq!(words, whole, "{format:?} {} {rows} rows, {values} values", isa.name());
             }
+        }
+    }
+}
+
+/// All formats of activations.
+fn formats() -> impl Iterator<Item = ActivationFormat> {
+    let layouts = [ActivationLayout::RowBlocks, ActivationLayout::Tiles];
+    let types = [ActivationType::Q8_1, ActivationType::Q8_K];
+    types.into_iter().flat_map(move |blocks| layouts.map(|layout| ActivationFormat { blocks, layout }))
+}
+
+#[test]
+fn few_rows_in_tiles_have_the_bits_of_the_reference() {
+    let mut random = Random(8);
+    let isas: Vec<Isa> = Isa::available().filter(|isa| isa.name() == "amx").collect();
+    if isas.is_empty() {
+        let line = b"skipped: isa amx: few rows in tiles: not this processor\n";
+        return std::io::stderr().write_all(line).expect("stderr"); // the harness captures `println!`
+    }
+    for weight_type in WeightType::ALL.into_iter().filter(|of| of.block_len() == of.activation_type().block_len()) {
+        let inputs = if weight_type.block_len() == 256 { 768 } else { 352 };
+        let rows = random_rows(weight_type, 37, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let matrix = PackedMatrix::new(weight_type, 37, inputs, &bytes);
+        for (isa, batch) in isas.iter().flat_map(|isa| (1..=24).map(|batch| (*isa, batch))) {
+            let x = random_activations(batch, inputs, &mut random);
+            let format = ActivationFormat { blocks: weight_type.activation_type(), layout: ActivationLayout::Tiles };
+            let what = format!("{weight_type:?} {batch} rows");
+            assert_same_bits(&product_of(isa, &matrix, &x, format), &product(Isa::Scalar, &matrix, &x), &what);
         }
     }
 }
@@ -273,9 +306,9 @@ fn gathered_rows_have_the_bits_of_the_matmul() {
         let x = random_activations(1, inputs, &mut random);
         for isa in Isa::available() {
             let y = product(isa, &matrix, &x);
-            let kind = weight_type.activation_type();
-            let mut scratch = vec![0; kind.scratch_len(1, inputs).unwrap()];
-            let x = Activations::quantize(isa, kind, &x, inputs, &mut scratch);
+            let format = ActivationFormat::new(isa, weight_type, 1);
+            let mut scratch = vec![0; format.scratch_len(1, inputs).unwrap()];
+            let x = Activations::quantize(isa, format, &x, inputs, &mut scratch);
             let mut out = vec![f32::NAN; indices.len()];
             dot_rows(isa, &matrix, &indices, &x, &mut out);
             let want: Vec<f32> = indices.iter().map(|i| y[*i as usize]).collect();
@@ -350,15 +383,15 @@ fn packed_rows_dequantize_to_the_values_of_the_file() {
 fn activations_do_not_depend_on_the_isa() {
     let mut random = Random(7);
     let x = random_activations(11, 512, &mut random);
-    for kind in [ActivationType::Q8_1, ActivationType::Q8_K] {
+    for format in formats() {
         let quantize = |isa| {
-            let mut scratch = vec![0; kind.scratch_len(11, 512).unwrap()];
-            Activations::quantize(isa, kind, &x, 512, &mut scratch);
+            let mut scratch = vec![0; format.scratch_len(11, 512).unwrap()];
+            Activations::quantize(isa, format, &x, 512, &mut scratch);
             scratch
         };
         let want = quantize(Isa::Scalar);
         for isa in Isa::available() {
-            assert_eq!(quantize(isa), want, "{kind:?} {}", isa.name());
+            assert_eq!(quantize(isa), want, "{format:?} {}", isa.name());
         }
     }
 }

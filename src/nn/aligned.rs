@@ -1,5 +1,6 @@
 //! Buffers aligned to cache lines.
 
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 
 /// Bytes of a cache line.
@@ -25,6 +26,18 @@ impl<T: Copy + Default> Aligned<T> {
         let mut zeros = Self::with_capacity(len);
         zeros.data.resize(zeros.start + len, T::default());
         zeros
+    }
+
+    /// `len` values, which `write` writes.
+    ///
+    /// # Safety
+    /// `write` initialises all of them.
+    pub unsafe fn written(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Self {
+        let mut written = Self::with_capacity(len);
+        write(&mut written.data.spare_capacity_mut()[..len]);
+        // SAFETY: the capacity suffices, and the caller's `write` initialised the values.
+        unsafe { written.data.set_len(written.start + len) };
+        written
     }
 
     fn with_capacity(len: usize) -> Self {

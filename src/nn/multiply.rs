@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
-use foretoken_kernels::quant::{self, ActivationType, Activations};
+use foretoken_kernels::quant::{self, ActivationFormat, ActivationLayout, ActivationType, Activations};
 use foretoken_kernels::{ColumnsMut, ElementType, Isa, WrittenColumns, gemm};
 use rayon::prelude::*;
 
@@ -17,8 +17,7 @@ pub struct Input<'a> {
     inputs: usize,
     aligned: OnceCell<Aligned<f32>>,
     words: OnceCell<Aligned<u32>>, // packed rows, for the float types that need them
-    q8_1: OnceCell<Vec<i32>>,
-    q8_k: OnceCell<Vec<i32>>,
+    quantized: [OnceCell<Aligned<i32>>; 4], // one for each format
 }
 
 impl<'a> Input<'a> {
@@ -29,8 +28,8 @@ impl<'a> Input<'a> {
     pub fn new(x: impl Into<Cow<'a, [f32]>>, (rows, inputs): (usize, usize)) -> Self {
         let x = x.into();
         assert_eq!(Some(x.len()), rows.checked_mul(inputs), "input: x is not (rows, inputs)");
-        let (aligned, words, q8_1, q8_k) = Default::default();
-        Self { x, rows, inputs, aligned, words, q8_1, q8_k }
+        let (aligned, words, quantized) = Default::default();
+        Self { x, rows, inputs, aligned, words, quantized }
     }
 
     /// The input with the form that products with `matrix` read.
@@ -44,7 +43,8 @@ impl<'a> Input<'a> {
         match matrix {
             Matrix::Float { elements, .. } => PreparedInput::Float(self.floats(isa, elements.element_type())),
             Matrix::Packed(packed) | Matrix::Scaled(packed, _) => {
-                PreparedInput::Quantized(self.quantized(isa, packed.weight_type().activation_type()))
+                let format = ActivationFormat::new(isa, packed.weight_type(), self.rows);
+                PreparedInput::Quantized(self.quantized(isa, format))
             }
         }
     }
@@ -63,25 +63,26 @@ impl<'a> Input<'a> {
         gemm::PreparedRows::from_words(&self.x, inputs, words)
     }
 
-    fn quantized(&self, isa: Isa, activation_type: ActivationType) -> Activations<'_> {
-        let cell = match activation_type {
-            ActivationType::Q8_1 => &self.q8_1,
-            ActivationType::Q8_K => &self.q8_k,
+    fn quantized(&self, isa: Isa, format: ActivationFormat) -> Activations<'_> {
+        let index = match (format.blocks, format.layout) {
+            (ActivationType::Q8_1, ActivationLayout::RowBlocks) => 0,
+            (ActivationType::Q8_1, ActivationLayout::Tiles) => 1,
+            (ActivationType::Q8_K, ActivationLayout::RowBlocks) => 2,
+            (ActivationType::Q8_K, ActivationLayout::Tiles) => 3,
         };
-        let words = cell.get_or_init(|| {
-            let len = activation_type.scratch_len(self.rows, self.inputs).unwrap_or(0);
-            let mut words = Vec::with_capacity(len);
-            let spare = &mut words.spare_capacity_mut()[..len];
-            let parts = Activations::parts(activation_type, &self.x, self.inputs, spare, VALUES_PER_TASK);
-            match divides(self.x.len()) {
-                true => parts.collect::<Vec<_>>().into_par_iter().for_each(|part| part.quantize(isa)),
-                false => parts.for_each(|part| part.quantize(isa)),
-            }
+        let words = self.quantized[index].get_or_init(|| {
+            let len = format.scratch_len(self.rows, self.inputs).unwrap_or(0);
+            let write = |words: &mut [_]| {
+                let parts = Activations::parts(format, &self.x, self.inputs, words, VALUES_PER_TASK);
+                match divides(self.x.len()) {
+                    true => parts.collect::<Vec<_>>().into_par_iter().for_each(|part| part.quantize(isa)),
+                    false => parts.for_each(|part| part.quantize(isa)),
+                }
+            };
             // SAFETY: every part is quantized.
-            unsafe { words.set_len(len) };
-            words
+            unsafe { Aligned::written(len, write) }
         });
-        Activations::from_words(activation_type, words, self.rows, self.inputs)
+        Activations::from_words(format, words, self.rows, self.inputs)
     }
 }
 
@@ -130,14 +131,8 @@ impl<'a> Job<'a> {
     }
 
     /// The columns of a task, whole panels, if of a product alone it should read `bytes` bytes of weights.
-    fn columns_per_task(&self, isa: Isa, bytes: usize) -> usize {
-        let packs_rows = match &self.matrix {
-            Matrix::Packed(packed) | Matrix::Scaled(packed, _) => {
-                quant::packs_rows(isa, packed.weight_type(), self.input.rows)
-            }
-            Matrix::Float { .. } => false, // once, by `Input`
-        };
-        let bytes = bytes.clamp(if packs_rows { MOST_BYTES } else { LEAST_BYTES }, MOST_BYTES);
+    fn columns_per_task(&self, bytes: usize) -> usize {
+        let bytes = bytes.clamp(LEAST_BYTES, MOST_BYTES);
         (bytes / self.row_bytes().max(1)).max(1).next_multiple_of(quant::PANEL_ROWS)
     }
 }
@@ -180,7 +175,7 @@ pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
         if threads == 1 {
             run_task(isa, Task { matrix, rows, gated, y });
         } else {
-            let columns = job.columns_per_task(isa, bytes / (TASKS_PER_THREAD * threads));
+            let columns = job.columns_per_task(bytes / (TASKS_PER_THREAD * threads));
             tasks.extend(split(y, columns).map(|y| Task { matrix, rows, gated, y }));
         }
     }

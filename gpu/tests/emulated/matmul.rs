@@ -4,7 +4,7 @@ use foretoken_gpu::plan::matmul::{
     Activations, Buckets, MatMulParams, Matrix, matmul, matmul_buckets, matmul_tiles, quantize,
 };
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError};
-use foretoken_kernels::quant::{self, PackedMatrix, WeightType, pack, quantize_row};
+use foretoken_kernels::quant::{self, ActivationFormat, PackedMatrix, WeightType, pack, quantize_row};
 use foretoken_kernels::{ColumnsMut, Isa};
 
 use super::cases::{Case, Numbers, same_bits};
@@ -72,9 +72,9 @@ pub fn expected(weight_type: WeightType, outputs: usize, inputs: usize, file: &[
         let mut bytes = vec![0; part.len()];
         pack(weight_type, width, &part, &mut bytes);
         let x: Vec<f32> = x.chunks_exact(inputs).flat_map(|row| &row[start..start + width]).copied().collect();
-        let kind = weight_type.activation_type();
-        let mut scratch = vec![0; kind.scratch_len(rows, width).expect("whole blocks")];
-        let x = quant::Activations::quantize(Isa::Scalar, kind, &x, width, &mut scratch);
+        let format = ActivationFormat::new(Isa::Scalar, weight_type, rows);
+        let mut scratch = vec![0; format.scratch_len(rows, width).expect("whole blocks")];
+        let x = quant::Activations::quantize(Isa::Scalar, format, &x, width, &mut scratch);
         let mut y = vec![0.0; rows * outputs];
         let matrix = PackedMatrix::new(weight_type, outputs, width, &bytes);
         quant::matmul(Isa::Scalar, &matrix, &x, ColumnsMut::new(&mut y, rows, outputs));

@@ -53,7 +53,7 @@
 //!
 //! # Activations
 //!
-//! Rows are divided into row blocks of at most [`ROW_BLOCK`] rows, as equal as possible. A row block is a
+//! For vectors, rows are divided into row blocks of at most [`ROW_BLOCK`] rows, as equal as possible. A row block is a
 //! run of activation blocks; in an activation block every array is `[index][row]`, in words of 4 bytes, so
 //! that a kernel reads its rows from consecutive words:
 //!
@@ -74,6 +74,20 @@
 //! quants of every quad in the lower `i16`, the others in the upper one. Where the sums of a scale in blocks of 256
 //! cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the
 //! products of scales and bsums is subtracted at the end.
+//!
+//! For AMX's tile registers, rows are divided into *row tiles* of 16 and inputs into *spans* of 256; rows and blocks that
+//! the last ones lack are zero. A *pass* is up to 16 row tiles; in a pass the order is `(spans, row tiles)`. The quants of
+//! a row tile and a span are A operands of `amx/operands.rs`, one after the other:
+//!
+//! ```text
+//! Q8_K                                                  Q8_1
+//! word                                                  word
+//!    0   quants: 4 x (16 rows, 64 x i8)                    0   quants: 8 blocks x (16 rows, 32 x i8)
+//! 1024   d: f32 bits, 16 rows                           1024   8 blocks x
+//! 1040   bsums of 32, pairs of i16 (PAIRS), 4 x 16               d: f32 bits, 16 rows
+//! 1104   bsums of 16, pairs of i16 (PAIRS), 8 x 16               d * sum of quants: f32 bits, 16 rows
+//! 1232   end                                            1280   end
+//! ```
 
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;

@@ -2,11 +2,10 @@
 
 use crate::columns::{ColumnsMut, WrittenColumns};
 use crate::isa::Isa;
-use crate::quant::activations::Activations;
+use crate::quant::activations::{ActivationLayout, Activations};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::amx;
 use crate::quant::packed_matrix::PackedMatrix;
-use crate::quant::weight_type::WeightType;
 use crate::quant::{scalar, vector};
 
 /// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are
@@ -19,7 +18,8 @@ use crate::quant::{scalar, vector};
 /// [`PANEL_ROWS`](super::PANEL_ROWS), or a panel is computed twice.
 ///
 /// # Panics
-/// If the shapes do not match, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).
+/// If the shapes do not match, or `x` has no format that the instruction set multiplies by the type: that of
+/// [`ActivationFormat::new`](super::ActivationFormat::new), or row blocks.
 pub fn matmul<'y>(
     isa: Isa,
     weights: &PackedMatrix<'_>,
@@ -36,27 +36,17 @@ pub fn matmul<'y>(
     unsafe { y.assume_written() }
 }
 
-/// Whether every call of [`matmul`] first packs all rows for tile registers, so that calls should have many columns.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-pub fn packs_rows(isa: Isa, weight_type: WeightType, rows: usize) -> bool {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx(_) => amx::multiplies(weight_type, rows),
-        _ => false,
-    }
-}
-
 fn write(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
-    #[cfg(target_arch = "x86_64")]
-    if let Isa::Amx(isa) = isa
-        && amx::multiplies(weights.weight_type(), x.rows())
-        && weights.inputs() > 0
-    {
-        return amx::matmul(isa, weights, x, y);
-    }
-    match isa.vectors() {
-        Some(isa) => vector::matmul(isa, weights, x, y),
-        None => scalar::matmul(weights, x, y),
+    match (x.format().layout, isa) {
+        #[cfg(target_arch = "x86_64")]
+        (ActivationLayout::Tiles, Isa::Amx(isa)) if amx::multiplies(weights.weight_type()) => {
+            amx::matmul(isa, weights, x, y)
+        }
+        (ActivationLayout::Tiles, _) => panic!("matmul: {} has no product with tiles of activations", isa.name()),
+        (ActivationLayout::RowBlocks, _) => match isa.vectors() {
+            Some(isa) => vector::matmul(isa, weights, x, y),
+            None => scalar::matmul(weights, x, y),
+        },
     }
 }
 
@@ -65,10 +55,11 @@ fn write(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMu
 /// A panel's 16 rows are always computed together: consecutive `indices` in one panel cost one panel.
 ///
 /// # Panics
-/// If the shapes do not match, `x` does not have exactly one row, or an index is not below `outputs`.
+/// If the shapes do not match, `x` does not have exactly one row, in row blocks, or an index is not below `outputs`.
 pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
     check(weights, x);
     assert_eq!(x.rows(), 1, "dot_rows: x is not one row");
+    assert_eq!(x.format().layout, ActivationLayout::RowBlocks, "dot_rows: x is in tiles");
     assert_eq!(indices.len(), out.len(), "dot_rows: lengths differ");
     assert!(indices.iter().all(|i| (*i as usize) < weights.outputs()), "dot_rows: index out of range");
     match isa.vectors() {
@@ -80,5 +71,5 @@ pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activ
 fn check(weights: &PackedMatrix<'_>, x: &Activations<'_>) {
     assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight differ in inputs");
     let expected = weights.weight_type().activation_type();
-    assert_eq!(x.activation_type(), expected, "matmul: x is quantized for another weight type");
+    assert_eq!(x.format().blocks, expected, "matmul: x is quantized for another weight type");
 }

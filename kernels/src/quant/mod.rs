@@ -15,7 +15,7 @@
 //! | `recode.rs` | the packed form of grids, ternary blocks and weights of three, five and six bits |
 //! | `encode/` | quantization to GGUF blocks ([`quantize_row`]) |
 //! | `pack.rs`, `packed_matrix.rs` | the packed order and its inverse |
-//! | `activations.rs` | 8-bit activations, in the blocks of llama.cpp's dot products |
+//! | `activations/` | 8-bit activations, in the blocks of llama.cpp's dot products |
 //! | `matmul.rs` | the public products, and kernel selection |
 //! | `scalar.rs` | the reference |
 //! | `unpack/`, `source.rs`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, scale, block, loops |
@@ -48,11 +48,11 @@ mod unpack;
 mod vector;
 mod weight_type;
 
-pub use activations::{Activations, ActivationsPart};
+pub use activations::{ActivationFormat, ActivationLayout, Activations, ActivationsPart};
 pub use encode::{quantize_row, quantize_row_by_importance};
 pub use ggml::dequantize_row;
 pub use layout::PANEL_ROWS;
-pub use matmul::{dot_rows, matmul, packs_rows};
+pub use matmul::{dot_rows, matmul};
 pub use pack::pack;
 pub use packed_matrix::{PackedMatrix, dequantize_packed_row};
 pub use weight_type::{ActivationType, WeightType};

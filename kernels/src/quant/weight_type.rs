@@ -289,16 +289,4 @@ impl ActivationType {
             Self::Q8_K => q8k::WORDS,
         }
     }
-
-    /// Words of scratch that [`Activations::quantize`](super::Activations::quantize) needs for `rows` rows of `inputs`;
-    /// `None` if the rows are not whole blocks or the product overflows.
-    pub const fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
-        if !inputs.is_multiple_of(self.block_len()) {
-            return None;
-        }
-        match (inputs / self.block_len()).checked_mul(self.block_words()) {
-            Some(row) => row.checked_mul(rows),
-            None => None,
-        }
-    }
 }

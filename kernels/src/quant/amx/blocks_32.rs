@@ -7,11 +7,12 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::operands::{CTile, K_SPAN, PackedActivations, ROWS, depth, span_blocks};
+use super::operands::{CTile, Tiles, depth, span_blocks};
 use super::panels::{Results, panel_block};
 use super::prefetch::{OutputPrefetcher, Prefetcher};
 #[cfg(test)]
 use super::scalar;
+use crate::quant::activations::{SPAN, TILE_ROWS, tile};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
 use crate::quant::unpack::{BlockScales, Format};
@@ -19,10 +20,10 @@ use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
 use crate::simd::float::Floats;
 
-/// Blocks of a K span.
-const BLOCKS: usize = K_SPAN / 32;
+/// Blocks of a span.
+const BLOCKS: usize = SPAN / 32;
 
-/// The tile products of 16 rows with a panel's K span.
+/// The tile products of 16 rows with a panel's span.
 #[derive(Clone, Copy)]
 struct Batch {
     /// The panel, in the group.
@@ -39,7 +40,7 @@ struct Batch {
 /// Adds the products of a range of blocks to the results of a group of panels.
 ///
 /// Tile registers and vectors alternate: between the tile products of a batch, the epilogue of the previous batch runs.
-/// Weights are unpacked into two buffers in turn, because the last epilogue of a K span overlaps with the first
+/// Weights are unpacked into two buffers in turn, because the last epilogue of a span overlaps with the first
 /// products of the next.
 ///
 /// # Safety
@@ -50,12 +51,12 @@ pub(super) unsafe fn add_blocks<F: Format>(
     l: Avx512Lanes,
     weights: &PackedMatrix<'_>,
     group: Range<usize>,
-    x: &PackedActivations,
+    x: &Tiles<'_>,
     mut ahead: OutputPrefetcher,
     results: &mut Results,
 ) {
     let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
-    let row_tiles = x.rows / ROWS;
+    let row_tiles = x.count;
     let mut tail = PackedBlock::new();
     let mut products = [const { [const { CTile::EMPTY }; BLOCKS] }; 2];
     // An empty batch precedes the first.
@@ -64,7 +65,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
     unsafe {
         let mut buffers = [UnpackedWeights::new(l), UnpackedWeights::new(l)];
         let mut epilogue = Epilogue { l, x, results };
-        let mut y = [l.splat(0.0); ROWS];
+        let mut y = [l.splat(0.0); TILE_ROWS];
         let (mut batches, mut spans) = (0, 0);
         for (panel, in_matrix) in group.enumerate() {
             for first in (0..x.blocks.len()).step_by(span_blocks::<F>()) {
@@ -72,7 +73,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
                 let buffer = spans % 2;
                 spans += 1;
                 let mut block = |i| panel_block::<F>(weights, in_matrix, x.blocks.start + first + i, &mut tail);
-                // The same K span of the next panel.
+                // The same span of the next panel.
                 let next = block(0).wrapping_add(weights.blocks() * block_bytes);
                 let mut prefetcher = Prefetcher::new(next, count * block_bytes, count * (1 + row_tiles));
                 for i in 0..count {
@@ -81,7 +82,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
                 }
                 for row_tile in 0..row_tiles {
                     let batch = Batch { panel, row_tile, first, count, buffer };
-                    let a = x.a.0[x.at::<F>(first, 0, row_tile)..].as_ptr();
+                    let a = x.a::<F>(first, 0, row_tile);
                     let [even, odd] = &mut products;
                     let (products, done) = if batches % 2 == 0 { (even, odd) } else { (odd, even) };
                     batches += 1;
@@ -91,7 +92,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
                             prefetcher.step();
                             ahead.step();
                             let b = buffers[buffer].b.as_ptr().add(i * F::QUADS_PER_SCALE * QUAD_BYTES);
-                            multiply::<F>(a.add(i * ROWS * depth::<F>()), b, &mut products[i]);
+                            multiply::<F>(a.add(i * TILE_ROWS * depth::<F>()), b, &mut products[i]);
                         }
                         if i < before.count {
                             epilogue.add::<F>(before, &buffers[before.buffer], &done[i], i, &mut y);
@@ -113,23 +114,23 @@ pub(super) unsafe fn add_blocks<F: Format>(
 /// The operations on stored C tiles, those of `microkernel.rs`; `y` are the results of the batch's rows.
 struct Epilogue<'a> {
     l: Avx512Lanes,
-    x: &'a PackedActivations,
+    x: &'a Tiles<'a>,
     results: &'a mut Results,
 }
 
 impl Epilogue<'_> {
-    fn results(&mut self, batch: Batch) -> &mut [[f32; PANEL_ROWS]; ROWS] {
+    fn results(&mut self, batch: Batch) -> &mut [[MaybeUninit<f32>; PANEL_ROWS]; TILE_ROWS] {
         &mut self.results[batch.panel].as_chunks_mut().0[batch.row_tile]
     }
 
     /// # Safety
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
-    unsafe fn begin(&mut self, batch: Batch, y: &mut [__m512; ROWS]) {
+    unsafe fn begin(&mut self, batch: Batch, y: &mut [__m512; TILE_ROWS]) {
         let l = self.l;
         for (y, result) in y.iter_mut().zip(self.results(batch)) {
-            // SAFETY: the caller entered the features; a row's result is a vector.
-            *y = unsafe { l.load(result.as_ptr()) };
+            // SAFETY: the caller entered the features; a row's result is a vector, initialised.
+            *y = unsafe { l.load(result.as_ptr().cast()) };
         }
     }
 
@@ -143,19 +144,19 @@ impl Epilogue<'_> {
         weights: &UnpackedWeights,
         product: &CTile,
         i: usize,
-        y: &mut [__m512; ROWS],
+        y: &mut [__m512; TILE_ROWS],
     ) {
         let l = self.l;
         // SAFETY: the caller entered the features; the batch is within `x` and has block `i`; `product` is stored.
         unsafe {
             let d = *weights.d.get_unchecked(i);
-            let bsums = self.x.bsums::<F>(batch.first + i, batch.row_tile * ROWS);
-            let float = |word: usize, r: usize| l.splat(f32::from_bits(*bsums.add(word * self.x.rows + r) as u32));
+            let of_rows = self.x.sums::<F>(batch.first + i, batch.row_tile);
+            let float = |word: usize, r: usize| l.splat(f32::from_bits(*of_rows.add(word * TILE_ROWS + r) as u32));
             for (r, y) in y.iter_mut().enumerate() {
                 let dot = _mm512_load_si512(product.0.as_ptr().add(r * PANEL_ROWS).cast());
-                *y = l.fma(l.mul(l.to_float(dot), float(0, r)), d, *y);
+                *y = l.fma(l.mul(l.to_float(dot), float(tile::q8_1::SCALE, r)), d, *y);
                 if F::HAS_MIN {
-                    *y = l.fma(*weights.mins.get_unchecked(i), float(1, r), *y);
+                    *y = l.fma(*weights.mins.get_unchecked(i), float(tile::q8_1::SUM, r), *y);
                 }
             }
         }
@@ -164,20 +165,20 @@ impl Epilogue<'_> {
     /// # Safety
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
-    unsafe fn end(&mut self, batch: Batch, y: &[__m512; ROWS]) {
+    unsafe fn end(&mut self, batch: Batch, y: &[__m512; TILE_ROWS]) {
         let l = self.l;
         for (result, y) in self.results(batch).iter_mut().zip(y) {
             // SAFETY: the caller entered the features; a row's result is a vector.
-            unsafe { l.store(result.as_mut_ptr(), *y) };
+            unsafe { l.store(result.as_mut_ptr().cast(), *y) };
         }
     }
 }
 
-/// The weights of a panel and a K span, unpacked, and their scales.
+/// The weights of a panel and a span, unpacked, and their scales.
 #[repr(C, align(64))]
 struct UnpackedWeights {
     /// B tiles: `(blocks, QUADS_PER_SCALE, 64)`, signed if the format has a zero point, else unsigned.
-    b: [MaybeUninit<u8>; K_SPAN / 4 * QUAD_BYTES],
+    b: [MaybeUninit<u8>; SPAN / 4 * QUAD_BYTES],
     /// The scales and the mins, block by block.
     d: [__m512; BLOCKS],
     mins: [__m512; BLOCKS],
@@ -193,7 +194,7 @@ impl UnpackedWeights {
         Self { b: [MaybeUninit::uninit(); _], d: zeros, mins: zeros }
     }
 
-    /// Unpacks block `i` of the K span.
+    /// Unpacks block `i` of the span.
     ///
     /// # Safety
     /// The caller is inside a function with AVX-512's features; `block` is a packed block of format
@@ -226,7 +227,7 @@ impl UnpackedWeights {
 /// The tile registers are configured as in [`MatMul::eval`](super::matmul) for `F`; `a` and `b` are
 /// tiles of these shapes.
 #[inline(always)]
-unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u8>, c: &mut CTile) {
+unsafe fn multiply<F: Format>(a: *const u8, b: *const MaybeUninit<u8>, c: &mut CTile) {
     #[cfg(test)]
     if !crate::simd::amx::has_tiles() {
         c.0.fill(MaybeUninit::new(0));

@@ -1,18 +1,19 @@
 //! The loops around the tile products.
 //!
-//! Outer loop over K, inner over panels: a range of blocks is short enough for its A tiles to stay in the L2 cache, and
+//! Outer loop over K, inner over panels: a range of spans is short enough for its A tiles to stay in the L2 cache, and
 //! `y` holds the partial results between ranges.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
-use super::operands::{A_BYTES, K_SPAN, PASS_ROWS, PackedActivations, ROWS, depth, span_blocks};
+use super::operands::{A_BYTES, Tiles, depth};
 use super::panels::{PANEL_GROUP, Results};
 use super::prefetch::OutputPrefetcher;
 use super::{blocks_32, blocks_256};
 use crate::columns::ColumnsMut;
 use crate::isa::Amx;
-use crate::quant::activations::Activations;
-use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES, ROW_BLOCK};
+use crate::quant::activations::{Activations, PASS_ROWS, Passes, SPAN, TILE_ROWS};
+use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::unpack::{Format, with_format};
@@ -20,14 +21,15 @@ use crate::quant::weight_type::WeightType;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
 
-/// Vectors are faster for fewer rows: with two threads on a core, which share its tile unit, 16 rows by tiles
-/// take 1.4 times as long; with one thread, .9 times.
-const MIN_ROWS: usize = 25;
+/// Whether [`matmul`] has kernels for the type: not for several activation blocks per block of weights, as in NVFP4.
+pub(in crate::quant) const fn multiplies(weight_type: WeightType) -> bool {
+    weight_type.block_len() == weight_type.activation_type().block_len()
+}
 
-/// Whether [`matmul`] handles a product with `rows` rows. It does not support several activation blocks per block of
-/// weights, as in NVFP4; vector code handles these.
-pub(in crate::quant) const fn multiplies(weight_type: WeightType, rows: usize) -> bool {
-    rows >= MIN_ROWS && weight_type.block_len() == weight_type.activation_type().block_len()
+/// Whether [`matmul`] is faster than vectors, which compute fewer rows faster.
+pub(in crate::quant) const fn is_faster(weight_type: WeightType, rows: usize) -> bool {
+    let from = if weight_type.block_len() == SPAN { 11 } else { 33 };
+    rows >= from && multiplies(weight_type)
 }
 
 /// As [`crate::quant::matmul`].
@@ -45,44 +47,37 @@ struct MatMul<'a, F> {
 impl<F: Format> AmxOp for MatMul<'_, F> {
     #[inline(always)]
     fn eval(mut self, l: Avx512Lanes) {
-        if const { !multiplies(F::TYPE, MIN_ROWS) } {
-            unreachable!("`multiplies` excludes it");
+        if const { !multiplies(F::TYPE) } {
+            unreachable!("`super::super::matmul` checked it");
         }
-        let row_blocks = self.x.row_blocks();
         let range = self.y.range();
         let panels = range.start / PANEL_ROWS..range.end.div_ceil(PANEL_ROWS);
-        let a = TileShape { rows: ROWS, bytes: depth::<F>() };
+        let a = TileShape { rows: TILE_ROWS, bytes: depth::<F>() };
         let b = TileShape { rows: depth::<F>() / 4, bytes: QUAD_BYTES };
-        let c = TileShape { rows: ROWS, bytes: 4 * PANEL_ROWS };
+        let c = TileShape { rows: TILE_ROWS, bytes: 4 * PANEL_ROWS };
         // SAFETY: an `Amx` proves that tile registers are available, and operations are not nested.
         let _registers = unsafe { TileRegisters::new([a, a, b, b, c, c, c, c]) };
-        let mut x = PackedActivations::EMPTY;
-        // The scalar products of the tests also read the rows that `pack` adds and leaves uninitialised.
-        #[cfg(test)]
-        x.a.0.fill(std::mem::MaybeUninit::new(0));
-        let mut results: Results = [[[0.0; PANEL_ROWS]; PASS_ROWS]; PANEL_GROUP];
-        let pass_blocks = row_blocks.count.div_ceil(row_blocks.count.div_ceil(PASS_ROWS / ROW_BLOCK));
-        for first in (0..row_blocks.count).step_by(pass_blocks) {
-            let pass = first..(first + pass_blocks).min(row_blocks.count);
-            let (first_row, last) = (row_blocks.get(first).first, row_blocks.get(pass.end - 1));
-            let rows = last.first + last.rows - first_row;
-            let blocks = A_BYTES / (rows.next_multiple_of(ROWS) * K_SPAN) * span_blocks::<F>();
-            for block in (0..self.weights.blocks()).step_by(blocks) {
-                x.pack::<F>(self.x, pass.clone(), block..(block + blocks).min(self.weights.blocks()));
+        let mut results: Results = [[[MaybeUninit::uninit(); PANEL_ROWS]; PASS_ROWS]; PANEL_GROUP];
+        let spans = self.x.inputs().div_ceil(SPAN).max(1); // without inputs, results are zero
+        for pass in Passes::new(self.x.rows()) {
+            let first_row = pass.first_tile * TILE_ROWS;
+            let rows = (pass.tiles * TILE_ROWS).min(self.x.rows() - first_row);
+            let of_range = A_BYTES / (pass.tiles * TILE_ROWS * SPAN);
+            for first in (0..spans).step_by(of_range) {
+                let x = Tiles::new::<F>(self.x, &pass, first..(first + of_range).min(spans));
                 for group in panels.clone().step_by(PANEL_GROUP).map(|p| p..(p + PANEL_GROUP).min(panels.end)) {
                     for (panel, results) in group.clone().zip(&mut results) {
-                        if block == 0 {
-                            results[..x.rows].fill([0.0; PANEL_ROWS]);
+                        if first == 0 {
+                            results[..x.count * TILE_ROWS].fill([MaybeUninit::new(0.0); PANEL_ROWS]);
                         } else {
-                            // SAFETY: the previous range of blocks stored these rows.
-                            unsafe { load_panel(&mut self.y, panel, first_row, &mut results[..rows]) };
+                            load_panel(&mut self.y, panel, first_row, &mut results[..rows]);
                         }
                     }
                     let ahead =
                         OutputPrefetcher::new(&mut self.y, first_row..first_row + rows, group.start * PANEL_ROWS);
                     // SAFETY: `run_tiles` entered the features; the shapes were checked by `super::matmul`.
                     unsafe {
-                        if F::TYPE.block_len() == K_SPAN {
+                        if F::TYPE.block_len() == SPAN {
                             blocks_256::add_blocks::<F>(l, self.weights, group.clone(), &x, ahead, &mut results);
                         } else {
                             blocks_32::add_blocks::<F>(l, self.weights, group.clone(), &x, ahead, &mut results);
@@ -90,7 +85,9 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
                     }
                     for row in 0..rows {
                         for (panel, results) in group.clone().zip(&results) {
-                            store_panel(&mut self.y, panel, first_row + row, &results[row..row + 1]);
+                            // SAFETY: filled or loaded above, then stored.
+                            let result = unsafe { &*(&raw const results[row]).cast() };
+                            store_panel(&mut self.y, panel, first_row + row, std::array::from_ref(result));
                         }
                     }
                 }
@@ -100,51 +97,44 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
 }
 
 /// Reads back what [`store_panel`] wrote.
-///
-/// # Safety
-/// [`store_panel`] has stored these rows.
 #[inline(always)]
-unsafe fn load_panel(y: &mut ColumnsMut<'_>, panel: usize, first_row: usize, results: &mut [[f32; PANEL_ROWS]]) {
+fn load_panel(y: &mut ColumnsMut<'_>, panel: usize, first_row: usize, results: &mut [[MaybeUninit<f32>; PANEL_ROWS]]) {
     let range = y.range();
     let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
     for (row, result) in results.iter_mut().enumerate() {
         let y = &y.row_mut(first_row + row)[start - range.start..stop - range.start];
-        // SAFETY: the caller has stored them.
-        unsafe {
-            if let Some(y) = y.first_chunk::<PANEL_ROWS>() {
-                *result = std::mem::transmute_copy(y);
-            } else {
-                for (result, y) in result[start - panel * PANEL_ROWS..].iter_mut().zip(y) {
-                    *result = y.assume_init();
-                }
-            }
+        match y.first_chunk() {
+            Some(y) => *result = *y, // without a call
+            None => result[start - panel * PANEL_ROWS..][..y.len()].copy_from_slice(y),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::isa::Isa;
     use crate::quant::weight_type::WeightType;
-    use crate::quant::{pack, quantize_row, scalar};
+    use crate::quant::{ActivationFormat, ActivationLayout, pack, quantize_row, scalar};
     use crate::simd::entry;
 
     #[test]
     fn products_have_the_bits_of_the_reference() {
         // The features of `entry::amx`: those of AVX-512 with VBMI.
         if !Isa::available().any(|isa| matches!(isa, Isa::Avx512(isa) if isa.has_vbmi())) {
-            println!("skipped: tile products: this processor has no AVX-512 VBMI");
-            return;
+            let line = b"skipped: tile products: this processor has no AVX-512 VBMI\n";
+            return std::io::stderr().write_all(line).expect("stderr"); // the harness captures `println!`
         }
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
-        let weight_types = WeightType::ALL.into_iter().filter(|of| of.is_written() && multiplies(*of, MIN_ROWS));
-        // One pass and one range of blocks, and two of each.
-        let shapes = [(40, 512, 41), (20, 2 * A_BYTES / PASS_ROWS - 256, PASS_ROWS + 17)];
+        let weight_types = WeightType::ALL.into_iter().filter(|of| of.is_written() && multiplies(*of));
+        // One pass and one range of spans, and two of each.
+        let shapes = [(40, 512, 41), (40, 512, 3), (20, 2 * A_BYTES / PASS_ROWS - 256, PASS_ROWS + 17)];
         for (weight_type, (outputs, inputs, rows)) in weight_types.flat_map(|of| shapes.map(|shape| (of, shape))) {
             let mut source = vec![0; weight_type.bytes_for(outputs, inputs).unwrap()];
             for row_bytes in source.chunks_exact_mut(weight_type.row_bytes(inputs).unwrap()) {
@@ -155,12 +145,14 @@ mod tests {
             pack(weight_type, inputs, &source, &mut bytes);
             let weights = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
             let x: Vec<f32> = (0..rows * inputs).map(|_| random()).collect();
-            let activation_type = weight_type.activation_type();
-            let mut scratch = vec![0; activation_type.scratch_len(rows, inputs).unwrap()];
-            let x = Activations::quantize(Isa::Scalar, activation_type, &x, inputs, &mut scratch);
+            let layouts = [ActivationLayout::RowBlocks, ActivationLayout::Tiles];
+            let formats = layouts.map(|layout| ActivationFormat { blocks: weight_type.activation_type(), layout });
+            let mut scratch = formats.map(|format| vec![0; format.scratch_len(rows, inputs).unwrap()]);
+            let [of_scalars, of_tiles] = &mut scratch;
             let (mut y, mut want) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
-            scalar::matmul(&weights, &x, ColumnsMut::new(&mut want, rows, outputs));
-            let (weights, x) = (&weights, &x);
+            let quantized = Activations::quantize(Isa::Scalar, formats[0], &x, inputs, of_scalars);
+            scalar::matmul(&weights, &quantized, ColumnsMut::new(&mut want, rows, outputs));
+            let (weights, x) = (&weights, &Activations::quantize(Isa::Scalar, formats[1], &x, inputs, of_tiles));
             with_format!(weight_type, |F| {
                 let y = ColumnsMut::new(&mut y, rows, outputs);
                 // SAFETY: the features were found.

@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::operands::{CTile, ROWS};
+use super::operands::CTile;
+use crate::quant::activations::TILE_ROWS;
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 
 /// The bytes of B.
@@ -16,20 +17,14 @@ pub(super) enum B {
 ///
 /// # Safety
 /// `a` and `b` are tiles of this depth, and `c` is initialised.
-pub(super) unsafe fn multiply(
-    a: *const MaybeUninit<u8>,
-    b: *const MaybeUninit<u8>,
-    bytes: B,
-    depth: usize,
-    c: &mut CTile,
-) {
-    for m in 0..ROWS {
+pub(super) unsafe fn multiply(a: *const u8, b: *const MaybeUninit<u8>, bytes: B, depth: usize, c: &mut CTile) {
+    for m in 0..TILE_ROWS {
         for n in 0..PANEL_ROWS {
             let dot = (0..depth).map(|k| {
-                // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both initialised.
+                // SAFETY: `a` is `(TILE_ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both initialised.
                 let (x, w) = unsafe {
                     let w = (*b.add(k / 4 * QUAD_BYTES + 4 * n + k % 4)).assume_init();
-                    ((*a.add(m * depth + k)).assume_init() as i8, w)
+                    (*a.add(m * depth + k) as i8, w)
                 };
                 i32::from(x)
                     * match bytes {

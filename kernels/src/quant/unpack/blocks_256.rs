@@ -78,6 +78,7 @@ impl Format for Q4K {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(15);
+    const ODD_SHIFT: u32 = 4;
     const MIN_PAIRS: usize = 4;
     const UNPACKED_FROM: usize = 7;
     type Cursor<L: ByteLanes> = Plane<L>;
@@ -85,7 +86,7 @@ impl Format for Q4K {
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: the caller entered the features; `block` is one of Q4_K.
-        unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::up(4), scales) }
+        unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::up(Self::ODD_SHIFT as i32), scales) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {

@@ -56,6 +56,8 @@ pub(in crate::quant) trait Format {
     /// Rows from which blocks are unpacked into memory, where registers hold four. Measured on a Zen 3: fewer are faster
     /// in two passes of up to four rows that each unpack in registers, depending on what unpacking takes.
     const UNPACKED_FROM: usize = 5;
+    /// Bits by which [`Format::quad`] leaves the weights of odd sub-blocks shifted left, if [`ByteLanes::ALL_BYTES`].
+    const ODD_SHIFT: u32 = 0;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;
     /// Whether blocks of 32 have a min.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
-use foretoken_kernels::quant::{self, ActivationFormat, ActivationLayout, ActivationType, Activations};
+use foretoken_kernels::quant::{self, ActivationFormat, Activations};
 use foretoken_kernels::{ColumnsMut, ElementType, Isa, WrittenColumns, gemm};
 use rayon::prelude::*;
 
@@ -64,12 +64,7 @@ impl<'a> Input<'a> {
     }
 
     fn quantized(&self, isa: Isa, format: ActivationFormat) -> Activations<'_> {
-        let index = match (format.blocks, format.layout) {
-            (ActivationType::Q8_1, ActivationLayout::RowBlocks) => 0,
-            (ActivationType::Q8_1, ActivationLayout::Tiles) => 1,
-            (ActivationType::Q8_K, ActivationLayout::RowBlocks) => 2,
-            (ActivationType::Q8_K, ActivationLayout::Tiles) => 3,
-        };
+        let index = 2 * format.blocks as usize + format.layout as usize;
         let words = self.quantized[index].get_or_init(|| {
             let len = format.scratch_len(self.rows, self.inputs).unwrap_or(0);
             let write = |words: &mut [_]| {
@@ -79,7 +74,7 @@ impl<'a> Input<'a> {
                     false => parts.for_each(|part| part.quantize(isa)),
                 }
             };
-            // SAFETY: every part is quantized.
+            // SAFETY: every part is quantized, and the parts are all of `words`.
             unsafe { Aligned::written(len, write) }
         });
         Activations::from_words(format, words, self.rows, self.inputs)

@@ -91,6 +91,15 @@ impl Isa {
             Isa::NeonI8mm(_) => "neon-i8mm",
         }
     }
+
+    /// Whether it has tile registers.
+    pub(crate) fn has_tiles(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Parses an [`Isa::name`] that this processor supports.

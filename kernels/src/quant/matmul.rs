@@ -2,7 +2,7 @@
 
 use crate::columns::{ColumnsMut, WrittenColumns};
 use crate::isa::Isa;
-use crate::quant::activations::{ActivationLayout, Activations};
+use crate::quant::activations::{ActivationLayout, Activations, has_tiles};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::amx;
 use crate::quant::packed_matrix::PackedMatrix;
@@ -18,8 +18,8 @@ use crate::quant::{scalar, vector};
 /// [`PANEL_ROWS`](super::PANEL_ROWS), or a panel is computed twice.
 ///
 /// # Panics
-/// If the shapes do not match, or `x` has no format that the instruction set multiplies by the type: that of
-/// [`ActivationFormat::new`](super::ActivationFormat::new), or row blocks.
+/// If the shapes do not match, or `x` has other blocks than the type needs, or is in tiles without AMX or for a type
+/// that AMX does not multiply (NVFP4).
 pub fn matmul<'y>(
     isa: Isa,
     weights: &PackedMatrix<'_>,
@@ -27,6 +27,12 @@ pub fn matmul<'y>(
     mut y: ColumnsMut<'y>,
 ) -> WrittenColumns<'y> {
     check(weights, x);
+    let has_tiles = isa.has_tiles() && has_tiles(weights.weight_type());
+    assert!(
+        has_tiles || x.format().layout == ActivationLayout::RowBlocks,
+        "matmul: {} has no tiles for it",
+        isa.name()
+    );
     assert_eq!(x.rows(), y.rows(), "matmul: x and y differ in rows");
     assert!(y.range().end <= weights.outputs(), "matmul: the weight has too few rows");
     if !y.range().is_empty() && y.rows() != 0 {
@@ -39,10 +45,8 @@ pub fn matmul<'y>(
 fn write(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
     match (x.format().layout, isa) {
         #[cfg(target_arch = "x86_64")]
-        (ActivationLayout::Tiles, Isa::Amx(isa)) if amx::multiplies(weights.weight_type()) => {
-            amx::matmul(isa, weights, x, y)
-        }
-        (ActivationLayout::Tiles, _) => panic!("matmul: {} has no product with tiles of activations", isa.name()),
+        (ActivationLayout::Tiles, Isa::Amx(isa)) => amx::matmul(isa, weights, x, y),
+        (ActivationLayout::Tiles, _) => unreachable!("`matmul` refuses it"),
         (ActivationLayout::RowBlocks, _) => match isa.vectors() {
             Some(isa) => vector::matmul(isa, weights, x, y),
             None => scalar::matmul(weights, x, y),

@@ -1,4 +1,4 @@
-//! Activations in 8-bit blocks, quantized once per input and shared by every matrix that reads it.
+//! Activations in 8-bit blocks, quantized once per input and format, and shared by every matrix that reads them.
 
 mod block;
 mod row_blocks;
@@ -7,14 +7,12 @@ mod tiles;
 use std::mem::MaybeUninit;
 
 use crate::isa::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::quant::amx;
 use crate::quant::weight_type::{ActivationType, WeightType};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use block::{Loops, ScalarLoops, VectorLoops};
 pub(super) use row_blocks::{RowBlock, RowBlocks};
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_imports))]
-pub(super) use tiles::{PASS_ROWS, Pass, Passes, SPAN, TILE_ROWS, tile};
+pub(super) use tiles::{PASS_ROWS, Pass, Passes, SPAN, TILE_ROWS, has_tiles, tile};
 
 /// The order of quantized rows in memory; drawn in `layout.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,12 +34,10 @@ pub struct ActivationFormat {
 
 impl ActivationFormat {
     /// The format with which [`matmul`](super::matmul) is fastest for so many rows.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub fn new(isa: Isa, weight_type: WeightType, rows: usize) -> Self {
-        let layout = match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx(_) if amx::is_faster(weight_type, rows) => ActivationLayout::Tiles,
-            _ => ActivationLayout::RowBlocks,
+        let layout = match isa.has_tiles() && tiles::are_faster(weight_type, rows) {
+            true => ActivationLayout::Tiles,
+            false => ActivationLayout::RowBlocks,
         };
         Self { blocks: weight_type.activation_type(), layout }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::block::{Loops, q8_1_block, q8k_block};
 use crate::quant::layout::{q8_1, q8k};
-use crate::quant::weight_type::ActivationType;
+use crate::quant::weight_type::{ActivationType, WeightType};
 
 /// Rows of a row tile.
 pub(in crate::quant) const TILE_ROWS: usize = 16;
@@ -13,6 +13,18 @@ pub(in crate::quant) const TILE_ROWS: usize = 16;
 pub(in crate::quant) const SPAN: usize = 256;
 /// Most rows of a pass, which share unpacked weights.
 pub(in crate::quant) const PASS_ROWS: usize = 256;
+
+/// Whether there are products in tile registers for the type: not for several activation blocks per block of weights, as
+/// in NVFP4.
+pub(in crate::quant) const fn has_tiles(weight_type: WeightType) -> bool {
+    weight_type.block_len() == weight_type.activation_type().block_len()
+}
+
+/// Whether those are faster than vectors, which multiply fewer rows faster.
+pub(super) const fn are_faster(weight_type: WeightType, rows: usize) -> bool {
+    let from = if weight_type.block_len() == SPAN { 11 } else { 33 };
+    rows >= from && has_tiles(weight_type)
+}
 
 /// Word offsets in a row tile's span.
 pub(in crate::quant) mod tile {
@@ -50,7 +62,7 @@ pub(in crate::quant) struct Pass {
     pub tiles: usize,
 }
 
-/// The division of rows into passes: as few as possible, as equal as whole tiles allow.
+/// The division of rows into passes: as few as possible, of as many row tiles but for the last.
 pub(in crate::quant) struct Passes {
     next: usize,
     tiles: usize,

@@ -17,7 +17,6 @@ use crate::quant::activations::{SPAN, TILE_ROWS, tile};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
 use crate::quant::unpack::{BlockScales, Format};
-use crate::quant::weight_type::WeightType;
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
 use crate::simd::float::Floats;
@@ -55,8 +54,9 @@ struct Batch {
 /// loads of tiles, and a prompt takes 20 % longer.
 ///
 /// # Safety
-/// The caller is inside a function with AVX-512's features, and the tile registers are configured as in
-/// [`MatMul::eval`](super::matmul). The matrix has the panels of `group`, and `x` was packed for blocks that it has.
+/// The caller is inside a function with the features of `entry::amx`, and the tile registers are configured as in
+/// [`MatMul::eval`](super::matmul). The matrix has blocks of 256, the panels of `group` and the blocks of `x`. The
+/// results of all rows of `x` are initialised, for as many panels.
 #[inline(always)]
 pub(super) unsafe fn add_blocks<F: Format>(
     l: Avx512Lanes,
@@ -72,7 +72,8 @@ pub(super) unsafe fn add_blocks<F: Format>(
     let mut sums: [Sums; 2] = [const { [const { [const { CTile::EMPTY }; 2] }; TILES] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, tiles: 0, block: 0, factors: 1 };
-    // SAFETY: the caller entered the features and configured the registers; `x` was packed for the panels' blocks.
+    // SAFETY: the caller entered the features, configured the registers and initialised the results; the matrix has the
+    // panels and the blocks.
     unsafe {
         let (mut scaled, mut factors) = (ScaledWeights::new(l), [Factors::new(l); 2]);
         let mut epilogue = Epilogue { l, x, results };
@@ -88,7 +89,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
             for row_tile in (0..row_tiles).step_by(TILES) {
                 let tiles = TILES.min(row_tiles - row_tile);
                 let batch = Batch { panel, row_tile, tiles, block, factors: current };
-                let a = x.a::<F>(block, 0, row_tile);
+                let a = x.a::<F>(block, row_tile);
                 let [even, odd] = &mut sums;
                 let (sums, done) = if batches % 2 == 0 { (even, odd) } else { (odd, even) };
                 batches += 1;
@@ -149,15 +150,16 @@ impl Epilogue<'_> {
     /// Adds the products of [`HALF`] of a row tile's rows to their results.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has the
-    /// rows, and `sums` are its stored sums.
+    /// The caller is inside a function with AVX-512's features; the batch is within `x`, has the rows, whose results are
+    /// initialised, and `sums` are its stored sums.
     #[inline(always)]
     unsafe fn add_half<F: Format>(&mut self, batch: Batch, factors: &Factors, sums: &Sums, half: usize) {
         let l = self.l;
         let (of_batch, first) = (half / 2, half % 2 * HALF);
         let row_tile = batch.row_tile + of_batch;
         let pairs = if F::MIN_PAIRS == 4 { tile::q8k::BSUMS_OF_32 } else { tile::q8k::BSUMS_OF_16 };
-        // SAFETY: the caller entered the features; the batch is within `x`, has these rows, and `sums` are stored.
+        // SAFETY: the caller entered the features; the batch is within `x`, has these rows, whose results are
+        // initialised, and `sums` are stored.
         unsafe {
             let of_rows = self.x.sums::<F>(batch.block, row_tile).add(first);
             let mut mins = [l.zero(); HALF];
@@ -167,10 +169,9 @@ impl Epilogue<'_> {
             let [low, high] = sums.get_unchecked(of_batch);
             for (r, mins) in mins.into_iter().enumerate() {
                 let load = |c: &CTile| _mm512_load_si512(c.0.as_ptr().add((first + r) * PANEL_ROWS).cast());
-                let high = if const { has_digits::<F>() } {
-                    _mm512_slli_epi32::<3>(load(high))
-                } else {
-                    _mm512_slli_epi32::<8>(load(high))
+                let high = match F::DIGITS {
+                    Some(_) => _mm512_slli_epi32::<3>(load(high)),
+                    None => _mm512_slli_epi32::<8>(load(high)),
                 };
                 let sum = _mm512_add_epi32(load(low), high);
                 let mut sum = l.mul(l.to_float(sum), factors.d);
@@ -204,13 +205,8 @@ impl Factors {
     }
 }
 
-/// Whether weights times three bits of their scales fit a byte, and scales have two such digits.
-const fn has_digits<F: Format>() -> bool {
-    matches!(F::TYPE, WeightType::Q4_K | WeightType::Q5_K)
-}
-
-/// The weights of a panel and a block, multiplied by their scales: `8 high + low` if [`has_digits`], else `256 high +
-/// low`.
+/// The weights of a panel and a block, multiplied by their scales: `8 high + low` if [`Format::DIGITS`], else `256
+/// high + low`.
 #[repr(C, align(64))]
 struct ScaledWeights {
     /// B tiles `(4, 16, 64)`, unsigned.
@@ -234,7 +230,8 @@ impl ScaledWeights {
     /// meanwhile: up to 32 rows are 1.2 times as fast.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`.
+    /// The caller is inside a function with the features of `entry::amx`; `block` is a packed block of format `F`, one of
+    /// 256.
     #[inline(always)]
     unsafe fn unpack<F: Format>(
         &mut self,
@@ -243,8 +240,8 @@ impl ScaledWeights {
         prefetcher: &mut Prefetcher,
         factors: &mut Factors,
     ) {
-        // SAFETY: the caller entered the features; `block` is a packed block of this format, which has an even number
-        // of scales.
+        // SAFETY: the caller entered the features; `block` is a packed block of this format. Blocks of 256 have an even
+        // number of scales.
         unsafe {
             F::load_scales(l, block, 0, &mut self.scales);
             for s in (0..F::SCALES).step_by(2) {
@@ -254,8 +251,7 @@ impl ScaledWeights {
                 self.unpack_scale::<F, 1>(l, block, s + 1);
             }
             // Weights with digits are not shifted left, for which `d` is smaller by a power of two.
-            let unshifted = if const { has_digits::<F>() } { (1 << F::ODD_SHIFT) as f32 } else { 1.0 };
-            factors.d = l.mul(self.scales.d[0], l.splat(unshifted));
+            factors.d = l.mul(self.scales.d[0], l.splat((1 << F::DIGITS.unwrap_or(0)) as f32));
             factors.dmin = self.scales.dmin;
             factors.mins[..F::MIN_PAIRS].copy_from_slice(&self.scales.mins[..F::MIN_PAIRS]);
         }
@@ -273,12 +269,12 @@ impl ScaledWeights {
             let cursor = F::cursor(l, block, 0, s);
             for g in 0..F::QUADS_PER_SCALE {
                 let bytes = F::quad(l, cursor, g);
-                let [low, high] = match const { (has_digits::<F>(), ODD) } {
-                    (true, 0) => {
-                        digits(bytes, _mm512_srl_epi16(scale, _mm_cvtsi32_si128(const { F::ODD_SHIFT as i32 })))
-                    }
-                    (true, _) => digits(if const { F::ODD_SHIFT == 4 } { upper_nibbles(bytes) } else { bytes }, scale),
-                    (false, _) => bytes_of_products(bytes, scale, F::ZERO_POINT),
+                let [low, high] = match const { (F::DIGITS, ODD) } {
+                    (None, _) => bytes_of_products(bytes, scale, F::ZERO_POINT),
+                    (Some(0), _) => digits(bytes, scale),
+                    (Some(4), 0) => digits(bytes, _mm512_srli_epi16::<4>(scale)),
+                    (Some(4), _) => digits(upper_nibbles(bytes), scale),
+                    (Some(_), _) => unreachable!("`Format::DIGITS` is 0 or 4"),
                 };
                 let to = (s * F::QUADS_PER_SCALE + g) * QUAD_BYTES;
                 _mm512_store_si512(self.low.as_mut_ptr().add(to).cast(), low);
@@ -378,7 +374,7 @@ unsafe fn multiply<F: Format>(a: *const u8, weights: &ScaledWeights, k: usize, s
             // SAFETY: the caller gives A and B tiles of this depth; `clear` initialised the sums.
             unsafe {
                 scalar::multiply(a, low, scalar::B::Unsigned, depth::<F>(), of_low);
-                let bytes = if has_digits::<F>() { scalar::B::Unsigned } else { scalar::B::Signed };
+                let bytes = if F::DIGITS.is_some() { scalar::B::Unsigned } else { scalar::B::Signed };
                 scalar::multiply(a, high, bytes, depth::<F>(), of_high);
             }
         }
@@ -415,7 +411,7 @@ unsafe fn multiply<F: Format>(a: *const u8, weights: &ScaledWeights, k: usize, s
     // SAFETY: the registers are configured for these tiles, which the caller has. The registers that are written are
     // declared; nothing between the two blocks writes them.
     unsafe {
-        if const { has_digits::<F>() } {
+        if const { F::DIGITS.is_some() } {
             multiply!("tdpbsud");
         } else {
             multiply!("tdpbssd");

@@ -45,7 +45,8 @@ struct Batch {
 ///
 /// # Safety
 /// The caller is inside a function with AVX-512's features, and the tile registers are configured as in
-/// [`MatMul::eval`](super::matmul). The matrix has the panels of `group`, and `x` was packed for blocks that it has.
+/// [`MatMul::eval`](super::matmul). The matrix has blocks of 32, the panels of `group` and the blocks of `x`. The results
+/// of all rows of `x` are initialised, for as many panels.
 #[inline(always)]
 pub(super) unsafe fn add_blocks<F: Format>(
     l: Avx512Lanes,
@@ -61,7 +62,8 @@ pub(super) unsafe fn add_blocks<F: Format>(
     let mut products = [const { [const { CTile::EMPTY }; BLOCKS] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, first: 0, count: 0, buffer: 1 };
-    // SAFETY: the caller entered the features and configured the registers; `x` was packed for the panels' blocks.
+    // SAFETY: the caller entered the features, configured the registers and initialised the results; the matrix has the
+    // panels and the blocks.
     unsafe {
         let mut buffers = [UnpackedWeights::new(l), UnpackedWeights::new(l)];
         let mut epilogue = Epilogue { l, x, results };
@@ -82,7 +84,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
                 }
                 for row_tile in 0..row_tiles {
                     let batch = Batch { panel, row_tile, first, count, buffer };
-                    let a = x.a::<F>(first, 0, row_tile);
+                    let a = x.a::<F>(first, row_tile);
                     let [even, odd] = &mut products;
                     let (products, done) = if batches % 2 == 0 { (even, odd) } else { (odd, even) };
                     batches += 1;
@@ -124,7 +126,7 @@ impl Epilogue<'_> {
     }
 
     /// # Safety
-    /// The caller is inside a function with AVX-512's features.
+    /// The caller is inside a function with AVX-512's features; the results of the batch's rows are initialised.
     #[inline(always)]
     unsafe fn begin(&mut self, batch: Batch, y: &mut [__m512; TILE_ROWS]) {
         let l = self.l;
@@ -197,8 +199,7 @@ impl UnpackedWeights {
     /// Unpacks block `i` of the span.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format
-    /// `F`, and `i` is below
+    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`, and `i` is below
     /// [`BLOCKS`].
     #[inline(always)]
     unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, i: usize) {

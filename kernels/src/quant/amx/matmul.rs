@@ -12,25 +12,13 @@ use super::prefetch::OutputPrefetcher;
 use super::{blocks_32, blocks_256};
 use crate::columns::ColumnsMut;
 use crate::isa::Amx;
-use crate::quant::activations::{Activations, PASS_ROWS, Passes, SPAN, TILE_ROWS};
+use crate::quant::activations::{Activations, PASS_ROWS, Passes, SPAN, TILE_ROWS, has_tiles};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::unpack::{Format, with_format};
-use crate::quant::weight_type::WeightType;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
-
-/// Whether [`matmul`] has kernels for the type: not for several activation blocks per block of weights, as in NVFP4.
-pub(in crate::quant) const fn multiplies(weight_type: WeightType) -> bool {
-    weight_type.block_len() == weight_type.activation_type().block_len()
-}
-
-/// Whether [`matmul`] is faster than vectors, which compute fewer rows faster.
-pub(in crate::quant) const fn is_faster(weight_type: WeightType, rows: usize) -> bool {
-    let from = if weight_type.block_len() == SPAN { 11 } else { 33 };
-    rows >= from && multiplies(weight_type)
-}
 
 /// As [`crate::quant::matmul`].
 pub(in crate::quant) fn matmul(isa: Amx, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
@@ -47,8 +35,8 @@ struct MatMul<'a, F> {
 impl<F: Format> AmxOp for MatMul<'_, F> {
     #[inline(always)]
     fn eval(mut self, l: Avx512Lanes) {
-        if const { !multiplies(F::TYPE) } {
-            unreachable!("`super::super::matmul` checked it");
+        if const { !has_tiles(F::TYPE) } {
+            unreachable!("`quant::matmul` refuses it");
         }
         let range = self.y.range();
         let panels = range.start / PANEL_ROWS..range.end.div_ceil(PANEL_ROWS);
@@ -75,7 +63,8 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
                     }
                     let ahead =
                         OutputPrefetcher::new(&mut self.y, first_row..first_row + rows, group.start * PANEL_ROWS);
-                    // SAFETY: `run_tiles` entered the features; the shapes were checked by `super::matmul`.
+                    // SAFETY: `run_tiles` entered the features, the registers are configured, `quant::matmul` checked the
+                    // shapes; the range with the first span cleared the results of all rows and of every panel of a group.
                     unsafe {
                         if F::TYPE.block_len() == SPAN {
                             blocks_256::add_blocks::<F>(l, self.weights, group.clone(), &x, ahead, &mut results);
@@ -85,8 +74,8 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
                     }
                     for row in 0..rows {
                         for (panel, results) in group.clone().zip(&results) {
-                            // SAFETY: filled or loaded above, then stored.
-                            let result = unsafe { &*(&raw const results[row]).cast() };
+                            // SAFETY: the range with the first span cleared it; all of it was stored since.
+                            let result = unsafe { &*(&raw const results[row]).cast::<[f32; PANEL_ROWS]>() };
                             store_panel(&mut self.y, panel, first_row + row, std::array::from_ref(result));
                         }
                     }
@@ -132,10 +121,12 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
-        let weight_types = WeightType::ALL.into_iter().filter(|of| of.is_written() && multiplies(*of));
-        // One pass and one range of spans, and two of each.
-        let shapes = [(40, 512, 41), (40, 512, 3), (20, 2 * A_BYTES / PASS_ROWS - 256, PASS_ROWS + 17)];
+        let weight_types = WeightType::ALL.into_iter().filter(|of| of.is_written() && has_tiles(*of));
+        // Two groups of panels; two ranges of spans with panels in turn, and panel by panel in two passes.
+        let shapes = [(85, 512, 41), (40, 512, 3), (20, 8448, 64), (20, 2 * A_BYTES / PASS_ROWS - 256, PASS_ROWS + 17)];
         for (weight_type, (outputs, inputs, rows)) in weight_types.flat_map(|of| shapes.map(|shape| (of, shape))) {
+            // A last span of three blocks of 32.
+            let inputs = if weight_type.block_len() == 32 { inputs + 96 } else { inputs };
             let mut source = vec![0; weight_type.bytes_for(outputs, inputs).unwrap()];
             for row_bytes in source.chunks_exact_mut(weight_type.row_bytes(inputs).unwrap()) {
                 let row: Vec<f32> = (0..inputs).map(|_| random()).collect();

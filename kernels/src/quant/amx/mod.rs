@@ -9,4 +9,4 @@ mod prefetch;
 #[cfg(test)]
 mod scalar;
 
-pub(super) use matmul::{is_faster, matmul, multiplies};
+pub(super) use matmul::matmul;

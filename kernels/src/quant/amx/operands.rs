@@ -52,16 +52,15 @@ impl<'a> Tiles<'a> {
         Self { words: x.tiles(pass, spans.start), count: pass.tiles, blocks }
     }
 
-    /// The A tile of one product with a block of the range, and a row tile. Those of a span are contiguous, and
+    /// The A tiles of a row tile and the span that begins with a block of the range: one after the other, and
     /// [`tile_bytes`] from those of the next row tile.
     ///
     /// # Safety
     /// There are such a block and such a row tile.
     #[inline(always)]
-    pub unsafe fn a<F: Format>(&self, block: usize, product: usize, row_tile: usize) -> *const u8 {
-        let quants = (block % span_blocks::<F>() * products::<F>() + product) * TILE_ROWS * depth::<F>();
-        // SAFETY: the caller's tile is in `words`.
-        unsafe { self.words.as_ptr().add(self.tile::<F>(block, row_tile)).cast::<u8>().add(quants) }
+    pub unsafe fn a<F: Format>(&self, block: usize, row_tile: usize) -> *const u8 {
+        // SAFETY: the caller's tiles are in `words`.
+        unsafe { self.words.as_ptr().add(self.tile::<F>(block, row_tile)).cast() }
     }
 
     /// The words of a block of the range and a row tile: [`TILE_ROWS`] of each.

@@ -73,12 +73,17 @@ unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize,
 
 pub(in crate::quant) struct Q4K;
 
+impl Q4K {
+    /// Odd sub-blocks are the upper nibbles.
+    const ODD_SHIFT: u32 = 4;
+}
+
 impl Format for Q4K {
     const TYPE: WeightType = WeightType::Q4_K;
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(15);
-    const ODD_SHIFT: u32 = 4;
+    const DIGITS: Option<u32> = Some(Self::ODD_SHIFT);
     const MIN_PAIRS: usize = 4;
     const UNPACKED_FROM: usize = 7;
     type Cursor<L: ByteLanes> = Plane<L>;
@@ -107,6 +112,7 @@ impl Format for Q5K {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(31);
+    const DIGITS: Option<u32> = Some(0);
     const MIN_PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = *const u8;
 

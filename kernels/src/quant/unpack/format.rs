@@ -56,8 +56,10 @@ pub(in crate::quant) trait Format {
     /// Rows from which blocks are unpacked into memory, where registers hold four. Measured on a Zen 3: fewer are faster
     /// in two passes of up to four rows that each unpack in registers, depending on what unpacking takes.
     const UNPACKED_FROM: usize = 5;
-    /// Bits by which [`Format::quad`] leaves the weights of odd sub-blocks shifted left, if [`ByteLanes::ALL_BYTES`].
-    const ODD_SHIFT: u32 = 0;
+    /// If weights have at most five bits and scales six: by how many bits, 0 or 4, [`Format::quad`] leaves the weights of
+    /// odd sub-blocks shifted left if [`ByteLanes::ALL_BYTES`]. Weights times three bits of a scale then fit a byte.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    const DIGITS: Option<u32> = None;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;
     /// Whether blocks of 32 have a min.

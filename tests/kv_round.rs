@@ -315,6 +315,10 @@ fn misshapen_rows_are_refused() {
     }
     assert!(staged.attend(1, &zeros((2, 3, 32))).is_err(), "three query heads over two K/V heads");
     assert!(staged.attend(1, &zeros((2, 2, 64))).is_err(), "queries that are wider than the keys");
+    for rows in [1, 3] {
+        let problem = staged.attend(1, &zeros((rows, 4, 32))).expect_err("a wrong number of queries").to_string();
+        assert!(problem.contains(&format!("[{rows}, 4, 32] of 2 rows")), "{problem}");
+    }
     assert!(matches!(staged.attend(7, &right), Err(Error::Argument { name: "layer", .. })), "no such layer");
     drop(staged);
     assert!(cache.is_empty());

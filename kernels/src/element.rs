@@ -1,5 +1,6 @@
 //! Floating-point element types of weights and K/V rows.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// The floating-point types that weights and K/V rows are stored in.
@@ -126,7 +127,8 @@ impl<'a> Elements<'a> {
         assert_eq!(self.len(), out.len(), "widen: lengths differ");
         match self {
             Elements::F32(x) => out.copy_from_slice(x),
-            Elements::F16(x) => out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32()),
+            // In vectors where the processor can; a call for each element otherwise.
+            Elements::F16(x) => x.convert_to_f32_slice(out),
             Elements::Bf16(x) => out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32()),
         }
     }

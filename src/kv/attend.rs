@@ -16,10 +16,14 @@ use super::cache::KvCache;
 use super::layout::PAGE;
 use super::store::{Reading, Store};
 use crate::Result;
-use crate::nn::{Aligned, F32View, blocks, tensor};
+use crate::nn::{Aligned, F32View, blocks, divides, tensor};
 
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
+
+/// Tasks of a wave per task that the threads need: the splits of a wave are computed at once, and their results merged
+/// before the next. More waves have more ends at which threads wait, fewer need more memory.
+const WAVE: usize = 4;
 
 /// Query rows that share one read of the keys. More rows would read the keys less often, but their outputs would not
 /// fit the cache.
@@ -32,7 +36,7 @@ struct Queries<'a> {
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
     group: usize,       // query heads per K/V head
-    least_tasks: usize, // among which they are divided
+    least_tasks: usize, // among which they are divided; 1 if other blocks occupy the threads
 }
 
 /// Queries of one K/V head, over one split of its keys.
@@ -61,9 +65,9 @@ pub(super) fn attend(
         return Err(candle_core::Error::Msg(problem).into());
     }
     let view = F32View::new(q)?;
-    // Blocks run in parallel; if there is only one, its tasks do.
+    // Blocks run in parallel; where these are few, their tasks do.
     let threads = rayon::current_num_threads();
-    let least_tasks = if rows > QUERY_BLOCK || threads == 1 { 1 } else { 2 * threads };
+    let least_tasks = if threads == 1 { 1 } else { (2 * threads).div_ceil(rows.div_ceil(QUERY_BLOCK)) };
     let block_len = QUERY_BLOCK * heads * head_dim;
     let y = blocks(view.len(), block_len, |i, y| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);
@@ -83,39 +87,79 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
     let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
 
     let of_split = rows * queries.group;
-    let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * of_split];
-    let mut output = vec![0.0; softmax.len() * head_dim];
     let per_task = queries.per_task(of_split, splits.len() * kv_heads);
-    let of_splits = softmax.chunks_mut(of_split).zip(output.chunks_mut(of_split * head_dim));
-    let tasks = of_splits.enumerate().flat_map(|(i, (softmax, output))| {
-        let (kv_head, split) = (i % kv_heads, splits.start + i / kv_heads);
-        let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
-        let firsts = (0..).step_by(per_task);
-        firsts.zip(parts).map(move |(first, (softmax, output))| SplitTask { first, kv_head, split, softmax, output })
-    });
-    let run = |task: SplitTask<'_>| attend_split(cache, store, queries, task);
-    if rayon::current_num_threads() == 1 {
-        tasks.for_each(run);
-    } else {
-        tasks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(run);
+    let at_once = match queries.least_tasks {
+        1 => 1,
+        least => (WAVE * least).div_ceil(kv_heads * of_split.div_ceil(per_task)).min(splits.len()),
+    };
+    let mut totals = vec![OnlineSoftmax::EMPTY; rows * heads];
+    let mut softmax = vec![OnlineSoftmax::EMPTY; at_once * kv_heads * of_split];
+    let mut output = vec![0.0; softmax.len() * head_dim];
+    for first in splits.clone().step_by(at_once) {
+        let wave = first..splits.end.min(first + at_once);
+        attend_wave(cache, store, queries, (wave.clone(), per_task), (&mut softmax, &mut output));
+        merge_wave(isa, queries, wave.len(), (&softmax, &output), (&mut totals, y));
     }
-
-    for (row, y) in y.chunks_exact_mut(heads * head_dim).enumerate() {
-        for (head, y) in y.chunks_exact_mut(head_dim).enumerate() {
-            let mut total = OnlineSoftmax::EMPTY;
-            for split in 0..splits.len() {
-                let (kv_head, member) = (head / queries.group, head % queries.group);
-                let i = (split * kv_heads + kv_head) * of_split + row * queries.group + member;
-                merge(isa, (&mut total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
-            }
-            finish(isa, total, y);
-        }
+    for (total, y) in totals.into_iter().zip(y.chunks_exact_mut(head_dim)) {
+        finish(isa, total, y);
     }
     if let Some((_, groups)) = store.value_quantization() {
         rotate_back(isa, y, groups);
     }
     if let Some(rotary_first) = store.rotary_first() {
         rotary_first.restore(y);
+    }
+}
+
+/// The attention over every split of a wave: `(splits, kv_heads, rows, group)` of `softmax` and `output`.
+fn attend_wave(
+    cache: &KvCache,
+    store: &Store,
+    queries: &Queries<'_>,
+    (wave, per_task): (Range<usize>, usize),
+    (softmax, output): (&mut [OnlineSoftmax], &mut [f32]),
+) {
+    let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
+    let of_split = queries.rows.len() / (head_dim * kv_heads);
+    let of_splits = softmax.chunks_mut(of_split).zip(output.chunks_mut(of_split * head_dim));
+    let tasks = of_splits.take(wave.len() * kv_heads).enumerate().flat_map(|(i, (softmax, output))| {
+        let (kv_head, split) = (i % kv_heads, wave.start + i / kv_heads);
+        let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
+        let firsts = (0..).step_by(per_task);
+        firsts.zip(parts).map(move |(first, (softmax, output))| SplitTask { first, kv_head, split, softmax, output })
+    });
+    let run = |task: SplitTask<'_>| {
+        task.softmax.fill(OnlineSoftmax::EMPTY);
+        task.output.fill(0.0);
+        attend_split(cache, store, queries, task);
+    };
+    match queries.least_tasks {
+        1 => tasks.for_each(run),
+        _ => tasks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(run),
+    }
+}
+
+/// Merges the splits of a wave, first to last, into `totals` `(rows, heads)` and `y` `(rows, heads, head_dim)`.
+fn merge_wave(
+    isa: Isa,
+    queries: &Queries<'_>,
+    splits: usize,
+    (softmax, output): (&[OnlineSoftmax], &[f32]),
+    (totals, y): (&mut [OnlineSoftmax], &mut [f32]),
+) {
+    let (heads, group) = (queries.heads, queries.group);
+    let (head_dim, of_split) = (y.len() / totals.len(), totals.len() / heads * group);
+    let merge_query = |(query, (total, y)): (usize, (&mut OnlineSoftmax, &mut [f32]))| {
+        let (row, kv_head, member) = (query / heads, query % heads / group, query % group);
+        for split in 0..splits {
+            let i = (split * (heads / group) + kv_head) * of_split + row * group + member;
+            merge(isa, (total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
+        }
+    };
+    if queries.least_tasks > 1 && divides(splits * y.len()) {
+        totals.par_iter_mut().zip(y.par_chunks_exact_mut(head_dim)).enumerate().for_each(merge_query);
+    } else {
+        totals.iter_mut().zip(y.chunks_exact_mut(head_dim)).enumerate().for_each(merge_query);
     }
 }
 

@@ -92,6 +92,11 @@ impl KvAccess for BatchKv<'_, '_> {
         if let [only] = self.rounds {
             return only.append(layer, k, v);
         }
+        let rows: usize = self.rounds.iter().map(|round| round.rows()).sum();
+        if let Some(wrong) = [k, v].into_iter().find(|tensor| tensor.dims().first() != Some(&rows)) {
+            let problem = format!("K or V of layer {layer} is {:?}, the batch has {rows} rows", wrong.dims());
+            return Err(candle_core::Error::Msg(problem).into());
+        }
         let mut first = 0;
         for round in self.rounds.iter_mut() {
             let rows = round.rows();
@@ -126,6 +131,10 @@ impl KvAccess for BatchKv<'_, '_> {
     }
 
     fn narrow(&mut self, rows: &[usize]) -> Result<()> {
+        let all: usize = self.rounds.iter().map(|round| round.rows()).sum();
+        if !rows.is_sorted_by(|a, b| a < b) || rows.last().is_some_and(|last| *last >= all) {
+            return Err(Error::argument("rows", format!("must be ascending and below {all}, the batch's rows")));
+        }
         let (mut first, mut rows) = (0, rows.iter().copied().peekable());
         for (round, query_rows) in self.rounds.iter().zip(&mut self.query_rows) {
             let end = first + round.rows();

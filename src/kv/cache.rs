@@ -187,7 +187,7 @@ impl KvCache {
     pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
         let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
         let page = self.stores.iter().map(Store::page_bytes).sum::<usize>() + self.angles.page_bytes();
-        (page * pages).min(self.bytes_at(self.len + rows))
+        page.saturating_mul(pages).min(self.bytes_at(self.len.saturating_add(rows)))
     }
 
     /// Bytes per additional position once sliding windows and exact zones are full; rounded up.

@@ -65,8 +65,9 @@ impl KvCache {
             let limit = self.max_round_rows;
             return Err(Error::argument("rows", format!("must be from 1 to {limit}, the cache's limit, not {rows}")));
         }
-        if self.len + rows > self.max_context {
-            return Err(Error::Context { needed: self.len + rows, limit: self.max_context });
+        let needed = self.len.saturating_add(rows);
+        if needed > self.max_context {
+            return Err(Error::Context { needed, limit: self.max_context });
         }
         // Here or on a device, in each layer.
         self.written = self.written.max(self.len + rows);
@@ -150,6 +151,10 @@ impl<'a> Round<'a> {
     /// If the shapes are not the store's.
     pub(super) fn attend_rows(&self, layer: usize, q: &Tensor, rows: &[usize]) -> Result<Tensor> {
         let store = &self.cache.stores[self.cache.layout.store_of(layer)?];
+        if q.dims().first() != Some(&rows.len()) {
+            let problem = format!("attend: queries {:?} of {} rows", q.dims(), rows.len());
+            return Err(candle_core::Error::Msg(problem).into());
+        }
         attend::attend(self.cache, store, q, |row| {
             let position = self.cache.len + rows[row];
             position..position + 1

@@ -33,7 +33,7 @@ pub use experts::Experts;
 pub use linear::{Linear, gated, linear, project};
 pub use multiply::{Input, Job, multiply};
 pub use norm::RmsNorm;
-pub(crate) use parallel::{blocks, for_row_blocks, row_blocks};
+pub(crate) use parallel::{blocks, divides, for_row_blocks, row_blocks};
 pub(crate) use pod::{cast, cast_mut};
 pub(crate) use rotary::Pairing;
 pub use rotary::{Angles, Rotary};

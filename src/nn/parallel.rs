@@ -8,7 +8,7 @@ use rayon::prelude::*;
 pub(super) const VALUES_PER_TASK: usize = 1 << 14;
 
 /// Whether work on so many values is to be divided.
-pub(super) fn divides(values: usize) -> bool {
+pub(crate) fn divides(values: usize) -> bool {
     values >= 2 * VALUES_PER_TASK && rayon::current_num_threads() > 1
 }
 

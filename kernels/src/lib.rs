@@ -1,5 +1,5 @@
-//! foretoken's CPU kernels: slices in, slices out. No candle, no hidden allocation (`top_k` reuses the caller's `Vec`),
-//! no I/O, no threads.
+//! foretoken's CPU kernels: slices in, slices out. No candle, no I/O, no threads; products and attention allocate
+//! nothing.
 //!
 //! * [`Isa`] proves that the processor supports the instructions; every kernel takes one by value. Tests iterate
 //!   [`Isa::available`], the engine calls [`Isa::best`] once.

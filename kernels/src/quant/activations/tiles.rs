@@ -22,7 +22,7 @@ pub(in crate::quant) const fn has_tiles(weight_type: WeightType) -> bool {
 
 /// Whether those are faster than vectors, which multiply fewer rows faster.
 pub(super) const fn are_faster(weight_type: WeightType, rows: usize) -> bool {
-    let from = if weight_type.block_len() == SPAN { 11 } else { 33 };
+    let from = if weight_type.block_len() == SPAN { 13 } else { 33 };
     rows >= from && has_tiles(weight_type)
 }
 

@@ -6,7 +6,7 @@ mod cases;
 use candle_core::Tensor;
 use cases::on_every_isa;
 use foretoken::kv::{
-    CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, LayerFormat, StoreLayout,
+    Batch, CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, LayerFormat, StoreLayout,
 };
 use foretoken::nn::{F32View, tensor};
 use foretoken::{ElementType, Error, Isa};
@@ -325,6 +325,27 @@ fn misshapen_rows_are_refused() {
 }
 
 #[test]
+fn rows_that_a_batch_lacks_are_refused() {
+    let mut caches = [(); 2].map(|()| cache(Isa::best(), (F32, F32), 20, 30));
+    let zeros = |rows: usize| tensor(vec![0.0; rows * 64], (rows, 2, 32)).expect("a tensor");
+    let mut batch = Batch::new();
+    for cache in &mut caches {
+        batch.push(&[1, 2], cache.begin_round(2).expect("a round")).expect("a segment");
+    }
+    let mut kv = batch.kv();
+    for (k, v) in [(3, 4), (4, 5)] {
+        let problem = kv.append(1, &zeros(k), &zeros(v)).expect_err("other rows").to_string();
+        assert!(problem.contains("the batch has 4 rows"), "{problem}");
+    }
+    kv.append(1, &zeros(4), &zeros(4)).expect("rows of both");
+    for rows in [&[3, 0][..], &[1, 1], &[0, 4]] {
+        assert!(matches!(kv.narrow(rows), Err(Error::Argument { name: "rows", .. })), "{rows:?}");
+    }
+    kv.narrow(&[0, 3]).expect("ascending rows");
+    assert_eq!(kv.attend(1, &zeros(2)).expect("two queries").dims(), [2, 64]);
+}
+
+#[test]
 #[should_panic = "commit: 3 of 2 rows"]
 fn more_than_was_staged_cannot_be_kept() {
     let mut cache = cache(Isa::best(), (F32, F32), 20, 30);
@@ -355,6 +376,9 @@ fn limits_are_checked() {
         assert!(problem.contains("at least 1"), "{problem}");
     }
     assert_eq!(new(usize::MAX, usize::MAX).expect("a cache").bytes(), 0);
+    let mut one = cache(Isa::best(), (F32, F32), usize::MAX, 30);
+    round(&mut one, &[Position::random(&mut StdRng::seed_from_u64(1))], Some(1));
+    assert!(matches!(one.begin_round(usize::MAX), Err(Error::Context { limit: 30, .. })));
     let mut layout = layout();
     layout.stores[2].window = Some(0);
     let problem = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).err().expect("a window of nothing");

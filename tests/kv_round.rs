@@ -322,6 +322,9 @@ fn misshapen_rows_are_refused() {
     assert!(matches!(staged.attend(7, &right), Err(Error::Argument { name: "layer", .. })), "no such layer");
     drop(staged);
     assert!(cache.is_empty());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool");
+    let none = pool.install(|| cache.committed().attend(1, &zeros((0, 4, 32)))).expect("no queries");
+    assert_eq!(none.dims(), [0, 128]);
 }
 
 #[test]

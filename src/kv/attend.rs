@@ -67,7 +67,8 @@ pub(super) fn attend(
     let view = F32View::new(q)?;
     // Blocks run in parallel; where these are few, their tasks do.
     let threads = rayon::current_num_threads();
-    let least_tasks = if threads == 1 { 1 } else { (2 * threads).div_ceil(rows.div_ceil(QUERY_BLOCK)) };
+    let num_blocks = rows.div_ceil(QUERY_BLOCK).max(1); // there may be no rows
+    let least_tasks = if threads == 1 { 1 } else { (2 * threads).div_ceil(num_blocks) };
     let block_len = QUERY_BLOCK * heads * head_dim;
     let y = blocks(view.len(), block_len, |i, y| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);

@@ -68,9 +68,12 @@ impl Amx {
     }
 }
 
-/// Whether this is an AMD processor: only AMD's have SSE4a.
-pub(crate) fn is_amd() -> bool {
-    is_x86_feature_detected!("sse4a")
+/// Whether this is an AMD processor up to Zen 4.
+pub(crate) fn is_amd_up_to_zen_4() -> bool {
+    // CPUID leaf 1, EAX: bits 20 to 27 are added to a family of 15. Zen 3 and 4 are family 0x19, Zen 5 is 0x1a.
+    static FAMILY: LazyLock<u32> = LazyLock::new(|| 15 + (std::arch::x86_64::__cpuid(1).eax >> 20 & 0xff));
+    // Only AMD's have SSE4a.
+    is_x86_feature_detected!("sse4a") && *FAMILY <= 0x19
 }
 
 /// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.

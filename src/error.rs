@@ -84,7 +84,8 @@ pub enum Error {
         /// Its value, and the valid values.
         problem: String,
     },
-    /// The model produced NaN or infinity; in K and V also magnitudes above the largest f16, 65504.
+    /// The model produced NaN or infinity; in K and V, as they are stored (rotated in quantized formats), also
+    /// magnitudes above the largest f16, 65504.
     #[error(
         "{what}{}: not finite{}; the checkpoint is damaged, or does not match its configuration",
         place(*layer, *position),

@@ -300,6 +300,48 @@ fn a_refused_round_changes_nothing() {
     assert!(tried.same_rows(&twin));
 }
 
+/// What a page cannot hold is refused by position, on one thread and on several; the rotation of quantized formats can
+/// make it of values that f16 holds. The dropped round leaves nothing.
+#[test]
+fn rows_that_pages_cannot_hold_are_refused() {
+    const ROWS: usize = 300; // enough for several threads
+    let mut rng = StdRng::seed_from_u64(5);
+    let positions: Vec<_> = (0..20).map(|_| Position::random(&mut rng)).collect();
+    let good: Vec<f32> = (0..ROWS * 128).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let large: Vec<f32> = (0..128).map(|_| if rng.random() { 6e4 } else { -6e4 }).collect();
+    let staged = |rows: &[f32]| tensor(rows.to_vec(), (ROWS, 4, 32)).expect("a tensor");
+    for (threads, (key, value)) in
+        [1, 2].into_iter().flat_map(|threads| types().into_iter().map(move |of| (threads, of)))
+    {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        let [mut tried, mut twin] = [(); 2].map(|()| cache(Isa::best(), (key, value), ROWS, 400));
+        [&mut tried, &mut twin].into_iter().for_each(|cache| drop(round(cache, &positions[..10], Some(10))));
+        for (bad, name, format) in [(f32::NAN, "K", F16), (-7e4, "V", F16), (0.0, "K", key), (0.0, "V", value)] {
+            let mut rows = good.clone();
+            // The later one first, in memory order of heads.
+            for position in [290, 77] {
+                let row = &mut rows[position * 128..][..128];
+                if bad == 0.0 { row.copy_from_slice(&large) } else { row[if position == 77 { 100 } else { 3 }] = bad }
+            }
+            let (k, v) = if name == "K" { (&rows, &good) } else { (&good, &rows) };
+            let mut round = tried.begin_round(ROWS).expect("a round");
+            let refused = pool.install(|| round.append(4, &staged(k), &staged(v))).err();
+            drop(round);
+            match refused {
+                Some(Error::NotFinite { what, layer: Some(4), position: Some(87), found: Some(_) }) => {
+                    assert_eq!(what, name);
+                    assert!(bad != 0.0 || size(format).is_none(), "{key} {value}: {name} of 6e4 in {format}");
+                }
+                None => assert!(bad == 0.0 && size(format).is_some() || bad == -7e4 && size(value).is_none()),
+                other => panic!("{key} {value}: {bad} in {name}: {other:?}"),
+            }
+            assert!(tried.same_rows(&twin), "{key} {value}: {bad} in {name}");
+        }
+        let next = [&mut tried, &mut twin].map(|cache| round(cache, &positions[10..], Some(10)));
+        assert!(next[0] == next[1] && tried.same_rows(&twin), "{key} {value}");
+    }
+}
+
 /// Tensors of the wrong shape are rejected by name, and their round can only be dropped.
 #[test]
 fn misshapen_rows_are_refused() {

@@ -125,6 +125,7 @@ INLINE void attend(const CONSTANT Params& p, int first_column, THREADGROUP Scrat
         for (int i = tid; i < SUMMED * HD; i += THREADS) {
             Column column = s.column[n + i / HD];
             if (column.row < 0) break;
+            if (s.softmax[n + i / HD].sum == 0) continue;
             float sum = 0;
             for (int row = 0; row < ROWS; row++) sum += s.sum[i / HD][row][AT(i % HD)];
             q.output[AT((split + column.index) * HD + i % HD)] = sum;

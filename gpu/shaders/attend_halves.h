@@ -264,8 +264,8 @@ INLINE void attend_halves(const CONSTANT Params& p, THREADGROUP HalfScratch<HD, 
     channel += 2 * STRIPS * (lane / 4);
     for (int n = 0; n < TILES; n++)
         for (int e = 0; e < 2; e++) {
-            int column = s.column[(tile + n) * 8 + lane % 4 * 2 + AT(e)].index;
-            if (column < 0) continue;
+            int at = (tile + n) * 8 + lane % 4 * 2 + e, column = s.column[AT(at)].index;
+            if (column < 0 || s.softmax[AT(at)].sum == 0) continue;
             DEVICE float* to = q.output + AT((split + column) * HD + channel);
             for (int i = 0; i < TIMES; i++)
                 for (int strip = 0; strip < STRIPS; strip += 2) {

@@ -102,12 +102,15 @@ INLINE void store_row(const CONSTANT Heads& p, const THREAD Row<HD>& row, int la
     }
 }
 
-// Whether a row has a NaN, an infinity, or a magnitude above the largest f16.
+// Whether the first `channels` of a row have a NaN, an infinity, or a magnitude above the largest f16.
 template <int HD>
-INLINE bool out_of_range(const THREAD Row<HD>& row) {
+INLINE bool out_of_range(const THREAD Row<HD>& row, int lane, int channels) {
     bool found = false;
     for (int group = 0; group < Row<HD>::GROUPS; group++)
-        for (int e = 0; e < Row<HD>::W; e++) found = found || (bits_of(row.v[group][e]) & 0x7fffffffu) > bits_of(65504.0f);
+        for (int e = 0; e < Row<HD>::W; e++) {
+            bool large = (bits_of(row.v[group][e]) & 0x7fffffffu) > bits_of(65504.0f);
+            found = found || (large && Row<HD>::channel(lane, group, e) < channels);
+        }
     return found;
 }
 
@@ -178,8 +181,8 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
     if (p.after)
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++) row.v[group][e] = mul(row.v[group][e], p.after[AT(Row<HD>::channel(lane, group, e))]);
-    if (p.places && warp_ballot(out_of_range(row)) && lane == 0) atomic_min(p.fault, u32(p.places[AT(r)].position));
     if (p.rotates) rotate(row, lane, false);
+    if (p.places && warp_ballot(out_of_range(row, lane, p.channels)) && lane == 0) atomic_min(p.fault, u32(p.places[AT(r)].position));
     if (p.y) {
         for (int group = 0; group < GROUPS; group++) {
             for (int e = 0; e < W; e++) {

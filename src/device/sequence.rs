@@ -69,6 +69,11 @@ impl Sequence {
         self.kv.bytes()
     }
 
+    /// An upper bound of the page bytes that `rows` positions after the first `len` take.
+    pub fn bytes_of_round(&self, len: usize, rows: usize) -> usize {
+        if rows > 0 { self.kv.bytes_to_reserve(len, len + rows) } else { 0 }
+    }
+
     /// Bytes allocated for the recurrent state.
     pub fn recurrent_bytes(&self) -> usize {
         self.recurrent.as_ref().map_or(0, RecurrentState::bytes)

@@ -185,9 +185,13 @@ impl KvCache {
 
     /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
     pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
-        let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
-        let page = self.stores.iter().map(Store::page_bytes).sum::<usize>() + self.angles.page_bytes();
-        page.saturating_mul(pages).min(self.bytes_at(self.len.saturating_add(rows)))
+        let end = self.len.saturating_add(rows).min(self.max_context);
+        if end <= self.len {
+            return 0;
+        }
+        let derives_keys = self.stores.iter().any(Store::derives_keys);
+        let angles = if derives_keys { self.angles.bytes_at(end).saturating_sub(self.angles.bytes()) } else { 0 };
+        self.stores.iter().map(|store| store.bytes_to_reserve(self.len..end)).sum::<usize>() + angles
     }
 
     /// Bytes per additional position once sliding windows and exact zones are full; rounded up.
@@ -209,30 +213,30 @@ mod tests {
     use super::*;
     use crate::kv::StoreLayout;
 
-    /// With every page shared by a fork, at positions around the ends of pages and of the exact tail.
+    /// With every page shared by a fork or none, at positions around the ends of pages and of the exact tail.
     #[test]
     fn a_round_takes_no_more_than_its_bound() {
         let store = StoreLayout { num_kv_heads: 1, head_dim: 16, window: None, k_eq_v: None };
         let layout = KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() };
         for format in [KvFormat::Exact(crate::ElementType::F16), CodeFormat::Tqc5.into()] {
             let options = KvOptions { key: format, value: format, ..KvOptions::default() };
-            for (len, rows) in
-                [126, 128, 510, 638].iter().flat_map(|len| [1, 4, 128, 130, 256].map(|rows| (*len, rows)))
-            {
+            let lengths = [126, 128, 510, 638];
+            let rounds = lengths.iter().flat_map(|len| [1, 4, 128, 130, 256].map(|rows| (*len, rows)));
+            for ((len, rows), is_shared) in rounds.flat_map(|round| [(round, true), (round, false)]) {
                 let pool = PagePool::new(None);
                 let mut cache = KvCache::in_pool(layout.clone(), &options, 4096, Isa::best(), &pool).expect("a cache");
                 let write = |cache: &mut KvCache, rows: usize| {
                     let zeros = vec![0.0; rows * 16];
-                    let written = cache.stores[0].write(&pool, Isa::best(), cache.len, &zeros, &zeros);
+                    let written = cache.stores[0].write((&pool, Isa::best()), (0, cache.len), (&zeros, &zeros));
                     written.expect("pages");
                     cache.len += rows;
                 };
                 write(&mut cache, len);
-                let fork = cache.fork();
+                let fork = is_shared.then(|| cache.fork());
                 let (bound, before) = (cache.bytes_of_round(rows) as u64, pool.held());
                 write(&mut cache, rows);
                 let taken = pool.held() - before;
-                assert!(taken <= bound, "{format}: {rows} rows after {len}: {taken} of {bound}");
+                assert_eq!(taken, bound, "{format}: {rows} rows after {len}, shared: {is_shared}");
                 drop(fork);
             }
         }

@@ -4,13 +4,27 @@ use std::ops::Range;
 
 use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 
 use super::layout::PAGE;
 use super::options::SMALLER;
-use super::pool::{PagePool, SharedPage, page_mut};
+use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::Retention;
-use crate::nn::{cast, cast_mut};
+use crate::nn::{cast, cast_mut, divides};
 use crate::{Error, Result};
+
+/// The largest magnitude representable in every format: that of `f16`. Normalized K and V stay far below it.
+const LARGEST: f32 = 65504.0;
+
+/// Positions per task of a write.
+const ROWS_PER_TASK: usize = 32;
+
+/// A value that no page may hold: NaN, or above [`LARGEST`].
+#[derive(Clone, Copy)]
+pub(super) struct NotFinite {
+    pub(super) position: usize,
+    pub(super) value: f32,
+}
 
 /// K or V of one layer. Position `p` is in page `p / PAGE`. A clone shares the pages.
 #[derive(Clone)]
@@ -46,25 +60,62 @@ impl ExactRows {
         Ok(())
     }
 
+    /// An upper bound of the bytes that [`ExactRows::reserve`] takes.
+    pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
+        let pages = positions.start / PAGE..positions.end.div_ceil(PAGE);
+        let missing = self.retention.held(pages.end).saturating_sub(self.pages.len());
+        let held = pages.filter_map(|page| self.pages.get(self.retention.slot(page)));
+        (missing + held.filter(|page| is_shared(page)).count()) * self.page_bytes()
+    }
+
     /// Whether the rows at `positions` remain after positions below `written` were written.
     pub(super) fn holds(&self, positions: Range<usize>, written: usize) -> bool {
         self.retention.holds(positions, written)
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved.
-    pub(super) fn write(&mut self, first: usize, rows: &[f32]) {
-        let heads = rows.chunks_exact(self.head_dim);
-        for (i, row) in heads.enumerate() {
-            let (position, head) = (first + i / self.num_kv_heads, i % self.num_kv_heads);
-            let at = (head * PAGE + position % PAGE) * self.head_dim;
-            let page = page_mut(&mut self.pages[self.retention.slot(position / PAGE)]);
-            let range = at..at + self.head_dim;
-            match self.element {
-                ElementType::F32 => cast_mut(page)[range].copy_from_slice(row),
-                ElementType::F16 => cast_mut::<half::f16>(page)[range].convert_from_f32_slice(row),
-                ElementType::Bf16 => cast_mut::<half::bf16>(page)[range].convert_from_f32_slice(row),
-            }
-        }
+    ///
+    /// # Errors
+    /// At the first value that is not finite in every format; rows were written.
+    pub(super) fn write(&mut self, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
+        let end = first + rows.len() / (self.num_kv_heads * self.head_dim);
+        let mut pages = self.retention.distinct(first / PAGE..end.div_ceil(PAGE));
+        pages.try_for_each(|pages| self.write_pages(pages, first..end, rows))
+    }
+
+    /// Those of `rows`, of `positions`, that are in `pages`, which share no slot.
+    fn write_pages(
+        &mut self,
+        pages: Range<usize>,
+        Range { start: first, end }: Range<usize>,
+        rows: &[f32],
+    ) -> std::result::Result<(), NotFinite> {
+        let (element, heads, head_dim) = (self.element, self.num_kv_heads, self.head_dim);
+        let row_bytes = head_dim * element.size();
+        let pages = self.retention.pages_mut(&mut self.pages, 1, pages);
+        // (head, first position, rows): the rows of one head that follow each other in a page.
+        let tasks = pages.flat_map(|(page, shared)| {
+            let start = first.max(page * PAGE);
+            let bytes = start % PAGE * row_bytes..(end.min((page + 1) * PAGE) - page * PAGE) * row_bytes;
+            let of_heads = page_mut(&mut shared[0]).chunks_exact_mut(PAGE * row_bytes).enumerate();
+            of_heads.flat_map(move |(head, page)| {
+                let blocks = page[bytes.clone()].chunks_mut(ROWS_PER_TASK * row_bytes);
+                (start..).step_by(ROWS_PER_TASK).zip(blocks).map(move |(start, rows)| (head, start, rows))
+            })
+        });
+        let write = |(head, start, block): (usize, usize, &mut [u8])| {
+            let mut of_block = (start..).zip(block.chunks_exact_mut(row_bytes));
+            of_block.find_map(|(position, bytes)| {
+                let row = &rows[((position - first) * heads + head) * head_dim..][..head_dim];
+                write_row(element, row, bytes).map(|value| NotFinite { position, value })
+            })
+        };
+        let failed = if divides(rows.len()) {
+            tasks.collect::<Vec<_>>().into_par_iter().filter_map(write).min_by_key(|failed| failed.position)
+        } else {
+            tasks.filter_map(write).min_by_key(|failed| failed.position)
+        };
+        failed.map_or(Ok(()), Err)
     }
 
     /// The first `len` rows of one head in page `page` of the sequence: `(len, head_dim)`.
@@ -99,7 +150,7 @@ impl ExactRows {
         self.retention.held(end.div_ceil(PAGE)).saturating_mul(self.page_bytes())
     }
 
-    pub(super) fn page_bytes(&self) -> usize {
+    fn page_bytes(&self) -> usize {
         PAGE * self.bytes_per_position()
     }
 
@@ -125,6 +176,26 @@ impl ExactRows {
             })
         })
     }
+}
+
+/// Writes `row` to `bytes`, unless a value is not finite in every format: that value.
+fn write_row(element: ElementType, row: &[f32], bytes: &mut [u8]) -> Option<f32> {
+    let is_finite = |x: &f32| x.abs() <= LARGEST; // not NaN
+    // Without an early end, in vectors.
+    if !row.iter().fold(true, |finite, x| finite & is_finite(x)) {
+        return row.iter().copied().find(|x| !is_finite(x));
+    }
+    match element {
+        ElementType::F32 => cast_mut(bytes).copy_from_slice(row),
+        ElementType::F16 => cast_mut::<half::f16>(bytes).convert_from_f32_slice(row),
+        ElementType::Bf16 => cast_mut::<half::bf16>(bytes).convert_from_f32_slice(row),
+    }
+    None
+}
+
+/// The error for K or V (`what`) that is NaN, infinite or beyond `f16`.
+pub(crate) fn not_finite(what: &'static str, layer: usize, position: usize, found: Option<f32>) -> Error {
+    Error::NotFinite { what, layer: Some(layer), position: Some(position), found }
 }
 
 /// The error for K and V of `end` positions that do not fit memory.

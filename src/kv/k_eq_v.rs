@@ -16,7 +16,7 @@ use super::exact::out_of_memory;
 use super::layout::{PAGE, StoreLayout};
 use super::pool::{PagePool, SharedPage, page_mut};
 use crate::Result;
-use crate::nn::{Rotary, cast, cast_mut};
+use crate::nn::{Rotary, cast, cast_mut, row_blocks};
 
 /// Cosines and sines of every position. A clone shares the pages, which are written once.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl AngleTable {
         end.div_ceil(PAGE).saturating_mul(self.page_bytes())
     }
 
-    pub(super) fn page_bytes(&self) -> usize {
+    fn page_bytes(&self) -> usize {
         2 * PAGE * self.inverse_frequencies.len() * size_of::<f32>()
     }
 }
@@ -118,14 +118,23 @@ impl RotaryFirst {
 
     /// The rotary channels of `keys` `(n, width)`: `(n, rotary_channels)`.
     pub(crate) fn rotary_keys(&self, keys: &[f32]) -> Vec<f32> {
-        let rows = keys.chunks_exact(self.order.len());
-        rows.flat_map(|row| self.order[..self.rotary_channels].iter().map(|channel| row[*channel])).collect()
+        self.first_channels(keys, self.rotary_channels)
     }
 
     /// `values` `(n, width)`, rotary channels first.
     pub(crate) fn reorder(&self, values: &[f32]) -> Vec<f32> {
-        let rows = values.chunks_exact(self.order.len());
-        rows.flat_map(|row| self.order.iter().map(|channel| row[*channel])).collect()
+        self.first_channels(values, self.order.len())
+    }
+
+    /// The first `channels` in this order of `rows` `(n, width)`: `(n, channels)`.
+    fn first_channels(&self, rows: &[f32], channels: usize) -> Vec<f32> {
+        let width = self.order.len();
+        row_blocks(rows.len() / width, channels, |first, reordered| {
+            let rows = rows[first * width..].chunks_exact(width);
+            for (row, reordered) in rows.zip(reordered.chunks_exact_mut(channels)) {
+                reordered.iter_mut().zip(&self.order).for_each(|(x, channel)| *x = row[*channel]);
+            }
+        })
     }
 
     /// `queries` `(n, width)`, rotary channels first, times [`RotaryFirst::query_weight`].

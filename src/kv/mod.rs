@@ -8,6 +8,7 @@
 //! * [`PagePool`] is the memory that the sequences of an engine share.
 
 mod attend;
+mod available_memory;
 mod batch;
 mod cache;
 mod delta_net;
@@ -25,13 +26,14 @@ mod round;
 mod state;
 mod store;
 
+pub use available_memory::available_memory;
 pub use batch::{Batch, BatchKv};
 pub use cache::{KvCache, StoreReport};
 pub use delta_net::DeltaNetMatrices;
 pub(crate) use delta_net::{DeltaNetState, Inputs};
 pub use format::{ExactZones, KvFormat, KvPreset};
 pub use layout::{KvLayout, StoreLayout};
-pub use options::{KEqV, KvOptions, LayerFormat, available_memory};
+pub use options::{KEqV, KvOptions, LayerFormat};
 pub use pool::PagePool;
 
 pub(crate) use pool::Counted;
@@ -41,8 +43,8 @@ pub use state::SequenceState;
 
 pub use foretoken_kernels::attention::turboquant::CodeFormat;
 
+pub(crate) use exact::not_finite;
 pub(crate) use k_eq_v::RotaryFirst;
 pub(crate) use layout::PAGE;
 pub(crate) use options::SMALLER;
 pub(crate) use ring::{Retention, first_exact_page};
-pub(crate) use round::not_finite;

@@ -1,5 +1,6 @@
 //! Options of the KV cache, and the context that fits memory.
 
+use super::available_memory::available_memory;
 use super::format::{ExactZones, KvFormat, KvPreset};
 use super::layout::{KvLayout, PAGE};
 use crate::{Error, Result};
@@ -146,13 +147,6 @@ impl KvOptions {
         tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that fits");
         Ok(fits)
     }
-}
-
-/// `MemAvailable` of Linux in bytes; `None` on other systems.
-pub fn available_memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 #[cfg(test)]

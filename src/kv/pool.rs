@@ -79,13 +79,18 @@ impl PagePool {
 
     /// Replaces `page` by a copy if it is shared (copy on write). `None` as for [`PagePool::take`].
     pub(super) fn make_unique(&self, page: &mut SharedPage) -> Option<()> {
-        if Arc::get_mut(page).is_none() {
+        if is_shared(page) {
             let mut copy = self.take(page.as_slice().len())?;
             page_mut(&mut copy).copy_from_slice(page.as_slice());
             *page = copy;
         }
         Some(())
     }
+}
+
+/// Whether a write would copy the page.
+pub(super) fn is_shared(page: &SharedPage) -> bool {
+    Arc::strong_count(page) > 1
 }
 
 /// The bytes of a page after [`PagePool::make_unique`].

@@ -11,13 +11,13 @@ use foretoken_kernels::attention::turboquant::{
 use foretoken_kernels::{Elements, Isa};
 use rayon::prelude::*;
 
-use super::exact::{ExactRows, out_of_memory};
+use super::exact::{ExactRows, NotFinite, out_of_memory};
 use super::format::ExactZones;
 use super::layout::PAGE;
 use super::options::KvOptions;
-use super::pool::{PagePool, SharedPage, page_mut};
+use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::{Retention, first_exact_page};
-use crate::nn::{cast, cast_mut};
+use crate::nn::{cast, cast_mut, row_blocks};
 use crate::{Error, Result};
 
 /// K or V of one layer: exact first and last rows, quantized pages between them. A clone shares the pages.
@@ -82,6 +82,17 @@ impl QuantizedKv {
         Ok(())
     }
 
+    /// An upper bound of the bytes that [`QuantizedKv::reserve`] takes.
+    pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
+        let missing = (self.num_pages(positions.end) * self.num_kv_heads).saturating_sub(self.pages.len());
+        let of_pages = self.quantized_by(positions.start, positions.end).flat_map(|page| {
+            let heads = self.retention.slot(page) * self.num_kv_heads;
+            self.pages.iter().skip(heads).take(self.num_kv_heads)
+        });
+        let pages = missing + of_pages.filter(|page| is_shared(page)).count();
+        self.exact.bytes_to_reserve(positions) + pages * self.layout.bytes()
+    }
+
     /// The pages that a write of the positions `first..end` quantizes.
     fn quantized_by(&self, first: usize, end: usize) -> Range<usize> {
         self.quantized_pages.min(first / PAGE)..first_exact_page(end, self.zones.tail)
@@ -99,26 +110,33 @@ impl QuantizedKv {
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, and
     /// quantizes the pages that leave the exact tail. Rows written again after a dropped round are quantized again.
-    pub(super) fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) {
-        let mut rotated = rows.to_vec();
-        rotate(isa, &mut rotated, self.groups);
-        self.exact.write(first, &rotated);
+    ///
+    /// # Errors
+    /// At the first value that is not finite in every format once rotated, by which a value can grow by the root of the
+    /// group's length.
+    pub(super) fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
+        let (layout, groups, width) = (self.layout, self.groups, self.layout.head_dim());
+        let rotated = row_blocks(rows.len() / width, width, |row, rotated| {
+            rotated.copy_from_slice(&rows[row * width..][..rotated.len()]);
+            rotate(isa, rotated, groups);
+        });
+        self.exact.write(first, &rotated)?;
 
-        let layout = self.layout;
-        let end = first + rows.len() / (self.num_kv_heads * layout.head_dim());
-        for page in self.quantized_by(first, end) {
-            let heads = self.retention.slot(page) * self.num_kv_heads..;
-            let heads = self.pages[heads][..self.num_kv_heads].par_iter_mut().enumerate();
-            heads.for_each(|(head, page_of_head)| {
-                let mut rows = vec![0.0; PAGE * layout.head_dim()];
+        let end = first + rows.len() / (self.num_kv_heads * width);
+        for pages in self.retention.distinct(self.quantized_by(first, end)) {
+            let pages = self.retention.pages_mut(&mut self.pages, self.num_kv_heads, pages);
+            let of_heads = pages.flat_map(|(page, heads)| (0..).zip(heads).map(move |(head, to)| (page, head, to)));
+            of_heads.collect::<Vec<_>>().into_par_iter().for_each(|(page, head, to)| {
+                let mut rows = vec![0.0; PAGE * width];
                 self.exact.rows(page, head, PAGE).widen(&mut rows);
-                let (codes, halves) = page_mut(page_of_head).split_at_mut(layout.code_bytes());
+                let (codes, halves) = page_mut(to).split_at_mut(layout.code_bytes());
                 let (scales, mean) = cast_mut(halves).split_at_mut(layout.scales());
-                let quantized = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
-                debug_assert!(quantized.is_ok(), "`Round::append` rejects NaN and infinity");
+                let encoded = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
+                debug_assert!(encoded.is_ok(), "`ExactRows::write` rejects NaN and infinity");
             });
         }
         self.quantized_pages = first_exact_page(end, self.zones.tail);
+        Ok(())
     }
 
     /// The first `len` exact rows of one head in page `page` of the sequence, rotated: `(len, head_dim)`.
@@ -159,11 +177,6 @@ impl QuantizedKv {
     pub(super) fn bytes_at(&self, end: usize) -> usize {
         let pages = self.num_pages(end).saturating_mul(self.num_kv_heads * self.layout.bytes());
         self.exact.bytes_at(end).saturating_add(pages)
-    }
-
-    /// Bytes of an exact page and of a quantized one.
-    pub(super) fn page_bytes(&self) -> usize {
-        self.exact.page_bytes() + self.num_kv_heads * self.layout.bytes()
     }
 
     /// Quantized pages per head after positions below `end` were written.

@@ -50,6 +50,29 @@ impl Retention {
         }
     }
 
+    /// `pages` of the sequence in parts of which no two pages share a slot. A round may begin at the end of a page, and so
+    /// touch one page more than a ring has.
+    pub(super) fn distinct(self, pages: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let most = self.ring().map_or(usize::MAX, |(_, newest)| newest);
+        std::iter::successors(Some(pages.start), move |start| start.checked_add(most))
+            .take_while(move |start| *start < pages.end)
+            .map(move |start| start..pages.end.min(start.saturating_add(most)))
+    }
+
+    /// The items of `pages` of the sequence with their page, of `items` with `per_page` of each slot. No two may share a
+    /// slot.
+    pub(super) fn pages_mut<T>(
+        self,
+        items: &mut [T],
+        per_page: usize,
+        pages: Range<usize>,
+    ) -> impl Iterator<Item = (usize, &mut [T])> {
+        let first = (self.slot(pages.start) * per_page).min(items.len());
+        let pinned = self.ring().map_or(first, |(pinned, _)| first.min(pinned * per_page));
+        let (before, from) = items.split_at_mut(first);
+        pages.zip(from.chunks_exact_mut(per_page).chain(before[pinned..].chunks_exact_mut(per_page)))
+    }
+
     /// Whether the rows at `positions` are retained after positions below `written` were written: a row overwrites only
     /// that of the same place in the page that its slot had before.
     pub(super) fn holds(self, positions: Range<usize>, written: usize) -> bool {

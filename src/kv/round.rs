@@ -17,9 +17,6 @@ use super::recurrent::Recurrent;
 use crate::nn::F32View;
 use crate::{Error, Result};
 
-/// The largest magnitude representable in every format: that of `f16`. Normalized K and V stay far below it.
-const LARGEST: f32 = 65504.0;
-
 /// The cache operations of a decoder layer.
 pub trait KvAccess {
     /// Appends the K and V of this pass's rows, `(rows, num_kv_heads, head_dim)` each, to the layer's store.
@@ -174,16 +171,10 @@ impl KvAccess for Round<'_> {
             }
         }
         let (k, v) = (F32View::new(k)?, F32View::new(v)?);
-        for (rows, name) in [(&k, "K"), (&v, "V")] {
-            if let Some(at) = rows.iter().position(|x| x.is_nan() || x.abs() > LARGEST) {
-                let (position, value) = (*first + at / (shape[1] * shape[2]), rows[at]);
-                return Err(not_finite(name, layer, position, Some(value)));
-            }
-        }
         if store.derives_keys() {
             angles.reserve(pool, *first + self.rows)?;
         }
-        store.write(pool, *isa, *first, &k, &v)
+        store.write((pool, *isa), (layer, *first), (&k, &v))
     }
 
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {
@@ -197,11 +188,6 @@ impl KvAccess for Round<'_> {
     fn for_rounds(&mut self, stage: &mut dyn FnMut(&mut Round<'_>) -> Result<()>) -> Result<()> {
         stage(self)
     }
-}
-
-/// The error for K or V (`what`) that is NaN, infinite or beyond `f16`.
-pub(crate) fn not_finite(what: &'static str, layer: usize, position: usize, found: Option<f32>) -> Error {
-    Error::NotFinite { what, layer: Some(layer), position: Some(position), found }
 }
 
 /// The committed rows, for queries of another model (a drafter) that all have the position of the next row.

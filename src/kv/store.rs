@@ -6,7 +6,7 @@ use foretoken_kernels::attention::turboquant::{CodeFormat, RotationGroups, Side}
 use foretoken_kernels::attention::{self, KvBlock};
 use foretoken_kernels::{Elements, Isa};
 
-use super::exact::ExactRows;
+use super::exact::{ExactRows, NotFinite, not_finite};
 use super::format::{ExactZones, KvFormat};
 use super::k_eq_v::{AngleTable, RotaryFirst};
 use super::layout::{PAGE, StoreLayout};
@@ -197,9 +197,9 @@ impl Store {
         self.storages().map(|storage| storage.bytes_at(end)).fold(0, usize::saturating_add)
     }
 
-    /// Bytes of one page of K and of V: of an exact one and, if quantized, of a quantized one.
-    pub(super) fn page_bytes(&self) -> usize {
-        self.storages().map(Storage::page_bytes).sum()
+    /// An upper bound of the bytes that [`Store::reserve`] takes.
+    pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
+        self.storages().map(|storage| storage.bytes_to_reserve(positions.clone())).sum()
     }
 
     fn storages(&self) -> impl Iterator<Item = &Storage> {
@@ -218,24 +218,31 @@ impl Store {
         keys.into_iter().chain([&mut self.values])
     }
 
-    /// Writes the K and V of the positions from `first` on, `(n, num_kv_heads, head_dim)` each.
+    /// Writes the K and V of `layer` at the positions from `first` on, `(n, num_kv_heads, head_dim)` each.
     ///
     /// # Errors
-    /// If the pool is exhausted.
-    pub(super) fn write(&mut self, pool: &PagePool, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
+    /// If the pool is exhausted; or if what is stored of K or V is not finite.
+    pub(super) fn write(
+        &mut self,
+        (pool, isa): (&PagePool, Isa),
+        (layer, first): (usize, usize),
+        (k, v): (&[f32], &[f32]),
+    ) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
         self.reserve(pool, first..end)?;
-        match &mut self.keys {
-            Keys::Stored(keys) => keys.write(isa, first, k),
-            Keys::FromValues(_) => {}
-            Keys::RotaryStored(rotary_first, keys) => {
-                keys.write(isa, first, &rotary_first.rotary_keys(k));
-                self.values.write(isa, first, &rotary_first.reorder(v));
-                return Ok(());
+        let failed = |what| move |NotFinite { position, value }| not_finite(what, layer, position, Some(value));
+        let values = match &mut self.keys {
+            Keys::Stored(keys) => {
+                keys.write(isa, first, k).map_err(failed("K"))?;
+                self.values.write(isa, first, v)
             }
-        }
-        self.values.write(isa, first, v);
-        Ok(())
+            Keys::FromValues(_) => self.values.write(isa, first, v),
+            Keys::RotaryStored(rotary_first, keys) => {
+                keys.write(isa, first, &rotary_first.rotary_keys(k)).map_err(failed("K"))?;
+                self.values.write(isa, first, &rotary_first.reorder(v))
+            }
+        };
+        values.map_err(failed("V"))
     }
 
     /// Allocates pages for `positions` and makes them unique.
@@ -305,7 +312,10 @@ impl Storage {
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved.
-    fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) {
+    ///
+    /// # Errors
+    /// At the first value that is not finite in every format.
+    fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
         match self {
             Storage::Exact(storage) => storage.write(first, rows),
             Storage::Quantized(storage) => storage.write(isa, first, rows),
@@ -364,10 +374,10 @@ impl Storage {
         }
     }
 
-    fn page_bytes(&self) -> usize {
+    fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
         match self {
-            Storage::Exact(rows) => rows.page_bytes(),
-            Storage::Quantized(rows) => rows.page_bytes(),
+            Storage::Exact(rows) => rows.bytes_to_reserve(positions),
+            Storage::Quantized(rows) => rows.bytes_to_reserve(positions),
         }
     }
 

@@ -77,6 +77,14 @@ impl Backend {
         )
     }
 
+    /// An upper bound of the page bytes that the next `rows` positions take.
+    pub fn bytes_of_round(&self, state: &SequenceState, rows: usize) -> usize {
+        self.device.as_ref().map_or_else(
+            || state.kv().bytes_of_round(rows),
+            |device| device.sequence.lock().bytes_of_round(state.len(), rows),
+        )
+    }
+
     /// Bytes of the recurrent state and of the rows that it has to replay, which are not in the page pool.
     pub fn recurrent_bytes(&self, state: &SequenceState) -> usize {
         self.device.as_ref().map_or_else(|| state.recurrent_bytes(), |device| device.sequence.lock().recurrent_bytes())

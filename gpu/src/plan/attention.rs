@@ -358,7 +358,7 @@ pub fn quantized(
     let params = QuantizedParams {
         queries: queries.params(partials, Store::Quantized, columns)?,
         words: kv.query_words.checked("the quantized queries", all * width / 4)?,
-        word_scales: kv.query_scales.checked("the quantized queries' scales", all * width / 128)?,
+        word_scales: kv.query_scales.checked_unaligned("the quantized queries' scales", all * width / 128)?,
         keys: kv.keys.params()?,
         values: kv.values.params()?,
         key: FormatParams::new(key),

@@ -132,7 +132,7 @@ pub fn mixed(queries: &Queries, kv: &MixedKv, partials: &SplitPartials) -> Resul
     let params = MixedParams {
         queries: queries.params(partials, store, COLUMNS)?,
         words: kv.query_words.checked("the quantized queries", key.map_or(0, |_| all * width / 4))?,
-        word_scales: kv.query_scales.checked("the quantized queries' scales", scales)?,
+        word_scales: kv.query_scales.checked_unaligned("the quantized queries' scales", scales)?,
         keys: kv.keys.params(width)?,
         values: kv.values.params(width)?,
         quantized: (store == Store::Quantized).into(),

@@ -155,8 +155,8 @@ pub struct KvDestination {
     pub places: DeviceSlice<Place>,
     /// The sequences that own the pages.
     pub segments: Segments,
-    /// `(1)`: atomicMin with the positions of rows that, before the rotation, have a NaN, an infinity, or a magnitude
-    /// above f16's largest, 65504.
+    /// `(1)`: atomicMin with the positions of rows that, as stored, have a NaN, an infinity, or a magnitude above f16's
+    /// largest, 65504.
     pub fault: DeviceSlice<u32>,
 }
 

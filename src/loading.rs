@@ -104,24 +104,16 @@ fn read(
     });
     let (draft_model, draft_models) = draft.transpose()?.unzip();
     let context = target.model.max_position_embeddings();
-    let to_device = |models: Option<DeviceModels>, assistant| -> Result<_> {
-        let Some((device, DeviceModels { target, nextn })) = device.zip(models) else { return Ok((None, None)) };
-        let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
+    let (mut on_device, mut nextn_on_device, mut draft_on_device) = (None, None, None);
+    if let Some((device, DeviceModels { target, nextn })) = device.zip(models) {
+        let models = Models::new(device.clone(), target, assistant_model, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
-        Ok((Some(Arc::new(models)), nextn.map(Arc::new)))
-    };
-    let (on_device, nextn_on_device) = to_device(models, assistant_model)?;
-    // A draft model drafts without its head.
-    let draft_models = draft_models.flatten().map(|models| DeviceModels { nextn: None, ..models });
-    Ok(ReadModels {
-        on_device,
-        nextn_on_device,
-        draft_on_device: to_device(draft_models, None)?.0,
-        target,
-        assistant,
-        draft_model,
-        tokenizer,
-    })
+        // A draft model drafts without its head.
+        let draft = draft_models.flatten().map(|draft| models.beside(draft.target, suppressed)).transpose()?;
+        (on_device, nextn_on_device, draft_on_device) =
+            (Some(Arc::new(models)), nextn.map(Arc::new), draft.map(Arc::new));
+    }
+    Ok(ReadModels { on_device, nextn_on_device, draft_on_device, target, assistant, draft_model, tokenizer })
 }
 
 /// A target, and its weights if they are on a device.

@@ -286,7 +286,9 @@ fn nextn_heads_without_memory() {
     let target = widen(&cases::named("qwen35-nested").path.join("target"), &files.path().join("target"), NARROW);
     let kv_memory = Some(held[0] + held[1]);
     let pair = load(EngineOptions { kv_memory, ..EngineOptions::new(target) }, Vec::new(), files);
-    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let mut automatic = exact(ElementType::F32);
+    automatic.kv.max_context = None;
+    let mut session = pair.device.session(&automatic).expect("a session");
     for ((prompt, want), drafts) in prompts.iter().zip(want).zip([true, false, true]) {
         let (ids, drafted) = generate(&mut session, prompt, &options);
         assert_eq!((ids, drafted > 0), (want, drafts));

@@ -63,15 +63,15 @@ impl Models {
         Ok(Self { loaded, plans: Mutex::default(), pages, passes })
     }
 
-    /// Models of `head`, a part of this target, with the same memory of pages.
+    /// Models of `other`, a head of this target or its draft model, with the same memory of pages.
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub fn with_head(&self, head: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
+    pub fn beside(&self, other: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
         let (device, pages) = (self.device().clone(), self.pages.clone());
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
-        let passes = Mutex::new(Passes::new(&device, &*head)?);
-        let loaded = LoadedModels { device, target: head, assistant: None, suppressed };
+        let passes = Mutex::new(Passes::new(&device, &*other)?);
+        let loaded = LoadedModels { device, target: other, assistant: None, suppressed };
         Ok(Self { loaded, plans: Mutex::default(), pages, passes })
     }
 
@@ -131,9 +131,10 @@ impl Models {
         let device = self.device();
         let (free, _) = device.memory()?;
         let free = free.saturating_sub(nets.as_ref().map_or(0, DeltaNets::bytes));
-        let memory = options.memory.unwrap_or((free - activation_bytes(free)) as u64);
+        let memory = [options.memory, Some((free - activation_bytes(free)) as u64), self.pages().available()];
         let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
-        let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
+        let context =
+            KvOptions { memory: memory.into_iter().flatten().min(), ..options.clone() }.context(default, bytes_at)?;
         // A session file may request more rows than the context has positions.
         let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.

@@ -80,7 +80,7 @@ impl DeviceNextnHead {
         (head, max_position_embeddings): (Box<dyn DeviceTarget>, usize),
         suppressed: &[u32],
     ) -> Result<Self> {
-        Ok(Self { models: target.with_head(head, suppressed)?, max_position_embeddings })
+        Ok(Self { models: target.beside(head, suppressed)?, max_position_embeddings })
     }
 }
 

@@ -69,12 +69,14 @@ impl Workspace {
         self.ops.with(Launcher::recorder(models.device.clone(), self.ops.queue.temporaries.clone()))
     }
 
-    /// The horizon of recordings for positions below `end`. If it grows, what only the old ones refer to is freed.
+    /// The horizon of recordings for positions below `end`. If it changes, what only the old ones refer to is freed.
     pub fn reach(&mut self, end: usize) -> usize {
-        if self.recordings.horizon() < end {
+        let before = self.recordings.horizon();
+        let horizon = self.recordings.reach(end);
+        if horizon != before {
             self.forget_recordings();
         }
-        self.recordings.reach(end)
+        horizon
     }
 
     /// Drops all recordings, because memory that they refer to changes, and frees large temporaries, which may have other

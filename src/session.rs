@@ -117,13 +117,13 @@ impl Session {
     ///
     /// # Errors
     /// If no position fits.
-    pub(crate) fn extend_context(&mut self, memory: u64) -> Result<()> {
+    pub(crate) fn extend_context(&mut self, memory: impl FnOnce() -> u64) -> Result<()> {
         let longest = self.engine.target().max_position_embeddings();
         let options = self.kv_options.clone();
         let SpeculativeDecoder { backend, state, .. } = self.decoder().0;
         let kv = state.kv_mut();
         if backend.device.is_none() && kv.max_context() < longest {
-            let memory = Some(options.memory.map_or(memory, |limit| limit.min(memory)));
+            let memory = Some(options.memory.unwrap_or(u64::MAX).min(memory()));
             let context = KvOptions { memory, ..options }.context(longest, |context| kv.bytes_at(context))?;
             kv.set_max_context(context);
         }

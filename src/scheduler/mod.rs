@@ -3,6 +3,7 @@
 
 mod chunk_planner;
 mod prefix_cache;
+mod prefix_files;
 
 pub use prefix_cache::PrefixCacheOptions;
 
@@ -11,6 +12,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
+use crate::kv::available_memory;
 use crate::not_started::NotStarted;
 use crate::options::{GenerateOptions, SessionOptions};
 use crate::piece::Piece;
@@ -135,10 +137,9 @@ impl Scheduler {
                 session => break session?,
             }
         };
-        if let (None, Some(prefixes), Some(available)) =
-            (options.kv.max_context, &self.prefixes, self.engine.pages().available())
-        {
-            session.extend_context(available + prefixes.reclaimable())?;
+        let available = || self.engine.pages().available().or_else(available_memory);
+        if let (None, Some(prefixes), Some(available)) = (options.kv.max_context, &self.prefixes, available()) {
+            session.extend_context(|| available + prefixes.reclaimable())?;
         }
         Ok(session)
     }
@@ -194,8 +195,9 @@ impl Scheduler {
         let Slot { mut session, mut run, .. } = self.slots.remove(at);
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
         run.end(&mut session);
-        if let Some(prefixes) = &mut self.prefixes {
-            prefixes.insert(&mut session);
+        // After a panic the state may be half of a pass.
+        if let Some(prefixes) = self.prefixes.as_mut().filter(|_| run.finish_reason() != Some(FinishReason::Error)) {
+            prefixes.insert_last(&mut session);
         }
         Some(session)
     }
@@ -284,6 +286,10 @@ impl Scheduler {
             }
         }
         match out_of_memory {
+            // Not all memory is under the limit of the pages: what a device's states take is not.
+            Some(_) if !any_done && self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest) => {
+                self.slots.iter_mut().for_each(|slot| slot.waits = false);
+            }
             Some(error) if !any_done => events.extend(self.give_way(error)),
             _ => self.plain = false,
         }
@@ -325,7 +331,7 @@ impl Scheduler {
         let piece = Error::catch(|| {
             let taken = run.take(session, done, (Path::Sync, None))?;
             if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
-                prefixes.insert(session);
+                prefixes.insert_running(session);
             }
             match run.has_first() {
                 true if run.nothing_to_generate() => Ok(Some(Piece::default())),
@@ -426,9 +432,9 @@ impl Scheduler {
         let Some(prefixes) = &mut self.prefixes else { return };
         let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
             let rows = planned.iter().find(|(of, _)| of == id).map_or(0, |(_, work)| work.num_rows());
-            let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
+            let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
             let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
-            (state.kv().bytes_of_round(rows) + of_drafters) as u64
+            (backend.bytes_of_round(state, rows) + of_drafters) as u64
         });
         prefixes.drop_until_available(needs.sum());
     }

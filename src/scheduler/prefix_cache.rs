@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
+use super::prefix_files::PrefixFiles;
 use crate::engine::Engine;
 use crate::kv::{KvCache, KvOptions, available_memory};
 use crate::session::Session;
@@ -29,7 +30,7 @@ pub struct PrefixCacheOptions {
     /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the free memory.
     pub max_bytes: Option<u64>,
     /// Where dropped states are saved as session files, except prefixes of others; the files are
-    /// deleted with the scheduler. Default: nowhere.
+    /// deleted with the scheduler, those of a killed process by the next scheduler. Default: nowhere.
     pub directory: Option<PathBuf>,
     /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
     pub max_file_bytes: u64,
@@ -48,8 +49,7 @@ pub(crate) struct PrefixCache {
     max_bytes: u64,
     states: BTreeMap<Vec<u32>, State>,
     uses: u64,
-    name: u64,  // random, in the names of its files: other caches may share the folder
-    files: u64, // written so far
+    files: Option<PrefixFiles>, // dropped after the states
 }
 
 struct State {
@@ -67,15 +67,11 @@ impl PrefixCache {
     pub fn new(engine: &Engine, options: PrefixCacheOptions) -> Self {
         let half = || engine.pages().limit().or_else(available_memory).map_or(u64::MAX, |bytes| bytes / 2);
         let max_bytes = options.max_bytes.unwrap_or_else(half);
-        Self {
-            engine: engine.clone(),
-            options,
-            max_bytes,
-            states: BTreeMap::new(),
-            uses: 0,
-            name: rand::random(),
-            files: 0,
-        }
+        let files = options.directory.as_ref().and_then(|directory| {
+            let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
+            PrefixFiles::new(directory).map_err(problem).ok()
+        });
+        Self { engine: engine.clone(), options, max_bytes, states: BTreeMap::new(), uses: 0, files }
     }
 
     /// # Errors
@@ -146,8 +142,20 @@ impl PrefixCache {
         cuts
     }
 
+    /// Caches the state of a sequence that goes on, which shares its pages: that state stays.
+    pub fn insert_running(&mut self, session: &mut Session) {
+        self.insert(session);
+        while self.bytes() > self.max_bytes && self.drop_oldest_before(self.uses) {}
+    }
+
+    /// Caches the state of a sequence that has ended.
+    pub fn insert_last(&mut self, session: &mut Session) {
+        self.insert(session);
+        while self.bytes() > self.max_bytes && self.drop_oldest() {}
+    }
+
     /// Caches the state of a sequence up to its last read token.
-    pub fn insert(&mut self, session: &mut Session) {
+    fn insert(&mut self, session: &mut Session) {
         let len = session.decoder().0.state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
@@ -163,7 +171,6 @@ impl PrefixCache {
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
         }
-        while self.bytes() > self.max_bytes && self.drop_oldest() {}
     }
 
     /// Drops states until `bytes` are available under the limit of the engine's pages, or no state is left.
@@ -198,11 +205,10 @@ impl PrefixCache {
         let Some((key, mut state)) = oldest else { return false };
         let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
         let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key));
-        if let (true, Some(directory), SessionStorage::Memory { session, .. }) =
-            (is_last, &self.options.directory, &mut state.storage)
+        if let (true, Some(files), SessionStorage::Memory { session, .. }) =
+            (is_last, &mut self.files, &mut state.storage)
         {
-            let path = directory.join(format!("prefix-{:016x}-{}.session", self.name, self.files));
-            self.files += 1;
+            let path = files.next();
             match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
                 Ok(metadata) => {
                     state.storage = SessionStorage::File { path, bytes: metadata.len() };

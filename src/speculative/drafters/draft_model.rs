@@ -61,7 +61,7 @@ impl DraftModel {
         while tokens.len() - self.read.len() > most {
             let chunk = &tokens[self.read.len()..][..most];
             self.behind = None;
-            self.model.0.forward_one(chunk, self.state.begin_round(most)?, OutputRows::None, most)?;
+            self.model.0.forward_one(chunk, self.state.begin_whole_round(most)?, OutputRows::None, most)?;
             self.read.extend(chunk);
         }
         Ok(tokens[self.read.len()..].to_vec())
@@ -147,7 +147,11 @@ impl DraftChain for DraftModel {
         } else {
             (draft.tokens.clone(), 0)
         };
-        let kv = DraftKv::Own { round: self.state.begin_round(ids.len())?, keep };
+        let round = match keep {
+            0 => self.state.begin_round(ids.len())?,
+            _ => self.state.begin_whole_round(ids.len())?,
+        };
+        let kv = DraftKv::Own { round, keep };
         Ok(ChainStep::Pass(DraftRows { ids, hidden: None, kv }))
     }
 

@@ -108,6 +108,15 @@ impl NextN {
         Ok((tokens[next..next + rows].to_vec(), states.narrow(0, 0, rows)?))
     }
 
+    /// Copies the newest unread states, a view that keeps those of a whole pass in memory.
+    fn own_newest(&mut self) -> Result<()> {
+        let Some(newest) = self.unread.pop() else { return Ok(()) };
+        let taken = if self.unread.is_empty() { std::mem::take(&mut self.taken) } else { 0 };
+        let rows = newest.dims()[0] - taken;
+        self.unread.push(newest.narrow(0, taken, rows)?.force_contiguous()?);
+        Ok(())
+    }
+
     /// Records that the first `rows` unread states are in the cache.
     fn have_read(&mut self, rows: usize) {
         (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
@@ -219,7 +228,7 @@ impl Drafter for NextN {
             self.drop_chain()?;
             self.read(seen.tokens, rows)?;
         }
-        Ok(())
+        self.own_newest()
     }
 }
 

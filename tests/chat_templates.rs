@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use foretoken::chat::{
-    ChatOptions, ChatTemplate, Content, GenerationPrompt, Json, Message, Part, Role, Thinking, ToolCall,
+    ChatOptions, ChatTemplate, Content, GenerationPrompt, Json, Message, Part, ReasoningStart, ReplyParser, ReplyPart,
+    Role, Thinking, ToolCall,
 };
-use foretoken::{Error, Result};
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{Error, Piece, Result};
 use serde_json::Value;
 
 /// 2026-03-05 14:07:09, as in `generate.py`.
@@ -300,4 +302,64 @@ fn hostile_templates_are_refused() {
     let turns =
         "{% for message in messages %}<|turn>{{ message.role }}\n{{ message.content | trim }}<turn|>\n{% endfor %}";
     assert_eq!(render(turns, &long).expect("a prompt").len(), 20_000 * "<|turn>user\nHello<turn|>\n".len());
+}
+
+/// Whether a prompt opens the reasoning is the template's, whatever thinking is; the reply is taken apart accordingly.
+#[test]
+fn who_opens_the_reasoning_is_seen_in_the_prompt() {
+    let plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let always = format!("{plain}{{% if add_generation_prompt %}}<think>\n{{% endif %}}");
+    let switched = format!("{plain}{{{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}}}");
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let tokenizer = Tokenizer::read(&demo.join("tokenizer.json"), 1 << 20).expect("a tokenizer");
+    let (prompt, reply) = (ReasoningStart::Prompt, ReasoningStart::Reply);
+    for (source, off, on) in
+        [(plain, reply, reply), (&always, prompt, prompt), (&switched, reply, prompt), ("{{ raise() }}", reply, reply)]
+    {
+        for (thinking, want) in [(Thinking::Off, off), (Thinking::On, on)] {
+            let options = ChatOptions { thinking, ..ChatOptions::default() };
+            let reasoning_start = template(source).expect("a template").reasoning_start(&options);
+            if source.contains("raise") {
+                assert_eq!(reasoning_start, ReasoningStart::default());
+                continue;
+            }
+            assert_eq!(reasoning_start, want, "{source} {thinking:?}");
+            let mut parser = ReplyParser::new(&tokenizer, &ChatOptions { reasoning_start, ..options });
+            let piece = Piece { text: "a\n</think>\n\nb".into(), ..Piece::default() };
+            let parts = [parser.push(&piece), parser.finish()].concat();
+            match want {
+                ReasoningStart::Prompt => {
+                    assert_eq!(parts, [ReplyPart::Reasoning("a".into()), ReplyPart::Text("b".into())]);
+                }
+                _ => assert_eq!(parts, [ReplyPart::Text(piece.text)]),
+            }
+        }
+    }
+}
+
+/// A template strips the channels that an assistant's message spells, also where names in messages are text.
+#[test]
+fn channels_in_a_history_are_stripped() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let tokenizer = Tokenizer::read(&demo, 1 << 20).expect("a tokenizer");
+    let (gemma, options) = (template(&read("gemma_tools.jinja")).expect("a template"), ChatOptions::default());
+    let answer = "a<|channel>thought\nplan<channel|>b <|channel>c<channel|>d";
+    let parts = vec![Part::Text(answer.into()), Part::Text("e".into())];
+    for content in [answer.into(), format!("{answer}<|channel>unfinished").into(), Content::Parts(parts)] {
+        let messages = [Message::user("q"), Message::new(Role::Assistant, content), Message::user("r")];
+        let rendered = gemma.render(&messages, &options).expect("a prompt");
+        assert!(rendered.contains("\nab d") && !rendered.contains("plan"), "{rendered}");
+        assert_eq!(
+            gemma.encode(&tokenizer, &messages, &options).expect("ids"),
+            tokenizer.encode(&rendered).expect("ids")
+        );
+    }
+    // A user's are text. (The template itself opens one in the model's turn.)
+    let options = ChatOptions { generation_prompt: GenerationPrompt::Omit, ..options };
+    let user = [Message::user(answer)];
+    let ids = gemma.encode(&tokenizer, &user, &options).expect("ids");
+    let channel = tokenizer.id("<|channel>").expect("a token");
+    assert!(!ids.contains(&channel), "{ids:?}");
+    assert!(tokenizer.encode(&gemma.render(&user, &options).expect("a prompt")).expect("ids").contains(&channel));
 }

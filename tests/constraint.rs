@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use foretoken::chat::{CallChoice, ChatOptions, Json, ReplyParser, ReplyPart, Thinking};
+use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, ReplyPart, Thinking};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
     Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
@@ -796,6 +796,18 @@ fn reasoning_may_come_before_json() {
         assert!(allows(thought, &reply), "{is_control}");
         assert!(!allows("Hm</think>\n\nthree", &reply), "{is_control}");
         assert!(!allows(thought, &text) && allows(unthought, &text), "{is_control}");
+
+        // A template that opens it in any case, and one that leaves it to the model.
+        let (always, never) = (ReasoningStart::Prompt, ReasoningStart::Reply);
+        let with = |reasoning_start, thinking| ChatOptions { reasoning_start, thinking, ..ChatOptions::default() };
+        let reply = |options| text.after_reasoning(tokenizer, &options).expect("a grammar");
+        let reply_always = reply(with(always, Thinking::Off));
+        assert!(allows(thought, &reply_always) && !allows(unthought, &reply_always), "{is_control}");
+        assert_eq!(reply(with(never, Thinking::Off)), text);
+        let reply_never = reply(with(never, Thinking::On));
+        assert!(allows(unthought, &reply_never) && !allows(thought, &reply_never), "{is_control}");
+        assert!(allows(&format!("<think>\n{thought}"), &reply_never), "{is_control}");
+        assert!(!allows("<think>Hm</think>three", &reply_never), "{is_control}");
     }
 }
 

@@ -626,6 +626,8 @@ fn other_models_and_fields_are_refused_by_name() {
     refused(json!({"layer_types": vec!["sliding_attention"; 4]}), &["layer_types", "sliding_attention"]);
     refused(json!({"linear_num_key_heads": 4}), &["linear_num_key_heads", "6 value heads"]);
     refused(json!({"rope_parameters": {"rope_type": "yarn"}}), &["rope_type", "yarn", "the published config.json"]);
+    refused(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), &["rope_scaling.type", "yarn"]);
+    refused(json!({"rope_scaling": {"rope_theta": 5e3}}), &["rope_scaling", "rope_parameters", "rope_theta"]);
     refused(json!({"num_hidden_layers": 1_000_000, "layer_types": null}), &["num_hidden_layers"]);
     refused(json!({"linear_value_head_dim": 8192}), &["has shape"]);
     refused(json!({"vocab_size": 193}), &["embed_tokens.weight", "has shape"]);

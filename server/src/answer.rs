@@ -8,7 +8,7 @@ use foretoken::chat::ReplyParser;
 
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
-use crate::convert::{self, Prompt};
+use crate::convert::{self, Prompt, Seeds};
 use crate::events::{EventBody, events};
 use crate::job::{Ended, Job, Running, Ticket, Update};
 use crate::output_penalties;
@@ -23,18 +23,21 @@ pub(crate) async fn answer(
     RequestId(request_id): RequestId,
     generate: Generate,
 ) -> Result<Response, ApiError> {
-    let Generate { prompts, prompt_field, options, penalizes_output, choices, streams, reply } = generate;
+    let Generate { prompts, prompt_field, options, seeds, penalizes_output, choices, streams, reply } = generate;
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
     let parsers: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices).map(|_| parser(app, prompt))).collect();
     let names = names(prompt_field, prompts.len());
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
+    let later = |_| if seeds == Seeds::Given { options.seed } else { rand::random() };
+    let prompt_seeds: Vec<u64> = std::iter::once(options.seed).chain((1..encoded.len()).map(later)).collect();
     let output = |(index, parser): (usize, _)| ChoiceOutput {
         engine: app.engine.clone(),
         model: app.model.clone(),
         request_id: request_id.clone(),
         created: now(),
         prompt: index / choices,
+        seed: prompt_seeds[index / choices],
         prompt_name: names[index / choices].clone(),
         prompt_tokens: encoded[index / choices].len(),
         cached_tokens: 0,
@@ -48,11 +51,12 @@ pub(crate) async fn answer(
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
-    for prompt in encoded {
-        let options = match penalizes_output {
+    for (prompt, seed) in encoded.into_iter().zip(prompt_seeds) {
+        let mut options = match penalizes_output {
             true => output_penalties::apply(options.clone(), prompt.len()),
             false => options.clone(),
         };
+        options.seed = seed;
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(choices).collect());
         running.append(more);
         let (choice, request_id) = (others.remove(0), request_id.clone());

@@ -40,7 +40,8 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, tools, format) = chat(&mut fields)?;
+    let (mut chat, tools, format) = chat(&mut fields)?;
+    chat.options = app.chat_options(chat.options);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, format)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
@@ -48,7 +49,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
     let base = convert::chat_sampling(&app.engine);
-    let penalizes_output = output_penalties::are_requested(&fields);
+    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
     let mut options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
@@ -60,6 +61,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         options,
+        seeds,
         penalizes_output,
         choices: 1,
         streams,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use foretoken::Engine;
-use foretoken::chat::ChatTemplate;
+use foretoken::chat::{ChatOptions, ChatTemplate};
 use hyper::body::Body as _;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::http::request::Parts;
@@ -58,6 +58,20 @@ impl App {
             self.metrics.refused();
             ApiError::queue_full(self.worker.limit())
         })
+    }
+
+    /// The template of chats.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn template(&self) -> foretoken::Result<&ChatTemplate> {
+        self.chat_template.as_ref().map_or_else(|| self.engine.chat_template(), Ok)
+    }
+
+    /// The options, with what opens the reasoning of replies.
+    pub fn chat_options(&self, options: ChatOptions) -> ChatOptions {
+        let reasoning_start = self.template().map(|template| template.reasoning_start(&options)).unwrap_or_default();
+        ChatOptions { reasoning_start, ..options }
     }
 
     /// # Errors

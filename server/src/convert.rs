@@ -54,7 +54,7 @@ pub(crate) fn options(
     base: &Sampling,
     max_tokens: Option<usize>,
 ) -> Result<GenerateOptions> {
-    let has_seed = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_i64() != Some(-1));
+    let has_seed = seeds(fields, defaults) == Seeds::Given;
     let sampling = sampling(fields, defaults, base)?;
     let speculation = match has_seed && sampling.temperature > 0.0 && fields.peek("speculative").is_none() {
         true => reproducible(engine, &defaults.speculation),
@@ -146,6 +146,21 @@ pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Resu
             None => Err(fields.error(field, format!("is {given}, must be at least {least}, or -1 for no limit"))),
         },
     }
+}
+
+/// The seeds of several prompts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seeds {
+    /// The request's or the server's: every prompt gets what it gets alone.
+    Given,
+    /// Random ones: equal prompts get several samples.
+    Drawn,
+}
+
+/// Whether the seed is given: -1 asks for a random one, as in llama.cpp.
+pub(crate) fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
+    let is_given = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_f64() != Some(-1.0));
+    if is_given { Seeds::Given } else { Seeds::Drawn }
 }
 
 fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {

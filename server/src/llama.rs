@@ -41,6 +41,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::llama(&mut fields)?;
+    let seeds = convert::seeds(&fields, &app.defaults);
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
@@ -51,7 +52,16 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let settings = settings(app, &options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok((
-        Generate { prompts, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
+        Generate {
+            prompts,
+            prompt_field: "prompt",
+            reply,
+            options,
+            seeds,
+            penalizes_output: false,
+            choices: 1,
+            streams,
+        },
         structured,
     ))
 }
@@ -136,6 +146,8 @@ impl Completion {
             FinishReason::MaxTokens | FinishReason::Context => ("limit", String::new()),
             _ => ("eos", String::new()),
         };
+        let mut settings = self.settings.clone();
+        settings["seed"] = json!(output.seed);
         json!({
             "index": output.index,
             "content": "",
@@ -144,7 +156,7 @@ impl Completion {
             "model": output.model,
             "tokens_predicted": output.tokens.len(),
             "tokens_evaluated": output.prompt_tokens,
-            "generation_settings": self.settings,
+            "generation_settings": settings,
             "truncated": false,
             "stop_type": kind,
             "stopping_word": word,
@@ -187,13 +199,8 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
     let options = ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields)? };
     fields.end()?;
     let (prompt, _) =
-        reply::encode(&app, app.admit(1)?, "messages", move |app| template(app)?.render(&messages, &options)).await?;
+        reply::encode(&app, app.admit(1)?, "messages", move |app| app.template()?.render(&messages, &options)).await?;
     Ok(reply::json(&json!({"prompt": prompt})))
-}
-
-/// The template of chats.
-fn template(app: &App) -> foretoken::Result<&ChatTemplate> {
-    app.chat_template.as_ref().map_or_else(|| app.engine.chat_template(), Ok)
 }
 
 /// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
@@ -264,7 +271,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         },
         ..GenerateOptions::default()
     };
-    let template = template(&app).ok();
+    let template = app.template().ok();
     reply::json(&json!({
         "default_generation_settings": settings(&app, &options),
         "total_slots": app.parallel,

@@ -139,6 +139,7 @@ fn serve(args: Args) -> Result<()> {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(place, "panic");
     }));
+    check(&args)?;
     let load = args.load.options(&args.drafting)?;
     let model = load.model.clone();
     let engine = Engine::load(&foretoken::EngineOptions { kv_memory: args.kv_memory, ..load })?;
@@ -167,14 +168,27 @@ fn serve(args: Args) -> Result<()> {
     served
 }
 
-fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> {
+/// What can be wrong before a model is loaded, which takes long.
+fn check(args: &Args) -> Result<()> {
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     ensure!(args.prompt_slowdown >= 1.0, "--prompt-slowdown must be at least 1");
     ensure!(args.alias.as_ref().is_none_or(|name| !name.is_empty()), "--alias is empty; give a name, or omit it");
+    for path in args.chat_template_file.iter().chain(&args.cache_dir) {
+        std::fs::metadata(path).with_context(|| path.display().to_string())?;
+    }
+    api_keys(args)?;
+    let has_model = args.load.model.is_some() || foretoken_tools::demo("target").exists();
+    ensure!(has_model, "the demo pair is not where the server was built; pass --model");
+    let address = SocketAddr::new(args.host, args.port);
+    std::net::TcpListener::bind(address).with_context(|| format!("{address}: pass another --port or --host"))?;
+    Ok(())
+}
+
+fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> {
     let is_demo = args.load.model.is_none();
     let name = match is_demo {
         true => "demo".into(),
-        false => model.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()),
+        false => foretoken::checkpoint::model_name(model),
     };
     // Names of directories may contain dots (Qwen3.5-0.8B).
     let name = name.strip_suffix(".gguf").unwrap_or(&name).to_owned();
@@ -272,18 +286,4 @@ fn stop() -> Result<impl Future<Output = ()>> {
             std::future::pending::<()>().await;
         }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A scheduler drafts nothing ahead: the option is not accepted without effect.
-    #[test]
-    fn there_is_no_pipeline_depth() {
-        let parse = |arguments: &[&str]| Args::try_parse_from([&["foretoken-server"], arguments].concat());
-        assert!(parse(&["--skip-streak", "2"]).is_ok());
-        let error = parse(&["--pipeline-depth", "2"]).err().expect("an unknown option").to_string();
-        assert!(error.contains("--pipeline-depth"), "{error}");
-    }
 }

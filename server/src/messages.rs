@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use foretoken::chat::{Json, Message, Role, ToolCall};
+use foretoken::chat::{Content, Json, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -25,6 +25,14 @@ impl Conversation {
         let reasoning = self.reasoning.take();
         if message.role == Role::Assistant {
             message.reasoning = message.reasoning.or(reasoning);
+        }
+        // Templates have one system message, and refuse another.
+        if let (Role::System, Content::Text(text)) = (message.role, &message.content)
+            && let Some(Message { role: Role::System, content: Content::Text(before), .. }) = self.messages.last_mut()
+        {
+            before.push_str("\n\n");
+            before.push_str(text);
+            return;
         }
         self.messages.push(message);
     }

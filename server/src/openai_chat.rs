@@ -45,10 +45,10 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let base = convert::chat_sampling(&app.engine);
     let structured = Structured::response_format(&mut fields)?;
-    let chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
+    let chat_options = app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? });
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
+    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
     let mut options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs: logprobs(&mut fields)?,
@@ -65,6 +65,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
+        seeds,
         penalizes_output,
         choices,
         streams: form.streams,

@@ -38,7 +38,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
+    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
@@ -57,6 +57,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
             places: (0..all).map(|_| Default::default()).collect(),
         }),
         options,
+        seeds,
         penalizes_output,
         choices,
         streams: form.streams,

@@ -42,10 +42,11 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let base = convert::chat_sampling(&app.engine);
     let mut chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
     chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
+    let chat_options = app.chat_options(chat_options);
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
+    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
     let mut options = GenerateOptions {
         stop: convert::stop(&mut fields, Vec::new())?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
@@ -67,6 +68,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
         options,
+        seeds,
         penalizes_output,
         choices: 1,
         streams,
@@ -219,8 +221,12 @@ enum Item {
 }
 
 fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
-    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+    let content = if text.is_empty() { json!([]) } else { json!([reasoning_part(text)]) };
     json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+}
+
+fn reasoning_part(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
 }
 
 fn message_item(id: &str, text: Option<&str>, status: &str) -> Value {
@@ -294,6 +300,9 @@ impl Answer {
         if !matches!(self.open, Some(Item::Reasoning(_))) {
             events += &self.add_item("rs", output, |id| reasoning_item(id, "", "in_progress"));
             self.open = Some(Item::Reasoning(String::new()));
+            let (id, at, part) = (self.id("rs", output), self.at(), reasoning_part(""));
+            let added = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
+            events += &self.event("response.content_part.added", added);
         }
         if let Some(Item::Reasoning(all)) = &mut self.open {
             all.push_str(text);
@@ -321,8 +330,13 @@ impl Answer {
             None => String::new(),
             Some(Item::Reasoning(text)) => {
                 let id = self.id("rs", output);
-                let done = json!({"item_id": id, "output_index": at, "content_index": 0, "text": text});
-                self.event("response.reasoning_text.done", done) + &self.item_done(reasoning_item(&id, &text, status))
+                let place = json!({"item_id": id, "output_index": at, "content_index": 0});
+                let (mut done, mut part) = (place.clone(), place);
+                done["text"] = json!(text);
+                part["part"] = reasoning_part(&text);
+                self.event("response.reasoning_text.done", done)
+                    + &self.event("response.content_part.done", part)
+                    + &self.item_done(reasoning_item(&id, &text, status))
             }
             Some(Item::Message(text)) => {
                 let id = self.id("msg", output);

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
-use crate::convert::{self, Prompt};
+use crate::convert::{self, Prompt, Seeds};
 use crate::job::{Ended, Ticket};
 
 /// A parsed generation request.
@@ -21,6 +21,7 @@ pub(crate) struct Generate {
     /// The name of the prompts' field, for errors.
     pub prompt_field: &'static str,
     pub options: GenerateOptions,
+    pub seeds: Seeds,
     /// Whether frequency and presence penalties count generated tokens only.
     pub penalizes_output: bool,
     /// Number of choices of every prompt, each with a seed of its own.
@@ -40,6 +41,8 @@ pub(crate) struct ChoiceOutput {
     pub created: u64,
     /// The index of its prompt.
     pub prompt: usize,
+    /// The seed of the prompt's first choice.
+    pub seed: u64,
     /// The name of its prompt, for errors (`prompt[1]`).
     pub prompt_name: String,
     pub prompt_tokens: usize,

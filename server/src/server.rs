@@ -126,6 +126,7 @@ impl Server {
             parallel: options.parallel,
             max_queue: options.max_queue,
             session: options.session,
+            context,
             scheduler: options.scheduler,
         };
         let app = App {

@@ -1,6 +1,6 @@
 //! Tools, `tool_choice` and reasoning options, in the formats of the three APIs.
 
-use foretoken::chat::{CallChoice, ChatOptions, Json, ReplyParser, Thinking};
+use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, Thinking};
 use foretoken::{Engine, Stop};
 use serde_json::{Value, json};
 
@@ -94,7 +94,9 @@ impl Tools {
         };
         match &choice {
             Some(CallChoice::Strict(names)) if names.is_empty() => Ok(structured),
-            None if options.thinking == Thinking::Off => Ok(structured),
+            None if options.thinking == Thinking::Off && options.reasoning_start != ReasoningStart::Prompt => {
+                Ok(structured)
+            }
             _ => {
                 let format = match structured {
                     Structured::Constraint(format, field) => Some((format, field)),

@@ -21,6 +21,8 @@ pub(crate) struct WorkerOptions {
     pub max_queue: usize,
     /// Options of every sequence's session.
     pub session: SessionOptions,
+    /// The context of a session that has all memory.
+    pub context: usize,
     /// Options of the scheduler.
     pub scheduler: SchedulerOptions,
 }
@@ -205,6 +207,10 @@ impl EngineThread {
         let before = self.waiting.len();
         self.waiting.retain(|job| !job.is_cancelled());
         (self.waiting.len()..before).for_each(|_| self.metrics.finished("abort"));
+        if self.waiting.len() < before {
+            // The next one may need less memory.
+            self.full = false;
+        }
     }
 
     /// The next job, if there are slots for all of its generations, and may be memory.
@@ -223,7 +229,7 @@ impl EngineThread {
     fn start(&mut self, job: Job) {
         let (begin, queued) = (Instant::now(), job.admitted.elapsed());
         let added = self.add(&job.prompt, &job.choice);
-        if matches!(&added, Err(Failure::Library(error)) if is_memory(error)) && !self.running.is_empty() {
+        if self.is_for_want_of_room(&added) {
             self.full = true;
             return self.waiting.push_front(job);
         }
@@ -237,6 +243,16 @@ impl EngineThread {
             let _ = choice.updates.send(Update::Started(cached));
         }
         self.started(added, request, choice, others);
+    }
+
+    /// Whether a generation did not start only because of those that run. An automatic context is what they leave.
+    fn is_for_want_of_room(&self, added: &Result<SequenceId, Failure>) -> bool {
+        let Err(Failure::Library(error)) = added else { return false };
+        let fits_alone = match **error {
+            foretoken::Error::Context { needed, .. } => needed <= self.options.context,
+            ref error => is_memory(error),
+        };
+        fits_alone && !self.running.is_empty()
     }
 
     fn started(&mut self, added: Result<SequenceId, Failure>, request: Request, choice: Choice, others: Vec<Choice>) {
@@ -259,7 +275,8 @@ impl EngineThread {
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
     }
 
-    /// Forks the sequence for the other generations of its job, or adds new sequences where it cannot be forked.
+    /// Forks the sequence for the other generations of its job, or adds new sequences where it cannot be forked; those
+    /// wait for memory as jobs of their own.
     fn fork(&mut self, at: usize) {
         for choice in std::mem::take(&mut self.running[at].others) {
             let (id, request) = (self.running[at].id, self.running[at].request.clone());
@@ -268,6 +285,12 @@ impl EngineThread {
                 Ok(Ok(id)) => Ok(id),
                 _ => self.add(&request.prompt, &choice),
             };
+            if self.is_for_want_of_room(&added) {
+                let Request { id: request_id, prompt, admitted, .. } = request;
+                self.full = true;
+                self.waiting.push_front(Job { prompt, request_id, admitted, choice, others: Vec::new() });
+                continue;
+            }
             self.started(added, request, choice, Vec::new());
         }
     }

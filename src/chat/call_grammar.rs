@@ -185,7 +185,10 @@ impl Arguments<'_> {
     fn array(&mut self, fields: &Map<String, Value>, root: &Value) -> Option<String> {
         let (least, most) = (count(fields, "minItems", Some(0))?, count(fields, "maxItems", None)?);
         let least = least.unwrap_or(0);
-        if most == Some(0) && least == 0 {
+        if most.is_some_and(|most| most < least) {
+            return None;
+        }
+        if most == Some(0) {
             return Some("\"[\" \"]\"".into());
         }
         let item = self.value(fields.get("items").unwrap_or(&Value::Bool(true)), root);

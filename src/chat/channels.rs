@@ -43,6 +43,18 @@ pub(super) fn marker(tokenizer: &Tokenizer, marker: Marker) -> Option<u32> {
     tokenizer.id(name).filter(|id| tokenizer.is_control(*id))
 }
 
+/// An assistant's text without its channels, as Gemma 4's templates strip them: of each piece that a closing marker
+/// ends, what is before an opening one. `None` if nothing changes.
+pub(super) fn without_channels(tokenizer: &Tokenizer, text: &str) -> Option<String> {
+    let [open, close] = [Marker::OpenChannel, Marker::CloseChannel].map(|of| {
+        let name = MARKERS.iter().find_map(|(name, marker)| (*marker == of).then_some(*name));
+        name.filter(|_| marker(tokenizer, of).is_some())
+    });
+    let (open, close) = (open?, close?);
+    let is_marked = text.contains(open) || text.contains(close);
+    is_marked.then(|| text.split(close).flat_map(|piece| piece.split(open).next()).collect())
+}
+
 #[derive(Debug, PartialEq)]
 enum State {
     Text,

@@ -33,4 +33,4 @@ pub(crate) use rules::{
     of_type,
 };
 pub(crate) use sources::{DEFAULT_TEMPLATE, NAMED_TEMPLATES, gguf_special_tokens, template_sources};
-pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};
+pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, ReasoningStart, Thinking};

@@ -144,23 +144,26 @@ struct Reasoning {
 }
 
 fn reasoning(tokenizer: &Tokenizer, options: &ChatOptions) -> Reasoning {
-    if options.thinking != Thinking::On {
-        return Reasoning::default();
-    }
+    let thinks = options.thinking == Thinking::On;
     if let (Some(open), Some(close)) = (marker(tokenizer, Marker::OpenChannel), marker(tokenizer, Marker::CloseChannel))
     {
-        return Reasoning { start: format!("(<[{open}]> TEXT? <[{close}]>)? "), rules: "" };
+        let start = format!("(<[{open}]> TEXT? <[{close}]>)? ");
+        return if thinks { Reasoning { start, rules: "" } } else { Reasoning::default() };
     }
-    // Qwen3.5's template opens the reasoning in the prompt.
-    match tokenizer.id("</think>").filter(|_| options.generation_prompt == GenerationPrompt::Add) {
-        Some(close) if tokenizer.is_control(close) => {
-            Reasoning { start: format!("TEXT? <[{close}]> LINE_ENDS? "), rules: LINE_ENDS }
-        }
-        Some(_) => Reasoning { start: "think LINE_ENDS? ".into(), rules: THINK },
-        None => Reasoning::default(),
+    let (Some(open), Some(close)) = (tokenizer.id("<think>"), tokenizer.id("</think>")) else {
+        return Reasoning::default();
+    };
+    let is_control = tokenizer.is_control(close);
+    match (options.prompt_opens_reasoning(), is_control) {
+        (true, true) => Reasoning { start: format!("TEXT? <[{close}]> LINE_ENDS? "), rules: LINE_ENDS },
+        (true, false) => Reasoning { start: "think LINE_ENDS? ".into(), rules: THINK },
+        (false, _) if !thinks || options.generation_prompt == GenerationPrompt::Omit => Reasoning::default(),
+        (false, true) => Reasoning { start: format!("(<[{open}]> TEXT? <[{close}]> LINE_ENDS?)? "), rules: LINE_ENDS },
+        (false, false) => Reasoning { start: "(open_think LINE_ENDS?)? ".into(), rules: OPEN_THINK },
     }
 }
 
 /// What templates write after reasoning.
 const LINE_ENDS: &str = "LINE_ENDS: /\\n{1,2}/\n";
+const OPEN_THINK: &str = "open_think[suffix=\"</think>\"]: /<think>(?s:.*)/\nLINE_ENDS: /\\n{1,2}/\n";
 const THINK: &str = "think[suffix=\"</think>\"]: /(?s:.*)/\nLINE_ENDS: /\\n{1,2}/\n";

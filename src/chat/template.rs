@@ -6,10 +6,11 @@ use std::time::SystemTime;
 
 use minijinja::{Environment, Value};
 
+use super::channels;
 use super::json::Json;
 use super::language::{environment, strftime};
 use super::marks;
-use super::message::Message;
+use super::message::{Content, Message, Part, Role};
 use super::slices::as_calls;
 use super::sources::{DEFAULT_TEMPLATE, TOOL_TEMPLATE, Texts, gguf_special_tokens, special_tokens, template_sources};
 use crate::checkpoint::Checkpoint;
@@ -36,6 +37,18 @@ pub enum GenerationPrompt {
     Omit,
 }
 
+/// What opens the reasoning of a reply (`<think>`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningStart {
+    /// The prompt if thinking is on, as in Qwen3.5's template.
+    #[default]
+    PromptIfThinking,
+    /// The prompt.
+    Prompt,
+    /// The reply, if it reasons.
+    Reply,
+}
+
 /// How names of control tokens (`<turn|>`) in message texts are tokenized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControlTokens {
@@ -58,6 +71,9 @@ pub struct ChatOptions {
     pub generation_prompt: GenerationPrompt,
     /// How control token names in messages and tools are tokenized. Default: as text.
     pub control_tokens: ControlTokens,
+    /// What opens the reasoning of replies with `<think>`, for parsers and grammars of them; the template is not told:
+    /// see [`ChatTemplate::reasoning_start`]. Default: the prompt if thinking is on.
+    pub reasoning_start: ReasoningStart,
     /// Additional template variables (transformers' keyword arguments). Default: none.
     pub variables: Vec<(String, Json)>,
     /// The time for the template's `strftime_now`, in UTC: for local time, add the zone's offset.
@@ -72,6 +88,17 @@ const EOS: &str = "eos_token";
 const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "enable_thinking", "strftime_now"];
 
 impl ChatOptions {
+    /// Whether prompts end within the reasoning.
+    pub(crate) fn prompt_opens_reasoning(&self) -> bool {
+        match self.reasoning_start {
+            ReasoningStart::PromptIfThinking => {
+                self.thinking == Thinking::On && self.generation_prompt == GenerationPrompt::Add
+            }
+            ReasoningStart::Prompt => true,
+            ReasoningStart::Reply => false,
+        }
+    }
+
     /// # Errors
     /// If a tool is not an object, or a variable has a dedicated option.
     fn check(&self) -> Result<()> {
@@ -190,18 +217,31 @@ impl ChatTemplate {
         self.render_values(messages, tools, options)
     }
 
+    /// What opens the reasoning of replies, by the end of a short prompt: templates of fine-tunes may ignore
+    /// `enable_thinking`, or always open it.
+    pub fn reasoning_start(&self, options: &ChatOptions) -> ReasoningStart {
+        let options = ChatOptions { tools: Vec::new(), ..options.clone() };
+        match self.render(&[Message::user("a")], &options) {
+            Ok(prompt) if prompt.trim_end().ends_with("<think>") => ReasoningStart::Prompt,
+            Ok(_) => ReasoningStart::Reply,
+            Err(_) => options.reasoning_start,
+        }
+    }
+
     /// Renders and tokenizes a conversation.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], or if the prompt is empty or cannot be encoded.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
-        let (messages, tools) = values(messages, options);
+        if options.control_tokens == ControlTokens::Anywhere {
+            return tokenizer.encode(&self.render(messages, options)?);
+        }
+        // Templates would not find them once they are marked.
+        let messages: Vec<_> = messages.iter().map(|message| without_channels(tokenizer, message)).collect();
+        let (messages, tools) = values(&messages, options);
         let num_messages = messages.len();
         let values = [messages, tools].concat();
-        let marked = match options.control_tokens {
-            ControlTokens::OfTemplate => marks::mark(&values, tokenizer.control_names())?,
-            ControlTokens::Anywhere => None,
-        };
+        let marked = marks::mark(&values, tokenizer.control_names())?;
         let (mut messages, mark) = marked.map_or((values, None), |(values, mark)| (values, Some(mark)));
         let tools = messages.split_off(num_messages);
         let prompt = self.render_values(messages, tools, options)?;
@@ -238,6 +278,22 @@ impl ChatTemplate {
 /// Whether a template writes nothing, so that it counts as none, as in llama.cpp.
 fn is_blank(source: &str) -> bool {
     source.trim().is_empty()
+}
+
+/// An assistant's message without the channels that its text spells; others unchanged.
+fn without_channels(tokenizer: &Tokenizer, message: &Message) -> Message {
+    let mut message = message.clone();
+    let texts = match &mut message.content {
+        _ if message.role != Role::Assistant => Vec::new(),
+        Content::Text(text) => vec![text],
+        Content::Parts(parts) => parts.iter_mut().map(|Part::Text(text)| text).collect(),
+    };
+    for text in texts {
+        if let Some(stripped) = channels::without_channels(tokenizer, text) {
+            *text = stripped;
+        }
+    }
+    message
 }
 
 /// The messages and the tools as seen by templates.

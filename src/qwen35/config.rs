@@ -249,11 +249,10 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
 
 /// Base of the frequencies, and the share of rotary channels.
 fn rope(fields: &Fields) -> Result<(f64, f64)> {
-    let parameters = match fields.optional_object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => fields.optional_object("rope_scaling")?,
-    };
-    if let Some(parameters) = &parameters {
+    // transformers reads the first that there is; users add it for other frequencies.
+    let objects = [fields.optional_object("rope_scaling")?, fields.optional_object("rope_parameters")?];
+    let objects = Vec::from_iter(objects.into_iter().flatten());
+    for parameters in &objects {
         for field in ["rope_type", "type"] {
             if let Some(other) = parameters.optional_string(field)?.filter(|kind| kind != "default" && kind != "mrope")
             {
@@ -263,8 +262,13 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
         }
     }
     let read = |name: &str| -> Result<Option<f64>> {
-        let inner = parameters.as_ref().map(|parameters| parameters.optional_number(name)).transpose()?.flatten();
-        Ok(inner.or(fields.optional_number(name)?))
+        let values = objects.iter().map(|parameters| parameters.optional_number(name)).collect::<Result<Vec<_>>>()?;
+        let mut values = values.into_iter().flatten();
+        let (first, other) = (values.next(), values.next());
+        if other.is_some() && other != first {
+            return Err(fields.unsupported("rope_scaling", format!("and rope_parameters differ in {name}; omit one")));
+        }
+        Ok(first.or(fields.optional_number(name)?))
     };
     let theta = read("rope_theta")?.unwrap_or(1e4);
     if theta <= 0.0 {
@@ -274,9 +278,7 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
     if !(0.0..=1.0).contains(&share) {
         return Err(fields.error("partial_rotary_factor", format!("is {share}, must be from 0 to 1")));
     }
-    if let Some(parameters) = &parameters {
-        parameters.refuse_misspelt()?;
-    }
+    objects.iter().try_for_each(Fields::refuse_misspelt)?;
     Ok((theta, share))
 }
 

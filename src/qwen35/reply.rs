@@ -4,9 +4,7 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::{
-    ChatOptions, GenerationPrompt, Json, ReasoningTokens, ReplyPart, ReplySyntax, Thinking, ToolCall, add,
-};
+use crate::chat::{ChatOptions, Json, ReasoningTokens, ReplyPart, ReplySyntax, ToolCall, add};
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
@@ -41,9 +39,7 @@ impl XmlReply {
         if tags.iter().any(|(id, _)| id.is_none()) {
             return None;
         }
-        // The template opens the reasoning in the prompt.
-        let thinks = options.thinking == Thinking::On && options.generation_prompt == GenerationPrompt::Add;
-        let state = if thinks { State::Reasoning { begin: true } } else { State::Start };
+        let state = if options.prompt_opens_reasoning() { State::Reasoning { begin: true } } else { State::Start };
         Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
     }
 
@@ -214,7 +210,12 @@ fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String>
     let mut functions = tools.iter().map(|tool| get(&tool.0, "function"));
     let function = functions.find(|function| get(function, "name").as_str() == Some(name)).unwrap_or_default();
     let parameters = get(&function, "parameters");
-    let schemas = [get(&get(&parameters, "properties"), key), get(&parameters, "additionalProperties")];
+    let mut object = parameters.clone();
+    for _ in 0..MAX_SCHEMAS {
+        let Some(of) = referred(&object, &parameters) else { break };
+        object = of;
+    }
+    let schemas = [get(&get(&object, "properties"), key), get(&object, "additionalProperties")];
     let Some(schema) = schemas.into_iter().find(|schema| schema.kind() == ValueKind::Map) else { return string(value) };
     let text = match value {
         "True" => "true",
@@ -235,6 +236,13 @@ fn get(value: &Value, key: &str) -> Value {
     value.get_attr(key).unwrap_or_default()
 }
 
+/// The part of `root` that a schema refers to.
+fn referred(schema: &Value, root: &Value) -> Option<Value> {
+    let reference = get(schema, "$ref");
+    let path = reference.as_str()?.strip_prefix("#/")?;
+    Some(path.split('/').fold(root.clone(), |part, key| get(&part, key)))
+}
+
 /// Schemas that are looked at for a value's types: references may lead to the same ones again and again.
 const MAX_SCHEMAS: usize = 64;
 
@@ -244,8 +252,8 @@ fn types_of(schema: Value, root: &Value) -> Vec<String> {
     let (mut open, mut types) = (vec![schema], Vec::new());
     for _ in 0..MAX_SCHEMAS {
         let Some(schema) = open.pop() else { break };
-        if let Some(path) = get(&schema, "$ref").as_str().and_then(|place| place.strip_prefix("#/")) {
-            open.push(path.split('/').fold(root.clone(), |part, key| get(&part, key)));
+        if let Some(of) = referred(&schema, root) {
+            open.push(of);
             continue;
         }
         open.extend(["anyOf", "oneOf"].into_iter().flat_map(|choices| listed(get(&schema, choices))));
@@ -327,6 +335,16 @@ mod tests {
     fn call(name: &str, arguments: &str) -> ReplyPart {
         let arguments = Json::parse(arguments).expect("JSON");
         ReplyPart::ToolCall(ToolCall { id: None, name: name.into(), arguments })
+    }
+
+    #[test]
+    fn parameters_may_be_a_reference() {
+        let schema = r##"{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"properties": {"n": {"type": "integer"}}}}}"##;
+        let tool = format!(r#"{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}"#);
+        let tools = [Json::parse(&tool).expect("JSON")];
+        assert_eq!(spelled("5", "f", "n", &tools).as_deref(), Some("5"));
+        let circle = Json::parse(&tool.replace("defs/b", "defs/a")).expect("JSON");
+        assert_eq!(spelled("5", "f", "n", &[circle]).as_deref(), Some("\"5\""));
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Load {
         let (download, load) = (ProgressLine::new("downloading", 0), ProgressLine::new("loading", 0));
         let from = hub::HubOptions {
             cache: self.hf_cache.clone().or_else(hub_cache),
-            token: std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()),
+            token: hub_token(),
             progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
             ..hub::HubOptions::default()
         };
@@ -116,6 +116,18 @@ fn hub_cache() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || std::env::home_dir().map(|home| home.join(".cache/huggingface"));
     set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
+}
+
+/// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
+fn hub_token() -> Option<String> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let file = || {
+        let home =
+            || set("HF_HOME").map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")));
+        std::fs::read_to_string(set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")))?).ok()
+    };
+    let token = set("HF_TOKEN").and_then(|token| token.into_string().ok()).or_else(file)?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
 /// The user's cache directory.
@@ -410,7 +422,11 @@ impl Prompt {
     /// If the checkpoint has no tokenizer, or a chat option is malformed.
     pub fn reply_parser(&self, engine: &Engine) -> Result<Option<ReplyParser>> {
         match self.chat {
-            true => Ok(Some(ReplyParser::new(engine.tokenizer()?, &self.chat_options()?))),
+            true => {
+                let options = self.chat_options()?;
+                let reasoning_start = engine.chat_template()?.reasoning_start(&options);
+                Ok(Some(ReplyParser::new(engine.tokenizer()?, &ChatOptions { reasoning_start, ..options })))
+            }
             false => Ok(None),
         }
     }

@@ -20,9 +20,13 @@ impl LogitsProcessor for Panicking {
 const PROMPT: [u32; 4] = [2, 300, 301, 302];
 
 fn submit(worker: &Worker, options: GenerateOptions) -> Running {
+    submit_prompt(worker, PROMPT.into(), options)
+}
+
+fn submit_prompt(worker: &Worker, prompt: Vec<u32>, options: GenerateOptions) -> Running {
     let (mut choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
     let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
+    let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices };
     worker.submit(job).map_err(|_| "refused").expect("a job");
     running
 }
@@ -51,6 +55,7 @@ fn start(engine: &Engine) -> Worker {
         parallel: 3,
         max_queue: 0,
         session: SessionOptions::default(),
+        context: 8192,
         scheduler: SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() },
     };
     Worker::start(engine, options, Arc::default()).expect("a thread")
@@ -112,7 +117,7 @@ fn start_with_memory_of(context: usize) -> (Engine, Worker) {
     let one = of(None).session(&session).expect("a session").kv().bytes_at(context) as u64;
     let engine = of(Some(one + one / 2));
     let scheduler = SchedulerOptions::default();
-    let options = WorkerOptions { parallel: 3, max_queue: 8, session, scheduler };
+    let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
     let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
     (engine, worker)
 }
@@ -132,6 +137,34 @@ async fn jobs_wait_for_memory() {
     assert!(texts.iter().all(|text| *text == texts[0] && !text.is_empty()));
     worker.close();
     assert_eq!(engine.pages().held(), 0);
+}
+
+/// A prompt that does not fit the context that running ones leave waits for them, one that never fits is refused.
+#[tokio::test]
+async fn prompts_wait_for_their_context() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
+    let one = of(None).session(&SessionOptions::default()).expect("a session").kv().bytes_at(1024) as u64;
+    let (engine, session) = (of(Some(one)), SessionOptions::default());
+    let context = engine.session(&session).expect("a session").kv().max_context();
+    assert!((1024..1152).contains(&context), "{context}");
+    let scheduler = SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() };
+    let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
+    let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
+
+    let prompt = |first: u32, len: usize| Vec::from_iter((0..len as u32).map(|i| first + i % 97));
+    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
+    let options = GenerateOptions { max_tokens: 200, stop, ..GenerateOptions::default() };
+    let mut first = submit_prompt(&worker, prompt(300, 700), options.clone());
+    while !matches!(first.next().await.expect("an update").1, Update::Piece(_)) {}
+    let second = submit_prompt(&worker, prompt(500, 700), options.clone());
+    let never = submit_prompt(&worker, prompt(300, context + 1), options);
+    assert!(matches!(tokens(never).await.1, Err(Failure::Library(_))));
+    for running in [first, second] {
+        let finish = tokens(running).await.1;
+        assert!(matches!(finish, Ok(FinishReason::MaxTokens)), "{finish:?}");
+    }
+    worker.close();
 }
 
 /// What was written when memory is exhausted is not lost.

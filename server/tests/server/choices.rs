@@ -1,5 +1,7 @@
 //! Several texts of one prompt, and biased ones.
 
+use std::collections::BTreeSet;
+
 use foretoken::speculative::BlockSize;
 use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions};
 use serde_json::{Value, json};
@@ -100,6 +102,30 @@ fn several_prompts() {
     assert_eq!(server.ask(TEXT, &many)["choices"].as_array().map(Vec::len), Some(40));
     wait_until("sequences freed", || server.busy_slots() == 0);
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
+}
+
+/// Without a seed, a prompt given several times gets several samples.
+#[test]
+fn equal_prompts_are_sampled_apart() {
+    let server = TestServer::start(options());
+    for (path, most, seed) in [(TEXT, "max_tokens", None), ("/completion", "n_predict", Some(-1))] {
+        let mut body = json!({"prompt": vec![PROMPT; 3], "temperature": 1.5, "speculative": {"enabled": false}});
+        body[most] = json!(48);
+        if let Some(seed) = seed {
+            body["seed"] = json!(seed);
+        }
+        let answer = server.ask(path, &body);
+        let (choices, text) = if path == TEXT { (&answer["choices"], "text") } else { (&answer, "content") };
+        let texts: BTreeSet<_> =
+            choices.as_array().expect("a list").iter().map(|choice| choice[text].as_str().expect("a text")).collect();
+        assert_eq!(texts.len(), 3, "{path}: {texts:?}");
+        // The seed that a response names gives the same text again.
+        for answer in answer.as_array().into_iter().flatten() {
+            body["prompt"] = json!(PROMPT);
+            body["seed"] = answer["generation_settings"]["seed"].clone();
+            assert_eq!(server.ask(path, &body)["content"], answer["content"]);
+        }
+    }
 }
 
 /// On llama.cpp's route, several prompts get an array of what each gets alone.

@@ -153,6 +153,10 @@ fn templates_and_control_tokens() {
     let messages = json!([{"role": "system", "content": "// Rust\n"}, {"role": "user", "content": PROMPT}]);
     let prompt = server.ask("/apply-template", &json!({"messages": messages, "model": "demo"}))["prompt"].clone();
     assert_eq!(prompt, format!("// Rust\n{PROMPT}"));
+    // As one: templates refuse a second one.
+    let (first, second) = (json!({"role": "system", "content": "a"}), json!({"role": "system", "content": "b"}));
+    let several = json!({"messages": [first, second, {"role": "user", "content": "c"}]});
+    assert_eq!(server.ask("/apply-template", &several)["prompt"], "a\n\nbc");
     let chat = server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 8}));
     let text = server.ask("/v1/completions", &json!({"prompt": prompt, "max_tokens": 8}));
     assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);

@@ -348,6 +348,16 @@ fn responses() {
     let text = |kind: &str| of(kind).iter().filter_map(|event| event["delta"].as_str()).collect::<String>();
     assert_eq!(text("response.output_text.delta"), "I look.");
     assert_eq!(text("response.reasoning_text.delta"), "It rains?");
+    // Clients collect deltas in parts that were added before.
+    for (delta, part) in
+        [("response.reasoning_text.delta", "reasoning_text"), ("response.output_text.delta", "output_text")]
+    {
+        let at = |kind: &str, part: &str| {
+            events.iter().position(|event| event["type"] == kind && (part.is_empty() || event["part"]["type"] == part))
+        };
+        let added = at("response.content_part.added", part).expect("a part");
+        assert!(added < at(delta, "").expect("a delta") && at("response.content_part.done", part).is_some());
+    }
     assert_eq!(of("response.function_call_arguments.done").len(), 2);
     assert_eq!((&events[0]["type"], &events[1]["type"]), (&json!("response.created"), &json!("response.in_progress")));
     let last = events.last().expect("an event");

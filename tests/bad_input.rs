@@ -704,6 +704,9 @@ fn tokenizer_files() {
     bad(&|file| file["decoder"] = json!({"type": "Strip", "content": "a", "start": 0, "stop": 9}), "stop");
     bad(&|file| file["pre_tokenizer"] = json!({"type": "FixedLength", "length": 0}), "FixedLength");
     bad(&|file| file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled");
+    let added = |content: &str, id: u32| json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    bad(&|file| file["added_tokens"] = json!([added("b", 1), added("<c>", 3), added("<e>", 5)]), "\"<e>\" has id 5");
+    bad(&|file| file["added_tokens"] = json!([added("b", 2)]), "\"b\" has id 2");
     let sequence = json!({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]});
     bad(&|file| file["pre_tokenizer"] = sequence.clone(), "FixedLength");
     for piece in

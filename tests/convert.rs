@@ -481,7 +481,11 @@ fn bad_input_is_refused_by_name() {
     refused(to_hugging_face(&floats, &at("a file"), &back).map(drop), "is a file; use the name of a directory");
     assert!(!at("other.gguf").exists());
     to_hugging_face(&floats, &at("whole"), &back).expect("a new directory");
-    refused(to_hugging_face(&floats, &at("whole"), &back).map(drop), "is a checkpoint already");
+    refused(to_hugging_face(&floats, &at("whole"), &back).map(drop), "has files of a checkpoint already");
+    std::fs::create_dir(at("project")).expect("a directory");
+    std::fs::write(at("project/config.json"), "{}").expect("written");
+    refused(to_hugging_face(&floats, &at("project"), &back).map(drop), "has files of a checkpoint already");
+    assert_eq!(std::fs::read_to_string(at("project/config.json")).expect("kept"), "{}");
     let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
     refused(to_gguf(&open(&demo("target")), &at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.

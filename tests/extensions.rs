@@ -170,6 +170,40 @@ impl Drafter for Careless {
     }
 }
 
+/// Drafts a token of two, by chance.
+struct Drawing;
+
+impl Drafter for Drawing {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+    fn begin(&mut self, _: &[u32]) {}
+    fn draft(&mut self, _: &Context<'_>, _: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        draft.tokens = vec![5];
+        draft.probs = Some(vec![Distribution::new(vec![(5, 0.5), (6, 0.5)])]);
+        Ok(())
+    }
+    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is verified of a draft that is made at once depends on its tokens, so they must not be drawn.
+#[test]
+fn drafts_at_once_are_not_drawn() {
+    let (engine, prompt) = demo();
+    let make = || -> Box<dyn Drafter> { Box::new(Drawing) };
+    let list = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("drawing", make))]);
+    let speculation = Speculation::With(SpeculationOptions { drafters: list, ..SpeculationOptions::default() });
+    let mut session = session(&engine);
+    let mut generation = session.generate(&prompt, &options(8, speculation)).expect("a generation");
+    let error = generation.find_map(Result::err).expect("an error");
+    assert!(matches!(&error, Error::Argument { name: "drafters", problem } if problem.contains("PerToken")), "{error}");
+}
+
 fn careless(panics: usize, sampled: bool, pipeline: Pipeline) -> Speculation {
     let make = move || -> Box<dyn Drafter> { Box::new(Careless { rounds: 0, panics, sampled }) };
     let list = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("careless", make))]);

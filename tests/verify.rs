@@ -68,7 +68,11 @@ impl Pair {
 }
 
 fn of(target: &Path, assistant: &Path) -> Vec<Finding> {
-    verify(&VerifyOptions { target: Some(target.into()), assistant: Some(assistant.into()), prompt: None })
+    verify(&VerifyOptions {
+        target: Some(target.into()),
+        assistant: Some(assistant.into()),
+        ..VerifyOptions::default()
+    })
 }
 
 fn failures(findings: &[Finding]) -> Vec<String> {

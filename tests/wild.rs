@@ -1668,7 +1668,7 @@ fn scales_of_unused_matrices_are_unused() {
     }
     let path = twin.write("model.gguf", file.bytes());
     computes_the_references(&case, &target(&path).expect("a target"));
-    let findings = verify(&VerifyOptions { target: Some(path), assistant: None, prompt: None });
+    let findings = verify(&VerifyOptions { target: Some(path), ..VerifyOptions::default() });
     assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{findings:?}");
     // Those of a layer that has its own.
     let file = file.tensor("blk.4.attn_k.scale", &[1], F32, f32_bytes([0.5]));
@@ -1711,7 +1711,8 @@ fn an_assistant_inside_its_targets_directory_drafts() {
         let found = find_assistants(&path).expect("one");
         assert_eq!((found.only(), found.misfits.len()), (Some(path.as_path()), 0), "{prefix}");
         assert!(engine(&path, found.only()).expect("a pair").assistant().is_some());
-        let pair = VerifyOptions { target: Some(path.clone()), assistant: Some(path.clone()), prompt: None };
+        let pair =
+            VerifyOptions { target: Some(path.clone()), assistant: Some(path.clone()), ..VerifyOptions::default() };
         let findings = verify(&pair);
         assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{prefix}: {findings:?}");
         assert!(
@@ -2090,6 +2091,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
             }),
         ),
         (json!({"repetition_penalty": 1.2}), None),
+        (json!({"do_sample": true}), Some(Sampling { temperature: 1.0, ..Sampling::default() })),
         (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, min_p: 0.1, ..Sampling::default() })),
     ] {
         twin.write(file, config.to_string());

@@ -64,6 +64,9 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     };
     let do_sample = fields.optional_flag("do_sample")?;
     fields.refuse_misspelt()?;
+    // Omitted where it is transformers' default.
+    let temperature = parameters.temperature.or(do_sample.and_then(|does| does.then_some(1.0)));
+    let parameters = Parameters { temperature, ..parameters };
     match do_sample {
         Some(false) => Ok(None),
         _ => parameters.sampling(|name, problem| {

@@ -105,9 +105,12 @@ impl<'a> Loader<'a> {
         self.options.isa
     }
 
-    /// Identifies a model: the checksums of its configuration, and of a few bytes of every tensor loaded so far.
+    /// Identifies a model: the checksums of its configuration, including the type that its matrices are quantized to, and
+    /// of a few bytes of every tensor loaded so far.
     pub(crate) fn fingerprint(&self, config: &impl Debug) -> u64 {
-        u64::from(crc32fast::hash(format!("{config:?}").as_bytes())) << 32 | u64::from(self.sample.clone().finalize())
+        let quantized = self.options.quantize.map_or(String::new(), |to| format!("{to:?}"));
+        let config = crc32fast::hash(format!("{config:?}{quantized}").as_bytes());
+        u64::from(config) << 32 | u64::from(self.sample.clone().finalize())
     }
 
     /// Cost of the matrices loaded so far.

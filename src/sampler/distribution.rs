@@ -19,6 +19,11 @@ impl Distribution {
         Self { ids: vec![token], probabilities: vec![1.0] }
     }
 
+    /// Whether it has one token.
+    pub fn is_certain(&self) -> bool {
+        self.ids.len() == 1
+    }
+
     /// The distribution proportional to `weights`, each token once; weights must be positive.
     pub fn new(mut weights: Vec<(u32, f64)>) -> Self {
         weights.sort_unstable_by_key(|(id, _)| *id);

@@ -17,6 +17,11 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// Whether no token was drawn: what of it is verified may then depend on its tokens.
+    pub(super) fn is_certain(&self) -> bool {
+        self.probs.iter().flatten().chain(&self.refused).all(Distribution::is_certain)
+    }
+
     /// Truncates to the first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: usize) {
         if tokens < self.tokens.len() {

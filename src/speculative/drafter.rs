@@ -119,7 +119,8 @@ pub struct Verdict {
 pub enum DraftCost {
     /// One step of a model per token: the planner sets the length before drafting.
     PerToken,
-    /// Negligible at any length (prompt lookup): drafted before planning; the planner truncates it.
+    /// Negligible at any length (prompt lookup): drafted before planning; the planner truncates it. Tokens must not be
+    /// drawn at random: whether a draft is verified would depend on the draw, and bias the text.
     Once,
     /// None, and it is certain to be accepted.
     Forced,

@@ -266,6 +266,10 @@ impl Drafting {
                 DraftCost::PerToken => most,
                 DraftCost::Once | DraftCost::Forced => {
                     drafting.draft(i, most, &mut draft, &mut calls)?;
+                    if !draft.is_certain() {
+                        let problem = format!("{kind:?} draws tokens at `DraftCost::{cost:?}`; use `PerToken`");
+                        return Err(Error::argument("drafters", problem));
+                    }
                     draft.tokens.len()
                 }
             };

@@ -24,7 +24,7 @@ struct TokenizerFile<'a> {
     #[serde(default, rename = "padding")]
     _padding: IgnoredAny,
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: Vec<Added>,
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -35,6 +35,13 @@ struct TokenizerFile<'a> {
     decoder: Value,
     #[serde(borrow)]
     model: Model<'a>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: Option<u32>,
+    #[serde(flatten)]
+    token: AddedToken,
 }
 
 #[derive(Deserialize)]
@@ -117,7 +124,18 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<Pipeline, Box<dyn std::error::Err
     tokenizer.with_pre_tokenizer(serde_json::from_value::<Option<PreTokenizerWrapper>>(file.pre_tokenizer)?);
     tokenizer.with_post_processor(serde_json::from_value::<Option<PostProcessorWrapper>>(file.post_processor)?);
     tokenizer.with_decoder(serde_json::from_value::<Option<DecoderWrapper>>(file.decoder)?);
-    tokenizer.add_tokens(file.added_tokens)?;
+    let declared: Vec<_> = file.added_tokens.iter().map(|added| (added.token.content.clone(), added.id)).collect();
+    tokenizer.add_tokens(file.added_tokens.into_iter().map(|added| added.token))?;
+    // Those that the model lacks are numbered in their order: a missing one would shift all after it.
+    for (content, id) in declared {
+        if let (Some(id), Some(own)) = (id, tokenizer.token_to_id(&content))
+            && id != own
+        {
+            return Err(
+                format!("added_tokens: {content:?} has id {id}, but by its place in the list it is {own}").into()
+            );
+        }
+    }
     Ok(tokenizer)
 }
 

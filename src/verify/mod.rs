@@ -24,6 +24,8 @@ pub struct VerifyOptions {
     pub assistant: Option<PathBuf>,
     /// Prompt of the smoke run, if there is a tokenizer. Default: a few words.
     pub prompt: Option<String>,
+    /// Threads of the smoke run. Default: as [`EngineOptions::threads`].
+    pub threads: Option<usize>,
 }
 
 /// The subject of a check.
@@ -224,7 +226,8 @@ impl Report {
     fn smoke(&mut self, model: &Path, options: &VerifyOptions) {
         let part = if options.assistant.is_some() { Part::Pair } else { Part::Target };
         let run = || {
-            let load = EngineOptions { assistant: options.assistant.clone(), ..EngineOptions::new(model) };
+            let (assistant, threads) = (options.assistant.clone(), options.threads);
+            let load = EngineOptions { assistant, threads, ..EngineOptions::new(model) };
             let engine = Engine::load(&load)?;
             let prompt = match engine.tokenizer() {
                 Ok(tokenizer) => tokenizer.encode(options.prompt.as_deref().unwrap_or("The quick brown fox"))?,

@@ -27,6 +27,10 @@ pub struct ToHuggingFace {
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
+/// Files beside the weights.
+const WRITTEN: [&str; 5] =
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
 /// A tensor of the new file.
 struct Planned {
     source: String, // its name in the checkpoint
@@ -53,6 +57,22 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     let (planned, left_out) = plan(source, gguf, &directory, options)?;
     check_complete(source, &directory.implied, planned.iter().map(|tensor| &tensor.source))?;
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
+    let written = write_directory((source, gguf), destination, directory, &planned, options);
+    if written.is_err() {
+        // None was there before.
+        WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
+    }
+    Ok(Report { tensors: planned.len(), bytes: written?, left_out })
+}
+
+/// Returns the bytes of the tensors.
+fn write_directory(
+    (source, gguf): (&Checkpoint, &Gguf),
+    destination: &Path,
+    directory: Directory,
+    planned: &[Planned],
+    options: &ToHuggingFace,
+) -> Result<u64> {
     let at = |name: &str| destination.join(name);
     let config = at("config.json");
     write(&config, &pretty(&directory.config))?;
@@ -74,8 +94,7 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
         write(&at("tokenizer_config.json"), &pretty(&tokenizer_config(gguf)))?;
     }
     templates(gguf, destination)?;
-    let bytes = tensors(source, &at("model.safetensors"), &planned, options)?;
-    Ok(Report { tensors: planned.len(), bytes, left_out })
+    tensors(source, &at("model.safetensors"), planned, options)
 }
 
 /// The special tokens by name.
@@ -109,15 +128,17 @@ fn templates(gguf: &Gguf, destination: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rejects destinations that cannot be a directory, that are meant as a file, or that have a
-/// checkpoint, whose files would be mixed with the new ones.
+/// Rejects destinations that cannot be a directory, that are meant as a file, or that have files of a checkpoint, which
+/// would be mixed with the new ones, except those of an interrupted conversion.
 fn check_directory(destination: &Path) -> Result<()> {
+    let has = |names: &[&str]| names.iter().any(|name| destination.join(name).exists());
+    let is_interrupted = has(&["model.safetensors.partial"]);
     let problem = if destination.extension().is_some_and(|extension| extension == "gguf") {
         "ends in .gguf, but a GGUF file is converted to a directory; use the name of one"
     } else if destination.is_file() {
         "is a file; use the name of a directory"
-    } else if ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| destination.join(name).exists()) {
-        "is a checkpoint already; use the name of a new directory"
+    } else if has(&["model.safetensors", "model.safetensors.index.json"]) || !is_interrupted && has(&WRITTEN) {
+        "has files of a checkpoint already; use the name of a new directory"
     } else {
         return Ok(());
     };

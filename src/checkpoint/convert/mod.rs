@@ -24,7 +24,7 @@ use foretoken_kernels::Isa;
 use super::generation::GenerationTokens;
 use super::gguf::{self, GgufWriter, MAX_IDS, TensorWriter};
 use super::recode::{RecodeError, recode};
-use super::{Checkpoint, Progress, TensorType, token_ordering};
+use super::{Checkpoint, Progress, TensorType, model_name, token_ordering};
 use crate::{Error, Result, family};
 use plan::{Description, Planned, check_complete, check_vocabulary, get, tensor_error};
 use vocabulary::SpecialIds;
@@ -62,8 +62,7 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     file.value("general.architecture", architecture)?;
     file.value("general.type", "model")?;
     let own = source.path().canonicalize().unwrap_or_else(|_| source.path().to_owned());
-    let own = own.file_name().map_or_else(|| architecture.into(), |name| name.to_string_lossy());
-    file.value("general.name", options.name.as_deref().unwrap_or(&own))?;
+    file.value("general.name", options.name.as_deref().unwrap_or(&model_name(&own)))?;
     file.value("general.file_type", options.outtype.file_type())?;
     file.value("general.quantization_version", 2u32)?;
     describe(&mut file)?;

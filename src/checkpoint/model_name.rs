@@ -1,0 +1,31 @@
+//! Names of models.
+
+use std::path::Path;
+
+/// The name of a model's file or directory; of a snapshot in the Hub's cache, whose directory is named by its commit, the
+/// repository's.
+pub fn model_name(model: &Path) -> String {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let snapshots = model.parent().filter(|parent| parent.ends_with("snapshots"));
+    let repository = snapshots.and_then(Path::parent).and_then(name);
+    let of_repository = repository.and_then(|own| Some(own.strip_prefix("models--")?.split_once("--")?.1.to_owned()));
+    of_repository.or_else(|| name(model)).unwrap_or_else(|| "model".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_by_file_directory_or_repository() {
+        for (model, name) in [
+            ("hub/models--google--gemma-4-E2B-it/snapshots/0123abcd", "gemma-4-E2B-it"),
+            ("hub/models--a--b-GGUF/snapshots/0123abcd/b-Q4_K_M.gguf", "b-Q4_K_M.gguf"),
+            ("mine/snapshots/first", "first"),
+            ("models/Qwen3.5-0.8B", "Qwen3.5-0.8B"),
+            ("/", "model"),
+        ] {
+            assert_eq!(model_name(Path::new(model)), name, "{model}");
+        }
+    }
+}

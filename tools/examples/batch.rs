@@ -98,12 +98,18 @@ fn scheduler_options(args: &Args) -> SchedulerOptions {
     SchedulerOptions { max_rows: args.max_rows, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() }
 }
 
+/// Prints the text of prompt `i`.
+fn print(i: usize, text: &str, error: Option<&str>) -> std::io::Result<()> {
+    let error = error.map(|error| format!("\n== {} failed: {error}", i + 1)).unwrap_or_default();
+    writeln!(std::io::stdout(), "== {}\n{text}{error}", i + 1)
+}
+
 /// Continues all prompts, `--sequences` at a time.
 fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
     let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
     let (mut texts, mut errors) = (vec![String::new(); prompts.len()], vec![None; prompts.len()]);
-    let (mut next, mut tokens) = (0, 0);
+    let (mut next, mut printed, mut tokens) = (0, 0, 0);
     let most = args.sequences.iter().copied().max().unwrap_or(1);
     let start = Instant::now();
     while next < prompts.len() || scheduler.is_active() {
@@ -128,19 +134,18 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
                 running.retain(|(id, _)| *id != event.id);
             }
         }
+        // In order, each as soon as those before it are complete: an interrupted run has written them.
+        while !args.json && printed < next && running.iter().all(|(_, prompt)| *prompt != printed) {
+            print(printed, &texts[printed], errors[printed].as_deref())?;
+            printed += 1;
+        }
     }
     let seconds = start.elapsed().as_secs_f64();
-    let mut out = std::io::stdout().lock();
     if args.json {
         let report = serde_json::json!({
             "texts": texts, "errors": errors, "generated_tokens": tokens, "seconds": seconds,
         });
-        writeln!(out, "{report}")?;
-    } else {
-        for (i, (text, error)) in texts.iter().zip(&errors).enumerate() {
-            let error = error.as_ref().map(|error| format!("\n== {} failed: {error}", i + 1)).unwrap_or_default();
-            writeln!(out, "== {}\n{text}{error}", i + 1)?;
-        }
+        writeln!(std::io::stdout(), "{report}")?;
     }
     let per_second = tokens as f64 / seconds;
     eprintln!("{} prompts, {most} at a time: {tokens} tokens at {per_second:.1} tokens/s in total", prompts.len());

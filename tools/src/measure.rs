@@ -113,6 +113,10 @@ pub fn read_bandwidth(engine: &Engine) -> Option<f64> {
 /// Best of three passes over more memory than any cache holds, on all threads, in GB/s; `None` without that memory.
 pub fn processor_bandwidth(isa: Isa, threads: usize) -> Option<f64> {
     const BYTES: usize = 1 << 30;
+    // What is mapped and does not fit would end the process.
+    if foretoken::kv::available_memory().is_some_and(|available| available < (BYTES + BYTES / 4) as u64) {
+        return None;
+    }
     // The same kind of memory as packed weights: with small pages, reading is slower.
     let mut piece = Arena::default().take(BYTES)?;
     piece.as_mut_slice().fill(1);

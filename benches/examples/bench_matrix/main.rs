@@ -145,6 +145,7 @@ fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
         false => (args.model.clone(), args.assistant.clone()),
     };
     let (of, with) = (models.len(), assistants.len());
+    ensure!(args.assistant.is_empty() || !args.model.is_empty(), "--assistant needs --model");
     ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: pass them in pairs");
     let one = of == 1 && args.llama_args.len() == 1;
     ensure!(one || args.llama_url.is_none(), "--llama-url is a single server: pass one --model and one --llama-args");

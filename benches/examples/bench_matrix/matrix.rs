@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{DrafterOptions, Drafters};
-use foretoken::{MtpOptions, Speculation, SpeculationOptions};
+use foretoken::{Drafts, MtpOptions, Speculation, SpeculationOptions, target_facts};
 use serde::{Deserialize, Serialize};
 
 use crate::Args;
@@ -132,6 +132,8 @@ pub struct Plan {
     pub model: PathBuf,
     pub assistant: Option<PathBuf>,
     pub setting: Setting,
+    /// Whether it has an assistant or a head of its own.
+    drafts: bool,
     pub cells: Vec<(Cell, Mode)>,
     /// Skipped cells, and why.
     pub left_out: Vec<String>,
@@ -141,7 +143,7 @@ impl Plan {
     /// # Errors
     /// If a checkpoint or the server is missing or unsuitable.
     pub fn new(args: &Args, model: &Path, assistant: Option<&Path>, text: u32) -> Result<Self> {
-        let config = Checkpoint::open(model)?.target_config()?;
+        let facts = target_facts(&Checkpoint::open(model)?)?;
         if let Some(assistant) = assistant {
             Checkpoint::open(assistant)?.assistant_config()?;
         }
@@ -167,9 +169,10 @@ impl Plan {
             simulated_acceptance: args.simulate_acceptance.clone(),
         };
         let (model, assistant) = (model.to_owned(), assistant.map(Path::to_owned));
-        let mut plan = Self { model, assistant, setting, cells: Vec::new(), left_out: Vec::new() };
+        let drafts = assistant.is_some() || matches!(facts.drafts, Drafts::OwnHead(_));
+        let mut plan = Self { model, assistant, setting, drafts, cells: Vec::new(), left_out: Vec::new() };
         for prompt in &args.prompts {
-            let (needed, most) = (prompt.0 + args.max_tokens, config.max_position_embeddings);
+            let (needed, most) = (prompt.0 + args.max_tokens, facts.max_position_embeddings);
             if needed > most {
                 plan.left_out.push(format!("{prompt}: {needed} positions, the model supports {most}"));
                 continue;
@@ -202,7 +205,7 @@ impl Plan {
             },
             _ => false,
         };
-        if drafts && self.assistant.is_none() {
+        if drafts && !self.drafts {
             self.left_out.push(format!("{cell}: no assistant"));
         } else if !self.cells.iter().any(|(other, _)| *other == cell) {
             self.cells.push((cell, mode));

@@ -1,7 +1,7 @@
 //! Cells computed by foretoken.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::journal::{Run, Turn};
 use crate::matrix::{Cell, Plan, Prompt};
@@ -12,6 +12,7 @@ use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Speculation, Statistics, Stop,
 };
 use foretoken_tools::measure;
+use tempfile::TempDir;
 
 /// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens
 /// takes longer than all measurements after them.
@@ -29,7 +30,7 @@ pub struct Ours<'a> {
     text: &'a str,
     engine: Engine,
     prompts: HashMap<usize, Vec<Vec<u32>>>, // by their length
-    folder: PathBuf,
+    folder: TempDir,
     deep: HashMap<(usize, usize, String), (PathBuf, f64)>, // tokens, index, K/V: the session and its prefill in tokens/s
 }
 
@@ -43,10 +44,8 @@ impl<'a> Ours<'a> {
             quantize: args.quantize,
             ..EngineOptions::new(&plan.model)
         })?;
-        let folder = args.out.join("sessions");
-        // An interrupted run leaves its sessions.
-        let made = remove(&folder).and_then(|()| std::fs::create_dir(&folder));
-        made.with_context(|| folder.display().to_string())?;
+        let folder = tempfile::Builder::new().prefix("sessions-").tempdir_in(&args.out);
+        let folder = folder.with_context(|| format!("{}: a folder for sessions", args.out.display()))?;
         Ok(Self { args, plan, text, engine, prompts: HashMap::new(), folder, deep: HashMap::new() })
     }
 
@@ -146,27 +145,12 @@ impl<'a> Ours<'a> {
             let nothing =
                 GenerateOptions { max_tokens: 0, speculation: Speculation::Off, ..GenerateOptions::default() };
             let speed = session.generate(before, &nothing)?.statistics().prefill_tokens_per_second();
-            let path = self.folder.join(format!("session-{}", self.deep.len()));
+            let path = self.folder.path().join(format!("session-{}", self.deep.len()));
             session.save(&path)?;
             self.deep.insert(key.clone(), (path, speed));
         }
         let (path, speed) = &self.deep[&key];
         Ok((self.engine.load_session(path)?, last, Some(*speed)))
-    }
-}
-
-impl Drop for Ours<'_> {
-    fn drop(&mut self) {
-        // The next run tries again.
-        let _ = remove(&self.folder);
-    }
-}
-
-/// Removes a folder, if it is there.
-fn remove(folder: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

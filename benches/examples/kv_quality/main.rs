@@ -189,7 +189,7 @@ fn cases() -> Vec<Case> {
 
 /// Runs the target over `ids` with every case's cache in lockstep.
 fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
-    let target = engine.gemma4().context("a Gemma 4")?;
+    let target = engine.gemma4().context("kv_quality reads K and V of Gemma 4 alone; pass one with --model")?;
     let context = target.max_position_embeddings();
     let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, engine.isa());
     let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;

@@ -64,7 +64,7 @@ fn command(args: Args) -> Result<ExitCode> {
         // An unreadable file is reported as a finding.
         let pair = Pair::of(&args.checkpoints);
         let (target, assistant) = pair.map_or_else(|_| claimed_parts(&args.checkpoints), |pair| pair.paths());
-        return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt }));
+        return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads }));
     }
     let pair = Pair::of(&args.checkpoints)?;
     for checkpoint in pair.checkpoints().filter(|_| args.contents) {
@@ -85,7 +85,7 @@ fn command(args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (target, assistant) = pair.paths();
-    Ok(check::print(&VerifyOptions { target, assistant, prompt: args.prompt }))
+    Ok(check::print(&VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads }))
 }
 
 impl Pair {

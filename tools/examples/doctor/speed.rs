@@ -1,6 +1,6 @@
 //! Memory for a context, expected tokens per second on this machine, and the command.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
@@ -46,7 +46,7 @@ pub fn print(
     let free = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
     let preset = contexts(facts, free);
     tokens_per_second(facts, assistant, threads)?;
-    line("command", &command(checkpoint, assistant, preset)?);
+    line("command", &command((checkpoint, facts), assistant, preset)?);
     Ok(())
 }
 
@@ -86,7 +86,10 @@ fn tokens_per_second(
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     threads: usize,
 ) -> Result<()> {
-    let bandwidth = 1e9 * processor_bandwidth(Isa::best(), threads).context("no memory to measure with")?;
+    let Some(bandwidth) = processor_bandwidth(Isa::best(), threads).map(|read| 1e9 * read) else {
+        line("reads", "unknown: there is no free memory to measure with");
+        return Ok(());
+    };
     let step = facts.step_bytes as f64;
     let isa = Isa::best().name();
     line(
@@ -124,7 +127,7 @@ fn significant(x: f64) -> String {
 
 /// The command that generates text with it.
 fn command(
-    checkpoint: &Checkpoint,
+    (checkpoint, facts): (&Checkpoint, &TargetFacts),
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     preset: KvPreset,
 ) -> Result<String> {
@@ -138,6 +141,7 @@ fn command(
     }
     words.push(match ChatTemplate::of(checkpoint)? {
         Some(_) => "--chat 'Why is the sky blue?'".into(),
+        None if checkpoint.tokenizer(facts.vocab_size)?.is_none() => "--prompt-ids 2,500".into(),
         None => "'fn main() {'".into(),
     });
     Ok(words.join(" "))

@@ -368,7 +368,7 @@ fn every_isa_has_the_bits_of_the_reference_for_any_number_of_queries() {
                         break;
                     }
                 }
-                for (n, alone) in all[..17].iter().enumerate() {
+                for (n, alone) in all.iter().enumerate().take(17).step_by(5) {
                     let (outputs, _) = attend(isa, head_dim, Some(format), &tiles, std::slice::from_ref(alone));
                     assert_eq!(bits(&outputs), bits(&reference[n..=n]), "{what}, query {n} alone");
                 }

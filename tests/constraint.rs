@@ -811,6 +811,28 @@ fn reasoning_may_come_before_json() {
     }
 }
 
+/// An escape is no other name: every parser would read the later value.
+#[test]
+fn a_name_is_not_written_twice_with_escapes() {
+    let engine = qwen(false);
+    let named = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let allows =
+        |schema: &Value, text: &str| scripted(&engine, text, &Constraint::json_schema(schema.to_string())).is_some();
+    for text in [r#"{"n": 1}"#, r#"{"n": 1, "m": "x"}"#, r#"{"n": 1, "m\n\"": {"m": "\t"}}"#] {
+        assert!(allows(&named, text), "{text}");
+    }
+    for text in [r#"{"n": 1, "\u006e": "x"}"#, r#"{"n": 1, "n": 2}"#, r#"{"n": 1, "m": {"\u006e": 2}}"#] {
+        assert!(!allows(&named, text), "{text}");
+    }
+    // Where all names are known, or texts of the schema need them, escapes stay.
+    let mut closed = named.clone();
+    closed["additionalProperties"] = json!(false);
+    closed["properties"]["s"] = json!({"type": "string"});
+    assert!(allows(&closed, r#"{"n": 1, "s": "\u006e"}"#));
+    let constant = json!({"type": "object", "properties": {"c": {"const": "\u{1}"}}, "required": ["c"]});
+    assert!(allows(&constant, r#"{"c": "\u0001"}"#));
+}
+
 /// A call in Qwen3.5's syntax.
 fn xml_call(name: &str, parameters: &[(&str, &str)]) -> String {
     let parameter = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");

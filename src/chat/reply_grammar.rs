@@ -132,7 +132,7 @@ fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
     let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
     let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
     rewrite::document(&mut schema);
-    Ok(limits.with_whitespace(schema))
+    Ok(limits.with_options(schema))
 }
 
 /// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules

@@ -130,7 +130,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
             rewrite::document(&mut schema);
             let at_place = |(place, problem)| Error::argument("constraint", format!("{place}: {problem}"));
             check_schema(&schema, limits).map_err(at_place)?;
-            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_whitespace(schema)));
+            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_options(schema)));
             compile(schema.clone())
                 .map_err(|problem| at_place(schema::locate(&schema, problem, |part| compile(part).err())))
         }

@@ -17,6 +17,7 @@ mod compile;
 mod divisors;
 #[cfg(feature = "constraint")]
 mod enforced;
+mod escapes;
 mod formats;
 #[cfg(feature = "constraint")]
 mod intersections;
@@ -39,6 +40,7 @@ mod without;
 
 #[cfg(feature = "constraint")]
 pub(crate) use compile::{Compiler, refuses};
+pub(crate) use escapes::allowed_escapes;
 #[cfg(feature = "constraint")]
 pub(crate) use state::ConstraintState;
 #[cfg(not(feature = "constraint"))]
@@ -171,14 +173,18 @@ impl Default for ConstraintLimits {
 }
 
 impl ConstraintLimits {
-    /// The schema with llguidance's options for white space, unless it sets them.
-    pub(crate) fn with_whitespace(&self, mut schema: Value) -> Value {
+    /// The schema with llguidance's options for white space and escapes, unless it sets them.
+    pub(crate) fn with_options(&self, mut schema: Value) -> Value {
+        let escapes = allowed_escapes(&schema);
         if schema == Value::Bool(true) {
             schema = json!({});
         }
         if let Value::Object(fields) = &mut schema {
             let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
             if let Value::Object(options) = options {
+                if let Some(escapes) = escapes {
+                    options.entry("json_allowed_escapes").or_insert_with(|| json!(escapes));
+                }
                 let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
                 match self.json_whitespace {
                     _ if own => {}

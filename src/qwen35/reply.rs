@@ -195,13 +195,21 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
             return Some(ToolCall { id: None, name: name.to_owned(), arguments });
         }
         let (key, from) = rest.strip_prefix("<parameter=")?.split_once('>')?;
-        let (value, behind) = from.split_once("</parameter>")?;
+        let (value, behind) = until_end(from)?;
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
         let separator = if arguments.len() > 1 { "," } else { "" };
         arguments += &format!("{separator}{}:{}", string(key)?, spelled(value, name, key, tools)?);
         rest = behind;
     }
+}
+
+/// The text before the tag that ends a parameter's value, and what follows the tag. One that no other tag follows is part
+/// of the value.
+fn until_end(text: &str) -> Option<(&str, &str)> {
+    let mut ends =
+        text.match_indices("</parameter>").map(|(at, tag)| (&text[..at], text[at + tag.len()..].trim_start()));
+    ends.find(|(_, behind)| ["<parameter=", "</function>"].iter().any(|tag| behind.starts_with(tag)))
 }
 
 /// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a
@@ -335,6 +343,16 @@ mod tests {
     fn call(name: &str, arguments: &str) -> ReplyPart {
         let arguments = Json::parse(arguments).expect("JSON");
         ReplyPart::ToolCall(ToolCall { id: None, name: name.into(), arguments })
+    }
+
+    #[test]
+    fn a_value_may_have_the_tag_that_ends_values() {
+        let tools = [Json::parse(TOOL).expect("JSON")];
+        let text =
+            "<function=f>\n<parameter=l>\n[\"a</parameter>b\"]\n</parameter>\n<parameter=n>3</parameter></function>";
+        let arguments = parse(text, &tools).expect("a call").arguments;
+        assert_eq!(arguments, Json::parse(r#"{"l": ["a</parameter>b"], "n": 3}"#).expect("JSON"));
+        assert!(parse("<function=f>\n<parameter=n>3</parameter>x</function>", &tools).is_none());
     }
 
     #[test]

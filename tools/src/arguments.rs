@@ -73,13 +73,7 @@ impl Load {
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
-        let (download, load) = (ProgressLine::new("downloading", 0), ProgressLine::new("loading", 0));
-        let from = hub::HubOptions {
-            cache: self.hf_cache.clone().or_else(hub_cache),
-            token: hub_token(),
-            progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
-            ..hub::HubOptions::default()
-        };
+        let (from, load) = (hub_options(self.hf_cache.clone()), ProgressLine::new("loading", 0));
         let model = hub::resolve_with(&self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
         let assistant = match assistant {
             Some(path) => Some(hub::resolve_with(&path, &from)?),
@@ -116,6 +110,25 @@ fn hub_cache() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || std::env::home_dir().map(|home| home.join(".cache/huggingface"));
     set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
+}
+
+/// The options of the Hub, with a progress bar on a terminal.
+fn hub_options(cache: Option<PathBuf>) -> hub::HubOptions {
+    let download = ProgressLine::new("downloading", 0);
+    hub::HubOptions {
+        cache: cache.or_else(hub_cache),
+        token: hub_token(),
+        progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
+        ..hub::HubOptions::default()
+    }
+}
+
+/// The path of a checkpoint that may be named on the Hub.
+///
+/// # Errors
+/// If it cannot be downloaded.
+pub fn resolve(checkpoint: &Path) -> Result<PathBuf> {
+    Ok(hub::resolve_with(checkpoint, &hub_options(None))?)
 }
 
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.

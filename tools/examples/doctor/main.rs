@@ -15,6 +15,7 @@ use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::VerifyOptions;
 use foretoken::{TargetFacts, target_facts};
+use foretoken_tools::arguments::resolve;
 
 /// Describe checkpoints: supported features, the context that fits this machine's memory, the expected
 /// tokens per second, and the command to run them.
@@ -59,9 +60,16 @@ fn main() -> ExitCode {
     foretoken_tools::run(command)
 }
 
-fn command(args: Args) -> Result<ExitCode> {
+fn command(mut args: Args) -> Result<ExitCode> {
+    for path in &mut args.checkpoints {
+        match resolve(path) {
+            Ok(local) => *path = local,
+            // An unreadable file is reported as a finding.
+            Err(_) if args.check && args.json => {}
+            Err(error) => return Err(error),
+        }
+    }
     if args.check && args.json {
-        // An unreadable file is reported as a finding.
         let pair = Pair::of(&args.checkpoints);
         let (target, assistant) = pair.map_or_else(|_| claimed_parts(&args.checkpoints), |pair| pair.paths());
         return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads }));

@@ -26,8 +26,8 @@ const STACK: usize = 256 << 20;
 /// Time within which a constraint must be compiled, including the wait.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of remembered call formats, as many as the engine caches constraints, and bytes of a remembered key.
-const MAX_KNOWN: usize = 32;
-const MAX_KEY: usize = 512 << 10;
+const MAX_KNOWN: usize = 128;
+const MAX_KEY: usize = 128 << 10;
 
 /// The queue for the threads.
 pub(crate) struct Compilers {

@@ -17,8 +17,9 @@ use super::{divisors, enforced, intersections, merges, rewrite, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Maximum number of cached compiled constraints.
-const MAX_CACHED: usize = 32;
+/// Maximum number of cached compiled constraints: more than a server's requests that run, wait or compile by default (84),
+/// so that none has to be compiled again when it starts.
+const MAX_CACHED: usize = 128;
 
 /// Bytes of stack to compile on for each byte of the source, and the least; committed on use.
 const STACK_PER_BYTE: usize = 1 << 10;

@@ -828,7 +828,9 @@ fn a_name_is_not_written_twice_with_escapes() {
     let mut closed = named.clone();
     closed["additionalProperties"] = json!(false);
     closed["properties"]["s"] = json!({"type": "string"});
-    assert!(allows(&closed, r#"{"n": 1, "s": "\u006e"}"#));
+    assert!(allows(&closed, r#"{"n": 1, "s": "\u0001"}"#) && !allows(&named, r#"{"n": 1, "s": "\u0001"}"#));
+    let required = json!({"type": "object", "required": ["n"], "additionalProperties": {"type": "integer"}});
+    assert!(allows(&required, r#"{"n": 1, "m": 2}"#) && !allows(&required, r#"{"n": 1, "\u006e": 2}"#));
     let constant = json!({"type": "object", "properties": {"c": {"const": "\u{1}"}}, "required": ["c"]});
     assert!(allows(&constant, r#"{"c": "\u0001"}"#));
 }

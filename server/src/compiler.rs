@@ -27,7 +27,7 @@ const STACK: usize = 256 << 20;
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of remembered call formats, as many as the engine caches constraints, and bytes of a remembered key.
 const MAX_KNOWN: usize = 128;
-const MAX_KEY: usize = 128 << 10;
+const MAX_KEY: usize = 512 << 10;
 
 /// The queue for the threads.
 pub(crate) struct Compilers {

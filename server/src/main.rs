@@ -139,11 +139,11 @@ fn serve(args: Args) -> Result<()> {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(place, "panic");
     }));
-    check(&args)?;
+    let api_keys = check(&args)?;
     let load = args.load.options(&args.drafting)?;
     let model = load.model.clone();
     let engine = Engine::load(&foretoken::EngineOptions { kv_memory: args.kv_memory, ..load })?;
-    let options = options(&args, &engine, &model)?;
+    let options = ServerOptions { api_keys, ..options(&args, &engine, &model)? };
     let (host, has_key) = (args.host, !options.api_keys.is_empty());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(IO_THREADS)
@@ -168,20 +168,20 @@ fn serve(args: Args) -> Result<()> {
     served
 }
 
-/// What can be wrong before a model is loaded, which takes long.
-fn check(args: &Args) -> Result<()> {
+/// Checks what can be wrong before a model is loaded, which takes long. Returns the API keys, whose file may be a pipe.
+fn check(args: &Args) -> Result<Vec<String>> {
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     ensure!(args.prompt_slowdown >= 1.0, "--prompt-slowdown must be at least 1");
     ensure!(args.alias.as_ref().is_none_or(|name| !name.is_empty()), "--alias is empty; give a name, or omit it");
     for path in args.chat_template_file.iter().chain(&args.cache_dir) {
         std::fs::metadata(path).with_context(|| path.display().to_string())?;
     }
-    api_keys(args)?;
+    let api_keys = api_keys(args)?;
     let has_model = args.load.model.is_some() || foretoken_tools::demo("target").exists();
     ensure!(has_model, "the demo pair is not where the server was built; pass --model");
     let address = SocketAddr::new(args.host, args.port);
     std::net::TcpListener::bind(address).with_context(|| format!("{address}: pass another --port or --host"))?;
-    Ok(())
+    Ok(api_keys)
 }
 
 fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> {
@@ -220,7 +220,6 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
             logits_processor: None,
         },
         chat_template: template,
-        api_keys: api_keys(args)?,
         allowed_hosts: args.allowed_host.clone(),
         max_connections: args.max_connections,
         idle_timeout: Duration::from_secs(args.idle_timeout),

@@ -228,10 +228,17 @@ impl EngineThread {
     /// Gives the job a sequence. If memory has no room for it beside those that run, it goes on waiting.
     fn start(&mut self, job: Job) {
         let (begin, queued) = (Instant::now(), job.admitted.elapsed());
-        let added = self.add(&job.prompt, &job.choice);
-        if self.is_for_want_of_room(&added) {
-            self.full = true;
-            return self.waiting.push_front(job);
+        let mut added = self.add(&job.prompt, &job.choice);
+        while self.could_start_alone(&added) {
+            if !self.running.is_empty() {
+                self.full = true;
+                return self.waiting.push_front(job);
+            }
+            // What cached prefixes take of a context counts as free.
+            if !self.scheduler.drop_prefix() {
+                break;
+            }
+            added = self.add(&job.prompt, &job.choice);
         }
         let Job { prompt, request_id, admitted, choice, others } = job;
         let request = Request { id: request_id, prompt, admitted, queued };
@@ -245,14 +252,13 @@ impl EngineThread {
         self.started(added, request, choice, others);
     }
 
-    /// Whether a generation did not start only because of those that run. An automatic context is what they leave.
-    fn is_for_want_of_room(&self, added: &Result<SequenceId, Failure>) -> bool {
+    /// Whether a generation could start alone. An automatic context is what others leave.
+    fn could_start_alone(&self, added: &Result<SequenceId, Failure>) -> bool {
         let Err(Failure::Library(error)) = added else { return false };
-        let fits_alone = match **error {
+        match **error {
             foretoken::Error::Context { needed, .. } => needed <= self.options.context,
             ref error => is_memory(error),
-        };
-        fits_alone && !self.running.is_empty()
+        }
     }
 
     fn started(&mut self, added: Result<SequenceId, Failure>, request: Request, choice: Choice, others: Vec<Choice>) {
@@ -285,7 +291,7 @@ impl EngineThread {
                 Ok(Ok(id)) => Ok(id),
                 _ => self.add(&request.prompt, &choice),
             };
-            if self.is_for_want_of_room(&added) {
+            if self.could_start_alone(&added) && !self.running.is_empty() {
                 let Request { id: request_id, prompt, admitted, .. } = request;
                 self.full = true;
                 self.waiting.push_front(Job { prompt, request_id, admitted, choice, others: Vec::new() });

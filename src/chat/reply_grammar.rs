@@ -29,7 +29,8 @@ impl Constraint {
     /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in the
     /// syntax of the model's family, with arguments under the JSON schemas of the tools. Properties that a
     /// schema does not name are left out. A prompt with
-    /// [`Thinking::On`] may be answered by reasoning first.
+    /// [`Thinking::On`] may be answered by reasoning first; one that opens it
+    /// ([`ReasoningStart::Prompt`](super::ReasoningStart)) is.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool
@@ -57,7 +58,7 @@ impl Constraint {
 
     /// This constraint, a JSON schema, for replies to a prompt that was rendered with `options`: with
     /// [`Thinking::On`], reasoning may come first, if the tokenizer has the markers of Gemma 4's or Qwen3.5's
-    /// reasoning. Other constraints are unchanged.
+    /// reasoning; it does if the prompt opens it. Other constraints are unchanged.
     ///
     /// # Errors
     /// If the schema is not valid JSON.

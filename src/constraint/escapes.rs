@@ -17,7 +17,9 @@ fn leaves_names_open(schema: &Value) -> bool {
         Value::Object(fields) => {
             let is_open = fields.get("additionalProperties") != Some(&Value::Bool(false));
             let names = |key: &str| fields.get(key).and_then(Value::as_object).is_some_and(|names| !names.is_empty());
-            (names("properties") && is_open) || names("patternProperties") || fields.values().any(leaves_names_open)
+            let requires = fields.get("required").and_then(Value::as_array).is_some_and(|names| !names.is_empty());
+            let has_open = (names("properties") || requires) && is_open || names("patternProperties");
+            has_open || fields.values().any(leaves_names_open)
         }
         Value::Array(items) => items.iter().any(leaves_names_open),
         _ => false,

@@ -144,6 +144,12 @@ impl Scheduler {
         Ok(session)
     }
 
+    /// Drops the least recently used cached prefix; `false` if there is none. On a device, an automatic context is what
+    /// cached prefixes leave.
+    pub fn drop_prefix(&mut self) -> bool {
+        self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
+    }
+
     /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the
     /// longest cached prefix of the prompt, if any.
     ///
@@ -287,7 +293,7 @@ impl Scheduler {
         }
         match out_of_memory {
             // Not all memory is under the limit of the pages: what a device's states take is not.
-            Some(_) if !any_done && self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest) => {
+            Some(_) if !any_done && self.drop_prefix() => {
                 self.slots.iter_mut().for_each(|slot| slot.waits = false);
             }
             Some(error) if !any_done => events.extend(self.give_way(error)),

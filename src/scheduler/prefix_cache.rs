@@ -56,6 +56,15 @@ struct State {
     storage: SessionStorage,
     formats: KvOptions,
     used: u64,
+    origin: Origin,
+}
+
+/// The sequence that a state was taken from, at that time.
+#[derive(Clone, Copy, PartialEq)]
+enum Origin {
+    /// It went on: a later state of it is or will be cached.
+    Running,
+    Ended,
 }
 
 enum SessionStorage {
@@ -142,40 +151,47 @@ impl PrefixCache {
         cuts
     }
 
-    /// Caches the state of a sequence that goes on, which shares its pages: that state stays.
+    /// Caches the state of a sequence that goes on, which shares its pages: that state stays, and is never saved.
     pub fn insert_running(&mut self, session: &mut Session) {
-        self.insert(session);
+        self.insert(session, Origin::Running);
         while self.bytes() > self.max_bytes && self.drop_oldest_before(self.uses) {}
     }
 
     /// Caches the state of a sequence that has ended.
     pub fn insert_last(&mut self, session: &mut Session) {
-        self.insert(session);
+        self.insert(session, Origin::Ended);
         while self.bytes() > self.max_bytes && self.drop_oldest() {}
     }
 
     /// Caches the state of a sequence up to its last read token.
-    fn insert(&mut self, session: &mut Session) {
+    fn insert(&mut self, session: &mut Session, origin: Origin) {
         let len = session.decoder().0.state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
         let used = self.uses;
         let formats = session.kv_options().without_limits();
         if let Some(state) = self.states.get_mut(&key).filter(|state| state.serves(session)) {
-            state.used = used;
+            (state.used, state.origin) = (used, origin);
         } else if !key.is_empty() {
             match session.fork_read() {
                 Ok(fork) => {
-                    self.states.insert(key, State { storage: SessionStorage::of(fork), formats, used });
+                    self.states.insert(key, State { storage: SessionStorage::of(fork), formats, used, origin });
                 }
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
         }
     }
 
-    /// Drops states until `bytes` are available under the limit of the engine's pages, or no state is left.
+    /// Drops states until `bytes` are available under the limit of the engine's pages, or of the system, or no state is
+    /// left.
     pub fn drop_until_available(&mut self, bytes: u64) {
-        while self.engine.pages().available().is_some_and(|available| available < bytes) && self.drop_oldest() {}
+        // Without a limit, the system's memory is read: only for a pass that takes pages.
+        let available = |cache: &Self| cache.engine.pages().available().or_else(available_memory);
+        while bytes > 0 && !self.states.is_empty() && available(self).is_some_and(|available| available < bytes) {
+            if !self.drop_oldest() {
+                return;
+            }
+        }
     }
 
     /// Bytes of the pages that only states hold: those that are free once all are dropped.
@@ -204,7 +220,7 @@ impl PrefixCache {
         let oldest = self.take_oldest(|state| in_memory(state) && state.used < used);
         let Some((key, mut state)) = oldest else { return false };
         let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
-        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key));
+        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key)) && state.origin == Origin::Ended;
         if let (true, Some(files), SessionStorage::Memory { session, .. }) =
             (is_last, &mut self.files, &mut state.storage)
         {

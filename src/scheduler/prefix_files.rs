@@ -20,17 +20,24 @@ impl PrefixFiles {
     /// # Errors
     /// If the directory cannot be read or written.
     pub fn new(directory: &Path) -> io::Result<Self> {
-        let abandoned = names(directory, ".lock")?.into_iter().filter(|name| is_abandoned(&lock(directory, name)));
-        for name in abandoned {
-            for session in names(directory, ".session")?.iter().filter(|session| session.starts_with(&name)) {
-                std::fs::remove_file(directory.join(format!("{session}.session")))?;
+        for name in names(directory, ".lock")? {
+            // Held while its files are deleted. What cannot be is left to the next cache.
+            if let Some(_held) = abandoned(&lock(directory, &name)) {
+                for ending in [".session", ".session.partial"] {
+                    for session in names(directory, ending)?.iter().filter(|session| session.starts_with(&name)) {
+                        let _ = std::fs::remove_file(directory.join(format!("{session}{ending}")));
+                    }
+                }
+                let _ = std::fs::remove_file(lock(directory, &name));
             }
-            std::fs::remove_file(lock(directory, &name))?;
         }
         let name = format!("{PREFIX}{:016x}", rand::random::<u64>());
-        let file = File::create_new(lock(directory, &name))?;
+        // Locked before it has the name by which others look for it.
+        let unlocked = directory.join(format!("{name}.unlocked"));
+        let file = File::create_new(&unlocked)?;
         // Where files cannot be locked, none is found abandoned either.
         let _ = file.try_lock();
+        std::fs::rename(&unlocked, lock(directory, &name))?;
         Ok(Self { directory: directory.to_owned(), name, written: 0, _lock: file })
     }
 
@@ -60,9 +67,9 @@ fn names(directory: &Path, ending: &str) -> io::Result<Vec<String>> {
     Ok(own.filter_map(|name| name.strip_suffix(ending).map(str::to_owned)).collect())
 }
 
-/// Whether no process holds the lock.
-fn is_abandoned(lock: &Path) -> bool {
-    File::open(lock).is_ok_and(|file| file.try_lock().is_ok())
+/// The lock, taken, if no process held it.
+fn abandoned(lock: &Path) -> Option<File> {
+    File::open(lock).ok().filter(|file| file.try_lock().is_ok())
 }
 
 #[cfg(test)]
@@ -76,12 +83,13 @@ mod tests {
         let kept = [running.next(), running.next(), directory.path().join("notes.session")];
         let killed = PrefixFiles::new(directory.path()).map(|mut files| (files.next(), files.name.clone()));
         let (left, name) = killed.expect("names");
-        let lock_of_killed = lock(directory.path(), &name);
-        for path in kept.iter().chain([&left, &lock_of_killed]) {
+        let (lock_of_killed, partial) = (lock(directory.path(), &name), left.with_extension("session.partial"));
+        for path in kept.iter().chain([&left, &lock_of_killed, &partial]) {
             std::fs::write(path, "a session").expect("written");
         }
         drop(PrefixFiles::new(directory.path()).expect("names"));
-        assert!(kept.iter().all(|path| path.exists()) && !left.exists() && !lock_of_killed.exists());
+        assert!(kept.iter().all(|path| path.exists()));
+        assert!(![left, lock_of_killed, partial].iter().any(|path| path.exists()));
         assert_eq!(std::fs::read_dir(directory.path()).expect("a directory").count(), 4);
     }
 }

@@ -46,8 +46,8 @@ struct Planned {
 ///
 /// # Errors
 /// If the file is malformed or of no supported family, lacks a tensor that its configuration implies, has quantized
-/// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has a
-/// checkpoint, or a file cannot be written.
+/// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has
+/// files of a checkpoint that are not those of an interrupted conversion, or a file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
@@ -57,10 +57,13 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     let (planned, left_out) = plan(source, gguf, &directory, options)?;
     check_complete(source, &directory.implied, planned.iter().map(|tensor| &tensor.source))?;
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
-    let written = write_directory((source, gguf), destination, directory, &planned, options);
+    // Locked: another process that converts into the directory fails here.
+    let weights = Partial::create(&destination.join("model.safetensors"))?;
+    let remove_written = || WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
+    remove_written(); // of an interrupted conversion
+    let written = write_directory((source, gguf), destination, directory, (weights, &planned), options);
     if written.is_err() {
-        // None was there before.
-        WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
+        remove_written();
     }
     Ok(Report { tensors: planned.len(), bytes: written?, left_out })
 }
@@ -70,7 +73,7 @@ fn write_directory(
     (source, gguf): (&Checkpoint, &Gguf),
     destination: &Path,
     directory: Directory,
-    planned: &[Planned],
+    (weights, planned): (Partial, &[Planned]),
     options: &ToHuggingFace,
 ) -> Result<u64> {
     let at = |name: &str| destination.join(name);
@@ -94,7 +97,7 @@ fn write_directory(
         write(&at("tokenizer_config.json"), &pretty(&tokenizer_config(gguf)))?;
     }
     templates(gguf, destination)?;
-    tensors(source, &at("model.safetensors"), planned, options)
+    tensors(source, weights, planned, options)
 }
 
 /// The special tokens by name.
@@ -202,7 +205,7 @@ fn pretty(value: &Value) -> Vec<u8> {
 }
 
 /// Writes the safetensors file: the length of the header, the header, the tensors.
-fn tensors(source: &Checkpoint, path: &Path, planned: &[Planned], options: &ToHuggingFace) -> Result<u64> {
+fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options: &ToHuggingFace) -> Result<u64> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut end = 0usize;
@@ -220,7 +223,6 @@ fn tensors(source: &Checkpoint, path: &Path, planned: &[Planned], options: &ToHu
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
-    let mut file = Partial::create(path)?;
     file.expect((8 + header.len() + end) as u64);
     file.put(&(header.len() as u64).to_le_bytes())?;
     file.put(&header)?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::architecture::Architecture;
 use super::files::Checkpoint;
+use super::model_name;
 use crate::gemma4::{TextConfig, check_pair};
 use crate::{Error, Result};
 
@@ -166,9 +167,9 @@ fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
     its.filter_map(snapshot).flat_map(checkpoints).filter(|path| is_checkpoint(path)).collect()
 }
 
-/// `name` of `models--owner--name`, in lowercase.
+/// The repository's name in lowercase.
 fn repository_name(path: &Path) -> Option<String> {
-    Some(file_name(path)?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
+    model_name::repository_name(path).map(|name| name.to_lowercase())
 }
 
 /// The entries of a directory; empty if it cannot be read.

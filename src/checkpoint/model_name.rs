@@ -7,9 +7,13 @@ use std::path::Path;
 pub fn model_name(model: &Path) -> String {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let snapshots = model.parent().filter(|parent| parent.ends_with("snapshots"));
-    let repository = snapshots.and_then(Path::parent).and_then(name);
-    let of_repository = repository.and_then(|own| Some(own.strip_prefix("models--")?.split_once("--")?.1.to_owned()));
-    of_repository.or_else(|| name(model)).unwrap_or_else(|| "model".into())
+    let repository = snapshots.and_then(Path::parent).and_then(repository_name);
+    repository.or_else(|| name(model)).unwrap_or_else(|| "model".into())
+}
+
+/// `name` of `models--owner--name`, a directory of the Hub's cache.
+pub(super) fn repository_name(directory: &Path) -> Option<String> {
+    Some(directory.file_name()?.to_str()?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
 }
 
 #[cfg(test)]

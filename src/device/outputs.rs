@@ -44,8 +44,14 @@ pub(crate) struct DraftOutputs {
     row: Buffer<i32>,
 }
 
+/// Output rows are allocated in multiples of it.
+const ROWS: usize = 16;
+
 impl TargetOutputs {
+    /// For at least `rows` rows.
     pub fn new(device: &dyn Device, rows: usize, (hidden, vocab): (usize, usize)) -> Result<Self> {
+        // A batch grows by a few rows at a time, and every growth drops the recordings.
+        let rows = rows.next_multiple_of(ROWS);
         Ok(Self {
             rows,
             hidden: Buffer::new(device, rows * hidden)?,

@@ -43,9 +43,6 @@ const MIN_ROWS: usize = 16;
 /// Segments allocated initially.
 const MIN_SEGMENTS: usize = 4;
 
-/// Output rows are allocated in multiples of it.
-const OUTPUT_ROWS: usize = 16;
-
 /// The rows of a sequence in a pass.
 pub(super) struct SequenceRows<'a> {
     pub sequence: &'a mut Sequence,
@@ -345,9 +342,7 @@ impl Passes {
         if shape.output_rows > self.workspace.ops.outputs.rows {
             self.workspace.forget_recordings();
             let size = (models.hidden_size(), models.target.vocab_size());
-            // A batch grows by a few rows at a time, and every growth drops the recordings.
-            let rows = shape.output_rows.next_multiple_of(OUTPUT_ROWS);
-            self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, rows, size)?);
+            self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
         }
         let states = shape.rows * models.hidden_size();
         if shape.keeps_states && self.states.as_ref().is_none_or(|held| held.len() < states) {

@@ -107,9 +107,17 @@ impl Load {
 
 /// The directory that Hugging Face's own tools use.
 fn hub_cache() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let home = || std::env::home_dir().map(|home| home.join(".cache/huggingface"));
-    set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
+    set("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))
+}
+
+/// The directory of the Hub's files.
+fn hub_home() -> Option<PathBuf> {
+    set("HF_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
+}
+
+/// The path in an environment variable.
+fn set(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// The options of the Hub, with a progress bar on a terminal.
@@ -133,20 +141,15 @@ pub fn resolve(checkpoint: &Path) -> Result<PathBuf> {
 
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
 fn hub_token() -> Option<String> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let file = || {
-        let home =
-            || set("HF_HOME").map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")));
-        std::fs::read_to_string(set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")))?).ok()
-    };
-    let token = set("HF_TOKEN").and_then(|token| token.into_string().ok()).or_else(file)?;
+    let variable = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
+    let file = || std::fs::read_to_string(set("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?).ok();
+    let token = variable.or_else(file)?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
 /// The user's cache directory.
 fn own_cache() -> Option<PathBuf> {
-    let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let directory = set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    let directory = set("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
     Some(directory.join("foretoken"))
 }
 

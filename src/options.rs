@@ -157,7 +157,7 @@ impl Default for MtpOptions {
 /// Drafting with any drafters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeculationOptions {
-    /// The drafters. Default: all that the engine has.
+    /// The drafters. Default: [`Drafters::Auto`], `ngram-map-k` and the engine's assistant, NextN head or draft model.
     pub drafters: Drafters,
     /// Rows of a verification. Default: chosen for every round from measured costs.
     pub block: BlockSize,

@@ -167,8 +167,8 @@ impl PartialEq for CustomDrafter {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Drafters {
-    /// The engine's defaults, as [`Drafters::Best`]: a prompt lookup drafter, and the assistant,
-    /// NextN head or draft model if there is one.
+    /// As [`Drafters::Best`]: `ngram-map-k` with [`NgramMapOptions::AUTO`], and the assistant or NextN head, or without
+    /// one the draft model, if there is one.
     #[default]
     Auto,
     /// The first of the list that has a draft.

@@ -16,8 +16,8 @@ use foretoken_tools::println;
 use serde_json::json;
 
 /// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file
-/// of 2000 tokens. Without drafts, with the assistant at every block size, with auto, and with mixtures; interleaved,
-/// several times; medians are reported. All must generate the same text.
+/// of 2000 tokens. Without drafts, with the assistant at every block size, with auto, and with lists of drafters;
+/// interleaved, several times; medians are reported. All must generate the same text.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -30,7 +30,8 @@ struct Args {
     /// Block sizes of the assistant alone.
     #[arg(long, value_delimiter = ',', default_value = "2,3,4,6,8")]
     blocks: Vec<usize>,
-    /// Mixtures under the planner (one list each). ngram-mod keeps what it learnt in the previous run, so its figures
+    /// Lists of drafters in order of priority, whose draft lengths the planner chooses (one list each); auto is always
+    /// measured. ngram-mod keeps what it learnt in the previous run, so its figures
     /// here would be those of a repeated text.
     #[arg(long, default_values = ["mtp", "ngram-simple:n=8,mtp", "ngram-map-k:n=6,mtp", "ngram-map-k4v:n=6:m=16,mtp"])]
     mixture: Vec<Drafters>,

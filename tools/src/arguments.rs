@@ -32,7 +32,8 @@ pub struct Load {
     /// Use no assistant, even if there is one next to the model.
     #[arg(long, conflicts_with = "assistant")]
     pub no_assistant: bool,
-    /// Smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a Hugging Face Hub name.
+    /// Smaller model with the same tokenizer for the drafter draft-model: a directory, a GGUF file, or a Hugging Face
+    /// Hub name.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
     /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a
@@ -241,9 +242,10 @@ pub struct Drafting {
     /// Disable speculative decoding.
     #[arg(long, conflicts_with_all = ["draft_block_size", "mtp_preset", "skip_streak", "sample_drafts"])]
     pub no_speculation: bool,
-    /// Drafters: auto, or a list in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v,
-    /// ngram-mod, ngram-cache, with parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an
-    /// assistant or a draft model; the assistant if a block size or a preset is given.
+    /// Drafters: auto (ngram-map-k:n=6 and the assistant, NextN head or draft model, as the planner chooses), or a list
+    /// in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, with
+    /// parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an assistant, a NextN head or a
+    /// draft model; the assistant or NextN head if a block size or a preset is given.
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     pub spec_type: Option<Drafters>,
     /// Rows per verification: the number of drafts plus one. Default: chosen for every round from measured costs.

@@ -51,7 +51,8 @@ pub struct Args {
     /// Rows per verification, with the assistant alone; plain decoding is always measured.
     #[arg(long, value_delimiter = ',', default_value = "2,4,6")]
     blocks: Vec<usize>,
-    /// auto, or a list of drafters under the planner, as in generate's --spec-type; may be repeated.
+    /// auto (ngram-map-k:n=6 and the assistant or NextN head, as the planner chooses), or a list of drafters in order
+    /// of priority, as in generate's --spec-type; the planner chooses draft lengths; may be repeated.
     #[arg(long, value_name = "LIST", default_values = ["auto"])]
     mixture: Vec<String>,
     /// Prompt lengths: short (128 tokens), long (512), or a number of tokens: 4k, 16k, 32k.

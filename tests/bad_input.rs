@@ -758,7 +758,7 @@ fn names_on_the_hub_without_the_feature() {
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {
         if cfg!(not(feature = "hub")) {
             let command = format!("hf download {path} --local-dir models/{path}");
-            refused(foretoken::hub::resolve(Path::new(path)), &[path, &command]);
+            refused(foretoken::hub::resolve(Path::new(path)), &[path, "rebuild with --features hub", &command]);
         }
     }
     // Anything that could be a path is not a Hub name.
@@ -805,7 +805,7 @@ fn the_command_line() {
     fails(&arguments(&["x", "--model", &path(WEIGHTS)]), &[WEIGHTS, "is a file"]);
     fails(&arguments(&["x", "--model", &model]), &["tokenizer.json", "token ids"]);
     if cfg!(not(feature = "hub")) {
-        fails(&arguments(&["x", "--model", "nobody/nothing"]), &["hf download nobody/nothing"]);
+        fails(&arguments(&["x", "--model", "nobody/nothing"]), &["--features hub", "hf download nobody/nothing"]);
     }
     let ids = ["--model", &model, "--assistant", &path("assistant"), "--prompt-ids", "2,3"];
     let with = |more: &[&str]| arguments(&[&ids[..], more].concat());

@@ -39,7 +39,8 @@ pub fn resolve_with(path: &Path, options: &HubOptions) -> Result<PathBuf> {
 fn download(name::Name { repository, tag }: name::Name<'_>, _: &HubOptions) -> Result<PathBuf> {
     let files = tag.map_or(String::new(), |tag| format!(" --include \"*{tag}*.gguf\""));
     let command = format!("hf download {repository}{files} --local-dir models/{repository}");
-    Err(crate::Error::file(repository, format!("does not exist; download it with: {command}")))
+    let problem = format!("does not exist; rebuild with --features hub, or download it with: {command}");
+    Err(crate::Error::file(repository, problem))
 }
 
 #[cfg(feature = "hub")]

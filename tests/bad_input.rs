@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
+use foretoken::hub::{self, HubOptions};
 use foretoken::speculative::{
     BlockSize, DrafterOptions, Drafters, MtpPreset, NgramCache, NgramCacheOptions, NgramSimpleOptions, Trace,
 };
@@ -755,15 +756,16 @@ fn chat_templates_that_ask_for_too_much() {
 
 #[test]
 fn names_on_the_hub_without_the_feature() {
+    let resolve = |path: &str| hub::resolve(Path::new(path), &HubOptions::default());
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {
         if cfg!(not(feature = "hub")) {
             let command = format!("hf download {path} --local-dir models/{path}");
-            refused(foretoken::hub::resolve(Path::new(path)), &[path, "rebuild with --features hub", &command]);
+            refused(resolve(path), &[path, "rebuild with --features hub", &command]);
         }
     }
     // Anything that could be a path is not a Hub name.
     for path in ["models", "./a/b", "../a", "a/b/c", "/a/b", "a//b", "a/", "~/b", "a/b\n"] {
-        assert_eq!(foretoken::hub::resolve(Path::new(path)).expect("a path"), Path::new(path));
+        assert_eq!(resolve(path).expect("a path"), Path::new(path));
     }
 }
 

@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use foretoken::hub::{HubOptions, resolve_with};
+use foretoken::hub::{self, HubOptions};
 use foretoken::{Engine, EngineOptions, GenerateOptions, Result, SessionOptions};
 use serde_json::json;
 
@@ -158,7 +158,7 @@ fn ids(target: &Path, assistant: &Path, prompt: &[u32]) -> Vec<u32> {
 }
 
 fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf> {
-    resolve_with(Path::new(name), options)
+    hub::resolve(Path::new(name), options)
 }
 
 fn refused(result: Result<PathBuf>, about: &[&str]) {

@@ -15,20 +15,13 @@ use name::name;
 pub use options::{Download, HubOptions, OnDownload};
 
 /// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else
-/// downloaded from the Hub (feature `hub`). `owner/name:TAG` is the GGUF file with that tag in its name (`Q4_K_M`),
-/// with all its parts; without a tag, a repository without safetensors must have exactly one GGUF file.
+/// downloaded from the Hub into [`HubOptions::cache`] (feature `hub`). `owner/name:TAG` is the GGUF file with that tag
+/// in its name (`Q4_K_M`), with all its parts; without a tag, a repository without safetensors must have exactly one
+/// GGUF file.
 ///
 /// # Errors
 /// If `path` is a name on the Hub and the build cannot download, or the download fails; the error contains a remedy.
-pub fn resolve(path: &Path) -> Result<PathBuf> {
-    resolve_with(path, &HubOptions::default())
-}
-
-/// As [`resolve`], with options.
-///
-/// # Errors
-/// As [`resolve`].
-pub fn resolve_with(path: &Path, options: &HubOptions) -> Result<PathBuf> {
+pub fn resolve(path: &Path, options: &HubOptions) -> Result<PathBuf> {
     match name(path) {
         Some(name) if !path.exists() => download(name, options),
         _ => Ok(path.to_owned()),

@@ -75,16 +75,16 @@ impl Load {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
         let (from, load) = (hub_options(self.hf_cache.clone()), ProgressLine::new("loading", 0));
-        let model = hub::resolve_with(&self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
+        let model = hub::resolve(&self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
         let assistant = match assistant {
-            Some(path) => Some(hub::resolve_with(&path, &from)?),
+            Some(path) => Some(hub::resolve(&path, &from)?),
             None if self.no_assistant || drafting.no_speculation => None,
             None => found_assistant(&model)?,
         };
         Ok(EngineOptions {
             assistant,
             centroids: self.centroids.with_cache(own_cache().filter(|_| !self.no_cache)),
-            draft_model: self.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
+            draft_model: self.draft_model.as_deref().map(|path| hub::resolve(path, &from)).transpose()?,
             threads: self.threads,
             device: self.device.clone(),
             isa: self.isa,
@@ -137,7 +137,7 @@ fn hub_options(cache: Option<PathBuf>) -> hub::HubOptions {
 /// # Errors
 /// If it cannot be downloaded.
 pub fn resolve(checkpoint: &Path) -> Result<PathBuf> {
-    Ok(hub::resolve_with(checkpoint, &hub_options(None))?)
+    Ok(hub::resolve(checkpoint, &hub_options(None))?)
 }
 
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.

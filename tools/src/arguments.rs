@@ -21,8 +21,8 @@ use crate::progress::ProgressLine;
 /// Checkpoints and compute device.
 #[derive(Args)]
 pub struct Load {
-    /// Target checkpoint: a directory, a GGUF file, or a Hugging Face Hub name (owner/name, or owner/name:Q4_K_M for a
-    /// GGUF file).
+    /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name (owner/name, or
+    /// owner/name:Q4_K_M for a GGUF file).
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf,

@@ -1,7 +1,8 @@
 //! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16
-//! and for every quantized format, with 1, 8 and 32 queries.
+//! and for every quantized format, with 1, 8 and 32 queries, on every instruction set.
 //!
-//! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than an L2 cache.
+//! `cargo bench -p foretoken-kernels --bench attend -- avx2` for one of them. The pages are distinct and together larger
+//! than an L2 cache.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use foretoken_kernels::attention::turboquant::{
@@ -60,7 +61,10 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 }
 
 fn attend(criterion: &mut Criterion) {
-    let isa = Isa::best();
+    Isa::available().filter(|isa| *isa != Isa::Scalar).for_each(|isa| attend_with(criterion, isa));
+}
+
+fn attend_with(criterion: &mut Criterion, isa: Isa) {
     let rows = noise(PAGE_TOKENS * HEAD_DIM, 1);
     let mut formats: Vec<(String, Option<(CodeFormat, CodeFormat)>)> =
         vec![("f16".into(), None), ("tqc5+tqc4".into(), Some((CodeFormat::Tqc5, CodeFormat::Tqc4)))];
@@ -108,7 +112,7 @@ fn attend(criterion: &mut Criterion) {
                 ("keys", Throughput::Elements((PAGES * PAGE_TOKENS) as u64)),
                 ("bytes", Throughput::Bytes(bytes as u64)),
             ] {
-                let mut group = criterion.benchmark_group(format!("attend {queries} queries, {unit}"));
+                let mut group = criterion.benchmark_group(format!("attend {} {queries} queries, {unit}", isa.name()));
                 group.throughput(throughput);
                 group.bench_function(BenchmarkId::from_parameter(name), |bencher| bencher.iter(&mut run));
                 group.finish();

@@ -51,7 +51,7 @@ impl KvRows<'_> {
 pub struct KvBlock<'a> {
     /// Keys after norm and rotary embedding.
     pub keys: KvRows<'a>,
-    /// Values.
+    /// Values, all finite: a query may multiply those that it does not see by a weight of 0.
     pub values: KvRows<'a>,
     /// Width of a row.
     pub head_dim: usize,

@@ -16,7 +16,8 @@
 //! | `interchange.rs` | the blocks of llama.cpp's TurboQuant forks |
 //! | `query.rs`, `check.rs` | 8-bit queries; compatibility of queries and pages |
 //! | `scalar.rs` | the reference of attention over pages |
-//! | `unpack.rs`, `operands.rs` | codes to levels in vectors; the query operands |
+//! | `unpack.rs`, `runs.rs` | codes to levels in vectors |
+//! | `operands.rs`, `dots.rs` | the query operands; dot products over a scale group |
 //! | `scores.rs`, `scores_transposed.rs`, `values.rs` | the same arithmetic in vectors |
 //! | `amx.rs` | the same in tile registers |
 //!
@@ -35,6 +36,8 @@
 mod amx;
 pub(super) mod check;
 mod codebook;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod dots;
 mod encode;
 mod interchange;
 mod layout;
@@ -44,6 +47,8 @@ pub(super) mod page;
 mod quantizer;
 pub(super) mod query;
 mod rotation;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod runs;
 mod scalar;
 pub(super) mod scores;
 pub(super) mod scores_transposed;

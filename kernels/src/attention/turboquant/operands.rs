@@ -105,13 +105,14 @@ impl<'w> ActiveOutputs<'w> {
         };
         let weighed = queries.iter_mut().zip(weights.as_chunks().0).filter(|(query, _)| !query.visible.is_empty());
         for (query, row) in weighed {
-            (all.weights[all.count], all.outputs[all.count]) = (row, query.output.as_mut_ptr());
+            let output = query.output.as_mut_ptr();
+            (all.weights[all.count], all.outputs[all.count]) = (row, output);
             all.count += 1;
             let times = if page.mean.is_empty() { 0.0 } else { total(row) };
             for i in (0..page.mean.len()).step_by(L::LANES) {
                 // SAFETY: the caller entered the features; a mean is as long as an output, whole sixteens.
                 unsafe {
-                    let at = query.output.as_mut_ptr().add(i);
+                    let at = output.add(i);
                     l.store(at, l.fma(l.splat(times), l.load_f16(page.mean.as_ptr().add(i)), l.load(at)));
                 }
             }

@@ -137,6 +137,16 @@ macro_rules! for_query_parts {
     };
 }
 
+/// `count` queries and the repetitions that fill the last part of [`for_query_parts`], or more.
+#[inline(always)]
+pub(super) fn padded(count: usize) -> usize {
+    match count {
+        1 => 1,
+        2..=4 => 4,
+        _ => count.next_multiple_of(8),
+    }
+}
+
 /// Evaluates `$run` with the constant `V` for each vector of a chunk. Not a loop: the compiler overestimates the length
 /// of inline assembly and would not unroll it, but `sdot` needs constant lanes.
 macro_rules! for_chunk {

@@ -1,5 +1,6 @@
 //! Weighted sums of quantized values, in vectors: lanes are channels, and four tokens' integer weights are broadcast.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
@@ -7,6 +8,7 @@ use super::amx;
 use super::layout::LANES;
 use super::operands::{ActiveOutputs, TokenFloats};
 use super::page::Page;
+use super::runs::{PackedRun, UnpackedRun, Values, Vectors};
 use super::scalar::{self, WEIGHT_MAX, WEIGHT_MIN};
 use super::side::PAGE_TOKENS;
 use super::unpack::{CHUNK, Unpacker, for_chunk, for_query_parts, with_planes};
@@ -52,74 +54,90 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for AddValues<'_, '_, UPPER
         // SAFETY: `run_levels` entered the features; `attend_block` checked every length.
         let ActiveOutputs { weights, outputs, count } = unsafe { ActiveOutputs::begin(l, page, queries, weights) };
         let chunks = range.start / LANES..range.end.div_ceil(LANES);
+        let mut integers = [const { MaybeUninit::<Weights>::uninit() }; QUERY_BLOCK];
+        let mut operands = [ValueQuery::NONE; QUERY_BLOCK];
         // SAFETY: `run_levels` entered the features; `attend_block` checked every length and range.
         unsafe {
             let unpacker = Unpacker::<L, UPPER, LOWER>::new(l, page, L::BIAS);
-            for_query_parts!(L, count, |first, N| {
-                let mut part = [0; N];
-                for (n, part) in part.iter_mut().enumerate() {
-                    *part = (first + n).min(count - 1);
+            let mut values = UnpackedRun::<L, Values>::UNINIT;
+            for group in page.layout.scale_groups() {
+                let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
+                for n in 0..count {
+                    let to = integers[n].as_mut_ptr().cast();
+                    let (offset, unit) = integer_weights(l, page, weights[n], scales, to);
+                    operands[n] = ValueQuery { weights: to, offset, unit, output: outputs[n] };
                 }
-                add_part(&unpacker, page, &weights, &outputs, part, (count - first).min(N), chunks.clone());
-            });
+                let last = operands[count - 1];
+                operands[count..].fill(last);
+                let runs = page.layout.runs(group);
+                for strip in 0..group.len / LANES {
+                    for half in 0..LANES / L::LANES {
+                        let run = PackedRun::new(&unpacker, page, runs, (strip, half));
+                        let channel = group.first + strip * LANES + half * L::LANES;
+                        if count <= L::QUERIES || UPPER == 8 {
+                            for_query_parts!(L, count, |first, N| {
+                                let part = (&operands[first..], (count - first).min(N));
+                                add_sums::<L, N>(l, (&run, chunks.clone()), part, channel);
+                            });
+                        } else {
+                            values.unpack(&run, chunks.clone());
+                            for_query_parts!(L, count, |first, N| {
+                                let part = (&operands[first..], (count - first).min(N));
+                                add_sums::<L, N>(l, (&values, chunks.clone()), part, channel);
+                            });
+                        }
+                    }
+                }
+            }
         }
     }
 }
 
-/// Adds the values of `chunks`, 16 tokens each, to the outputs of the queries `part`, of which the
-/// first `count` are stored.
+/// A query's operands of one scale group.
+#[derive(Clone, Copy)]
+struct ValueQuery {
+    weights: *const i32, // of a page's tokens, in the order of `Weights`
+    offset: i32,
+    unit: f32,
+    output: *mut f32,
+}
+
+impl ValueQuery {
+    /// No query.
+    const NONE: Self = Self { weights: std::ptr::null(), offset: 0, unit: 0.0, output: std::ptr::null_mut() };
+}
+
+/// Adds the weighted sums of a vector of channels, from `channel` on, over the tokens of `chunks`, 16 each, to the
+/// outputs of the first `count` of `N` queries.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits and
-/// `chunks` lie in it; `part` are indices of outputs, which are as long as its rows.
+/// The caller is inside a function with `L`'s features; `values` has these chunks; the queries, of which there are `N`,
+/// have weights of a page's tokens and outputs with these channels.
 #[inline(always)]
-unsafe fn add_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
-    unpacker: &Unpacker<L, UPPER, LOWER>,
-    page: &Page<'_>,
-    page_weights: &[&[f32; PAGE_TOKENS]; QUERY_BLOCK],
-    outputs: &[*mut f32; QUERY_BLOCK],
-    part: [usize; N],
-    count: usize,
-    chunks: Range<usize>,
+unsafe fn add_sums<L: LevelLanes, const N: usize>(
+    l: L,
+    (values, chunks): (&impl Vectors<L, Values>, Range<usize>),
+    (queries, count): (&[ValueQuery], usize),
+    channel: usize,
 ) {
-    let l = unpacker.lanes;
-    let mut weights = [Weights([0; PAGE_TOKENS / 2]); N];
-    let mut offsets_and_units = [(0, 0.0); N];
-    for group in page.layout.scale_groups() {
-        let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
-        for n in 0..N {
-            // SAFETY: the caller entered the features; `scales` are those of the page's tokens.
-            offsets_and_units[n] = unsafe { integer_weights(l, page, page_weights[part[n]], scales, &mut weights[n]) };
-        }
-        let (run, strip_bytes) = page.layout.runs(group);
-        for strip in 0..group.len / LANES {
-            for half in 0..LANES / L::LANES {
-                let channel = group.first + strip * LANES + half * L::LANES;
-                // SAFETY: the caller entered the features; the page has these runs, the outputs these channels.
-                unsafe {
-                    let upper = page.codes.as_ptr().add(run.upper + strip * strip_bytes.0 + half * 4 * L::LANES);
-                    let lower =
-                        page.codes.as_ptr().wrapping_add(run.lower + strip * strip_bytes.1 + half * 4 * L::LANES);
-                    let mut sums = [[l.splat_word(0); 2]; N];
-                    for chunk in chunks.clone() {
-                        let chunk_levels = unpacker.chunk(upper, lower, chunk);
-                        for_chunk!(|V| {
-                            let value = l.value(chunk_levels[V]);
-                            for n in 0..N {
-                                let weights = weights[n].0.as_ptr().add(2 * chunk * CHUNK);
-                                sums[n] = l.dot_value(sums[n], value, weights, V);
-                            }
-                        });
-                    }
-                    for n in 0..N {
-                        if n < count {
-                            let (offset, unit) = offsets_and_units[n];
-                            let output = outputs[part[n]].add(channel);
-                            let sum = l.to_float(l.join(sums[n], offset));
-                            l.store(output, l.fma(sum, l.splat(unit), l.load(output)));
-                        }
-                    }
+    let queries = &queries[..N];
+    // SAFETY: as this function's.
+    unsafe {
+        let mut sums = [[l.splat_word(0); 2]; N];
+        for chunk in chunks {
+            let values = values.chunk(chunk);
+            for_chunk!(|V| {
+                for n in 0..N {
+                    sums[n] = l.dot_value(sums[n], values[V], queries[n].weights.add(2 * chunk * CHUNK), V);
                 }
+            });
+        }
+        for n in 0..N {
+            if n < count {
+                let ValueQuery { offset, unit, output, .. } = queries[n];
+                let output = output.add(channel);
+                let sum = l.to_float(l.join(sums[n], offset));
+                l.store(output, l.fma(sum, l.splat(unit), l.load(output)));
             }
         }
     }
@@ -135,7 +153,7 @@ unsafe fn integer_weights<L: LevelLanes>(
     page: &Page<'_>,
     page_weights: &[f32; PAGE_TOKENS],
     scales: &[half::f16],
-    weights: &mut Weights,
+    weights: *mut i32,
 ) -> (i32, f32) {
     let vectors = PAGE_TOKENS / L::LANES;
     // SAFETY: the caller entered the features; all arrays are of the page's tokens, and no vector
@@ -153,7 +171,7 @@ unsafe fn integer_weights<L: LevelLanes>(
         let inverse = l.splat(if negligible { 0.0 } else { WEIGHT_MAX / largest });
         let mut total = l.splat_word(0);
         for (v, product) in products.iter().enumerate().take(vectors) {
-            let to = weights.0.as_mut_ptr().add(v * L::LANES / 2);
+            let to = weights.add(v * L::LANES / 2);
             total = l.add_words(total, l.store_weights(to, l.mul(*product, inverse)));
         }
         let offset = if L::BIAS == 0 { 0 } else { l.sum_words(total).wrapping_mul(-i32::from(L::BIAS)) };

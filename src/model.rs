@@ -201,6 +201,12 @@ pub trait NextnHead: ChainModel {
     /// infinity, or memory is exhausted.
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor>;
 
+    /// As [`NextnHead::nextn_rows`], for rows whose states nobody needs: only their K and V are computed.
+    ///
+    /// # Errors
+    /// As [`NextnHead::nextn_rows`].
+    fn nextn_append(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<()>;
+
     /// Logits of the tokens at `p + 2`, of the head's states of positions `p`: `(rows, vocab)`.
     ///
     /// # Errors

@@ -76,26 +76,80 @@ impl<O: Ops> Attention<O> {
         kv: &mut O::Kv<'_>,
         index: usize,
     ) -> Result<O::Tensor> {
-        let (angles, head_dim) = (Some(angles.of(self.attention)?), self.head_dim);
-        let q = match &self.kv {
-            None => ops.linear(&self.q_proj, x)?,
-            Some(own) => {
-                let (q, k, v) = match &own.v_proj {
-                    Some(v_proj) => {
-                        let [q, k, v] = ops.project([&self.q_proj, &own.k_proj, v_proj], x)?;
-                        (q, k, Some(v))
-                    }
-                    None => {
-                        let [q, k] = ops.project([&self.q_proj, &own.k_proj], x)?;
-                        (q, k, None)
-                    }
-                };
-                let values = Heads::new(v.as_ref().unwrap_or(&k), head_dim, &own.v_norm, None);
-                ops.append(kv, index, Heads::new(&k, head_dim, &own.k_norm, angles), values)?;
+        let Some(own) = &self.kv else { return self.attend(ops, x, angles, kv, index) };
+        let angles = angles.of(self.attention)?;
+        let q = match &own.v_proj {
+            Some(v_proj) => {
+                let [q, k, v] = ops.project([&self.q_proj, &own.k_proj, v_proj], x)?;
+                self.store(ops, own, (&k, &v), angles, kv, index)?;
+                q
+            }
+            None => {
+                let [q, k] = ops.project([&self.q_proj, &own.k_proj], x)?;
+                self.store(ops, own, (&k, &k), angles, kv, index)?;
                 q
             }
         };
-        let attended = ops.attend(kv, index, Heads::new(&q, head_dim, &self.q_norm, angles))?;
+        self.attend_projected(ops, &q, angles, kv, index)
+    }
+
+    /// The part of [`Attention::forward`] that later rows need: K and V.
+    pub(super) fn append(
+        &self,
+        ops: &O,
+        x: &O::Tensor,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<()> {
+        let Some(own) = &self.kv else { return Ok(()) };
+        let angles = angles.of(self.attention)?;
+        match &own.v_proj {
+            Some(v_proj) => {
+                let [k, v] = ops.project([&own.k_proj, v_proj], x)?;
+                self.store(ops, own, (&k, &v), angles, kv, index)
+            }
+            None => {
+                let k = ops.linear(&own.k_proj, x)?;
+                self.store(ops, own, (&k, &k), angles, kv, index)
+            }
+        }
+    }
+
+    /// The other part, over K and V that were stored before.
+    pub(super) fn attend(
+        &self,
+        ops: &O,
+        x: &O::Tensor,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<O::Tensor> {
+        self.attend_projected(ops, &ops.linear(&self.q_proj, x)?, angles.of(self.attention)?, kv, index)
+    }
+
+    fn store(
+        &self,
+        ops: &O,
+        own: &KeysValues<O>,
+        (k, v): (&O::Tensor, &O::Tensor),
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<()> {
+        let keys = Heads::new(k, self.head_dim, &own.k_norm, Some(angles));
+        ops.append(kv, index, keys, Heads::new(v, self.head_dim, &own.v_norm, None))
+    }
+
+    fn attend_projected(
+        &self,
+        ops: &O,
+        q: &O::Tensor,
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<O::Tensor> {
+        let attended = ops.attend(kv, index, Heads::new(q, self.head_dim, &self.q_norm, Some(angles)))?;
         ops.linear(&self.o_proj, &attended)
     }
 }

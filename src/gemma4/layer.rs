@@ -69,7 +69,43 @@ impl<O: Ops> DecoderLayer<O> {
         index: usize,
     ) -> Result<O::Tensor> {
         let attended = self.self_attn.forward(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)?;
-        let h = ops.add_norm(&self.post_attention_layernorm, h, &attended, 1.0)?;
+        self.feed_forward(ops, h, &attended, input)
+    }
+
+    /// The part of [`DecoderLayer::forward`] that later rows need: K and V.
+    pub(super) fn append(
+        &self,
+        ops: &O,
+        h: &O::Tensor,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<()> {
+        self.self_attn.append(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)
+    }
+
+    /// The other part, over K and V that were stored before.
+    pub(super) fn forward_appended(
+        &self,
+        ops: &O,
+        h: &O::Tensor,
+        input: Option<&O::Tensor>,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<O::Tensor> {
+        let attended = self.self_attn.attend(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)?;
+        self.feed_forward(ops, h, &attended, input)
+    }
+
+    fn feed_forward(
+        &self,
+        ops: &O,
+        h: &O::Tensor,
+        attended: &O::Tensor,
+        input: Option<&O::Tensor>,
+    ) -> Result<O::Tensor> {
+        let h = ops.add_norm(&self.post_attention_layernorm, h, attended, 1.0)?;
 
         let mut fed = self.mlp.forward(ops, &ops.norm(&self.pre_feedforward_layernorm, &h)?)?;
         if let Some(moe) = &self.moe {

@@ -54,8 +54,10 @@ impl<O: Ops> TextModel<O> {
         let mut angles = self.rotations.angles(ops, kv)?;
         let mut taps = Vec::with_capacity(request.taps.len());
         for (i, layer) in self.layers.iter().enumerate() {
-            // The remaining layers write no K or V: only output rows are computed.
-            if i == own_kv_layers && needed.len() < rows.len() {
+            // Of the last layer with K and V of its own, later rows need only these; all else is for output rows.
+            let narrows = i + 1 == own_kv_layers && needed.len() < rows.len();
+            if narrows {
+                layer.append(ops, &h, &angles, kv, i)?;
                 if needed.is_empty() {
                     break;
                 }
@@ -69,7 +71,10 @@ impl<O: Ops> TextModel<O> {
                 (Some(per_layer), Some(inputs)) => Some(per_layer.input(ops, inputs, i)?),
                 _ => None,
             };
-            h = layer.forward(ops, &h, input.as_ref(), &angles, kv, i)?;
+            h = match narrows {
+                true => layer.forward_appended(ops, &h, input.as_ref(), &angles, kv, i)?,
+                false => layer.forward(ops, &h, input.as_ref(), &angles, kv, i)?,
+            };
             if request.taps.contains(&i) {
                 taps.push(ops.rows(&h, &places(&request.hidden, &rows))?);
             }

@@ -50,12 +50,60 @@ impl<O: Ops> Attention<O> {
         kv: &mut O::Kv<'_>,
         layer: usize,
     ) -> Result<O::Tensor> {
-        let (head_dim, angles) = (self.head_dim, Some(angles));
         let [queries, k, v] = ops.project([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        let values = Heads { x: &v, head_dim, stride: head_dim, norm: None, angles: None };
-        ops.append(kv, layer, Heads::new(&k, head_dim, &self.k_norm, angles), values)?;
-        let q = Heads { stride: 2 * head_dim, ..Heads::new(&queries, head_dim, &self.q_norm, angles) };
+        self.store(ops, (&k, &v), angles, kv, layer)?;
+        self.attend_projected(ops, &queries, angles, kv, layer)
+    }
+
+    /// The part of [`Attention::forward`] that later rows need: K and V.
+    pub(super) fn append(
+        &self,
+        ops: &O,
+        x: &O::Tensor,
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+        layer: usize,
+    ) -> Result<()> {
+        let [k, v] = ops.project([&self.k_proj, &self.v_proj], x)?;
+        self.store(ops, (&k, &v), angles, kv, layer)
+    }
+
+    /// The other part, over K and V that were stored before.
+    pub(super) fn attend(
+        &self,
+        ops: &O,
+        x: &O::Tensor,
+        angles: &O::Angles,
+        kv: &O::Kv<'_>,
+        layer: usize,
+    ) -> Result<O::Tensor> {
+        self.attend_projected(ops, &ops.linear(&self.q_proj, x)?, angles, kv, layer)
+    }
+
+    fn store(
+        &self,
+        ops: &O,
+        (k, v): (&O::Tensor, &O::Tensor),
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+        layer: usize,
+    ) -> Result<()> {
+        let head_dim = self.head_dim;
+        let values = Heads { x: v, head_dim, stride: head_dim, norm: None, angles: None };
+        ops.append(kv, layer, Heads::new(k, head_dim, &self.k_norm, Some(angles)), values)
+    }
+
+    fn attend_projected(
+        &self,
+        ops: &O,
+        queries: &O::Tensor,
+        angles: &O::Angles,
+        kv: &O::Kv<'_>,
+        layer: usize,
+    ) -> Result<O::Tensor> {
+        let head_dim = self.head_dim;
+        let q = Heads { stride: 2 * head_dim, ..Heads::new(queries, head_dim, &self.q_norm, Some(angles)) };
         let attended = ops.attend(kv, layer, q)?;
-        ops.linear(&self.o_proj, &ops.head_gate(&queries, &attended, head_dim)?)
+        ops.linear(&self.o_proj, &ops.head_gate(queries, &attended, head_dim)?)
     }
 }

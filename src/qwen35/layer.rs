@@ -62,6 +62,16 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         })
     }
 
+    /// Applies `store` to the mixer and its input, of `h` `(rows, hidden)`.
+    pub(super) fn append(
+        &self,
+        ops: &O,
+        h: &O::Tensor,
+        store: impl FnOnce(&M, &O::Tensor) -> Result<()>,
+    ) -> Result<()> {
+        store(&self.mixer, &ops.norm(&self.input_layernorm, h)?)
+    }
+
     /// `h` `(rows, hidden)` to `(rows, hidden)`; `mix` applies the mixer.
     pub(super) fn forward(
         &self,

@@ -86,9 +86,26 @@ impl<O: Ops> Head<O> {
         angles: &O::Angles,
         kv: &mut O::Kv<'_>,
     ) -> Result<O::Tensor> {
+        let x = self.input(ops, embedding, hidden)?;
+        self.layer.forward(ops, &x, |attention, x| attention.forward(ops, x, angles, kv, 0))
+    }
+
+    /// The part of [`Head::forward`] that later rows need: K and V.
+    pub(super) fn append(
+        &self,
+        ops: &O,
+        embedding: &O::Tensor,
+        hidden: &O::Tensor,
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+    ) -> Result<()> {
+        let x = self.input(ops, embedding, hidden)?;
+        self.layer.append(ops, &x, |attention, x| attention.append(ops, x, angles, kv, 0))
+    }
+
+    fn input(&self, ops: &O, embedding: &O::Tensor, hidden: &O::Tensor) -> Result<O::Tensor> {
         let embedding = ops.norm(&self.pre_fc_norm_embedding, embedding)?;
         let hidden = ops.norm(&self.pre_fc_norm_hidden, hidden)?;
-        let x = ops.linear(&self.fc, &ops.beside(&embedding, &hidden)?)?;
-        self.layer.forward(ops, &x, |attention, x| attention.forward(ops, x, angles, kv, 0))
+        ops.linear(&self.fc, &ops.beside(&embedding, &hidden)?)
     }
 }

@@ -120,10 +120,10 @@ impl DeviceTarget for NextnModel {
     ) -> Result<()> {
         let embedding = ops.embed(&self.embed_tokens, ids)?;
         let angles = ops.angles(&self.rotary, kv)?;
-        let h = self.head.forward(ops, &embedding, &ops.states(rows)?, &angles, kv)?;
         if request.logits.is_empty() {
-            return Ok(());
+            return self.head.append(ops, &embedding, &ops.states(rows)?, &angles, kv);
         }
+        let h = self.head.forward(ops, &embedding, &ops.states(rows)?, &angles, kv)?;
         let hidden = ops.final_norm(&self.head.norm, &ops.rows(&h, &request.logits)?)?;
         ops.logits(&self.lm_head, &hidden, None).map(drop)
     }

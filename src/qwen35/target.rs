@@ -123,6 +123,13 @@ impl Target {
         linear(&self.model()?.lm_head, hidden)
     }
 
+    /// The NextN head, and the embeddings of `ids` for it.
+    fn nextn_inputs(&self, ids: &[u32]) -> Result<(&Head<CpuOps>, Tensor)> {
+        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no NextN head"))?;
+        let embed_tokens = head.embed_tokens.as_ref().unwrap_or(&self.model()?.embed_tokens);
+        Ok((head, embed_tokens.forward(ids)?))
+    }
+
     /// The committed state of the sequence's delta nets, first to last.
     ///
     /// # Errors
@@ -182,14 +189,18 @@ impl NextnHead for Target {
     }
 
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor> {
-        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no NextN head"))?;
-        let model = self.model()?;
-        let embed_tokens = head.embed_tokens.as_ref().unwrap_or(&model.embed_tokens);
-        let embedding = embed_tokens.forward(batch.ids())?;
+        let (head, embedding) = self.nextn_inputs(batch.ids())?;
         let mut kv = batch.kv();
-        let angles = self.ops.angles(&model.rotary, &kv)?;
+        let angles = self.ops.angles(&self.model()?.rotary, &kv)?;
         let h = head.forward(&self.ops, &embedding, hidden, &angles, &mut kv)?;
         self.ops.norm(&head.norm, &h)
+    }
+
+    fn nextn_append(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<()> {
+        let (head, embedding) = self.nextn_inputs(batch.ids())?;
+        let mut kv = batch.kv();
+        let angles = self.ops.angles(&self.model()?.rotary, &kv)?;
+        head.append(&self.ops, &embedding, hidden, &angles, &mut kv)
     }
 
     fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor> {

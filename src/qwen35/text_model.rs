@@ -36,12 +36,30 @@ impl<O: Ops> TextModel<O> {
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {
-        let (rows, needed) = (Vec::from_iter(0..rows), request.rows());
+        let (mut rows, needed) = (Vec::from_iter(0..rows), request.rows()); // the rows in `h`
         let mut h = ops.embed(&self.embed_tokens, ids)?;
-        let angles = ops.angles(&self.rotary, kv)?;
+        let mut angles = ops.angles(&self.rotary, kv)?;
         let (mut delta_nets, mut taps) = (0, Vec::with_capacity(request.taps.len()));
         for (i, layer) in self.layers.iter().enumerate() {
+            // Of the last layer, later rows need only K and V; all else is for output rows. (The state of a delta net
+            // needs all rows.)
+            let is_attention = matches!(layer.mixer, Mixer::Attention(_));
+            let narrows = i + 1 == self.layers.len() && is_attention && needed.len() < rows.len();
+            if narrows {
+                layer.append(ops, &h, |mixer, x| match mixer {
+                    Mixer::Attention(attention) => attention.append(ops, x, &angles, kv, i),
+                    Mixer::DeltaNet(_) => Ok(()),
+                })?;
+                if needed.is_empty() {
+                    break;
+                }
+                h = ops.rows(&h, &needed)?;
+                ops.narrow(kv, &needed)?;
+                angles = ops.angles(&self.rotary, kv)?;
+                rows.clone_from(&needed);
+            }
             h = layer.forward(ops, &h, |mixer, x| match mixer {
+                Mixer::Attention(attention) if narrows => attention.attend(ops, x, &angles, kv, i),
                 Mixer::Attention(attention) => attention.forward(ops, x, &angles, kv, i),
                 Mixer::DeltaNet(delta_net) => {
                     delta_nets += 1;
@@ -55,7 +73,7 @@ impl<O: Ops> TextModel<O> {
         if needed.is_empty() {
             return Ok(PassOutput { rows: None, taps });
         }
-        let hidden = ops.final_norm(&self.norm, &ops.rows(&h, &needed)?)?;
+        let hidden = ops.final_norm(&self.norm, &ops.rows(&h, &places(&needed, &rows))?)?;
         let logits = ops.logits(&self.lm_head, &ops.rows(&hidden, &places(&request.logits, &needed))?, None)?;
         Ok(PassOutput { rows: Some((logits, ops.rows(&hidden, &places(&request.hidden, &needed))?)), taps })
     }

@@ -133,7 +133,7 @@ impl NextN {
             let rows = most.min(rows - begin);
             let (ids, states) = self.next_rows(tokens, rows)?;
             let mut batch = Batch::of(&ids, self.cache.begin_round(rows)?)?;
-            self.head.nextn_rows(&mut batch, &states)?;
+            self.head.nextn_append(&mut batch, &states)?;
             batch.into_rounds().into_iter().for_each(|round| round.commit(rows));
             self.have_read(rows);
         }
@@ -174,8 +174,6 @@ impl Drafter for NextN {
     fn reads(&self) -> Reads {
         Reads { hidden: true, taps: Vec::new() }
     }
-
-    fn begin(&mut self, _: &[u32]) {}
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         draft_chain(self, context, most, draft, rng)

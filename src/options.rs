@@ -15,7 +15,7 @@ use crate::sampler::{LogitsProcessor, Sampling};
 use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters, Trace};
 
 /// Options of an engine.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// The target's checkpoint: a directory or a GGUF file.
     pub model: PathBuf,
@@ -80,8 +80,9 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,
-    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed
-    /// block, except `ngram-mod`, whose table all sequences of the engine fill. Default: 0.
+    /// Seed of the sampler. On the CPU it determines the text, with any speculation and in any batch, unless drafts are
+    /// sampled ([`DraftSampling::Sampled`]) and what is drafted depends on measured times or on other sequences.
+    /// Default: 0.
     pub seed: u64,
     /// Speculation. Default: if the engine has an assistant, a NextN head or a draft model.
     pub speculation: Speculation,

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::sampler::{LogitBias, LogitsProcessor};
-use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, GenerateOptions, Piece, Sampling, Speculation, SpeculationOptions, Statistics, Stop,
-    TokenLogprobs,
+    EndOfGeneration, Engine, GenerateOptions, MtpOptions, Piece, Sampling, Speculation, SpeculationOptions, Statistics,
+    Stop, TokenLogprobs,
 };
 use serde_json::{Value, json};
 
@@ -56,10 +56,8 @@ pub(crate) fn options(
 ) -> Result<GenerateOptions> {
     let has_seed = seeds(fields, defaults) == Seeds::Given;
     let sampling = sampling(fields, defaults, base)?;
-    let speculation = match has_seed && sampling.temperature > 0.0 && fields.peek("speculative").is_none() {
-        true => reproducible(engine, &defaults.speculation),
-        false => speculation(fields, &defaults.speculation)?,
-    };
+    let speculation = speculation(fields, &defaults.speculation)?;
+    let speculation = if has_seed { reproducible(speculation) } else { speculation };
     let options = GenerateOptions {
         max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
         sampling,
@@ -173,7 +171,6 @@ fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
 }
 
 /// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`.
-/// Greedy text does not depend on it, nor does the distribution of sampled text; which sample a seed gives does.
 fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation> {
     let Some(mut own) = fields.object("speculative")? else { return Ok(default.clone()) };
     let enabled = own.flag("enabled")?;
@@ -215,29 +212,14 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
 }
 
-/// Rows per verification of a sampled request that has a seed, of its own or the server's, unless
-/// the server has a fixed number.
-const SEEDED_BLOCK: usize = 4;
-
-/// `default`, if its drafts depend neither on measured times nor, as those of `ngram-mod`, on other requests; else the
-/// model's own drafter with a fixed block size, or none. Otherwise a seed would not determine the sampled text.
-fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
-    let options = match default {
-        Speculation::Off => return Speculation::Off,
-        Speculation::With(options) => options.clone(),
-        Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
-        _ => SpeculationOptions::default(),
-    };
-    let is_shared = |drafter: &DrafterOptions| matches!(drafter, DrafterOptions::NgramMod(_));
-    let is_own = matches!(&options.drafters, Drafters::Priority(list) if !list.iter().any(is_shared));
-    match options.block {
-        BlockSize::Fixed(_) if is_own => default.clone(),
-        block if engine.has_mtp() => Speculation::With(SpeculationOptions {
-            drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
-            block: if let BlockSize::Fixed(_) = block { block } else { BlockSize::Fixed(SEEDED_BLOCK) },
-            ..options
-        }),
-        _ => Speculation::Off,
+/// `speculation` with greedy drafts, on which the text of a seed does not depend.
+fn reproducible(speculation: Speculation) -> Speculation {
+    match speculation {
+        Speculation::With(options) => {
+            Speculation::With(SpeculationOptions { drafts: DraftSampling::Greedy, ..options })
+        }
+        Speculation::Mtp(mtp) => Speculation::Mtp(MtpOptions { drafts: DraftSampling::Greedy, ..mtp }),
+        other => other,
     }
 }
 

@@ -28,8 +28,8 @@ use prefix_cache::PrefixCache;
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
     /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each.
-    /// Rounds are never shortened: the number of drafted tokens determines which random numbers a sampled text draws. A
-    /// larger pass reads prompts faster; a smaller one delays the others less. Default: 512.
+    /// Rounds are never shortened: their drafts were made. A larger pass reads prompts faster; a smaller one delays the
+    /// others less. Default: 512.
     pub max_rows: usize,
     /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads
     /// as many prompt rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a
@@ -62,11 +62,9 @@ pub struct Event {
 }
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each
-/// writes what it would have written alone, whatever the others do: byte for byte when greedy, or when sampled
-/// with speculation off or one drafter with a fixed block, except `ngram-mod`, whose table all sequences of the
-/// engine fill; a NextN head behind a cached prefix, which drafts from its own state only if that is cached as
-/// well; and if memory is exhausted by all sequences together, so that they go on without drafts. Finished
-/// sequences keep their K/V until [`Scheduler::remove`].
+/// writes what it would have written alone, whatever the others do: byte for byte, greedy or sampled. Only if drafts are
+/// sampled as well ([`DraftSampling::Sampled`](crate::DraftSampling)) does a sampled text depend on what is drafted, and
+/// keeps no more than its distribution. Finished sequences keep their K/V until [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};

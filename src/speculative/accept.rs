@@ -21,9 +21,13 @@ pub struct Accepted {
     pub next: u32,
 }
 
-/// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from
-/// the residual distribution `norm(max(0, target - draft))`: the emitted tokens have the target's distribution
-/// (Leviathan et al. 2023, section 2.3). With one-hot (greedy) target distributions this compares ids.
+/// The emitted tokens have the target's distribution.
+///
+/// A greedy draft is accepted if the target's own draw is that token; otherwise, that draw is the correction. One draw
+/// per emitted token, in order: for one seed, the text is that of plain decoding, whatever was drafted.
+///
+/// A drawn draft is accepted with probability `min(1, target / draft)`, which accepts more, and the correction is drawn
+/// from the residual distribution `norm(max(0, target - draft))` (Leviathan et al. 2023, section 2.3).
 ///
 /// `target_probs` has one row more than there are drafts.
 ///
@@ -55,12 +59,11 @@ pub(crate) fn accept_rows<E>(
             Ok(target) => target,
             Err(accepted) => return Ok(accepted),
         };
-        let one_hot;
-        let proposal = match &draft.probs {
-            Some(probs) => &probs[count],
-            None => {
-                one_hot = Distribution::certain(*token);
-                &one_hot
+        let proposal = draft.probs.as_ref().map(|probs| &probs[count]).filter(|probs| !probs.is_certain());
+        let Some(proposal) = proposal else {
+            match target.sample(rng) {
+                next if next == *token => continue,
+                next => return Ok(Accepted { count, next }),
             }
         };
         // NaN, of a token that neither has, is rejected.
@@ -75,7 +78,7 @@ pub(crate) fn accept_rows<E>(
         Ok(target) => target,
         Err(accepted) => return Ok(accepted),
     };
-    let next = match &draft.refused {
+    let next = match draft.refused.as_ref().filter(|refused| !refused.is_certain()) {
         Some(refused) => target.residual(refused).sample(rng),
         None => target.sample(rng),
     };

@@ -270,7 +270,7 @@ fn costs_are_saved_and_loaded() {
     for (rows, ms) in [(1, 4.0), (2, 4.2), (4, 5.0), (8, 7.0)] {
         (0..9).for_each(|_| costs.verified(600, rows, ms));
     }
-    costs.drafted(DrafterKind::Mtp, 4, 2.0);
+    (0..2).for_each(|_| costs.drafted(DrafterKind::Mtp, 4, 2.0));
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("costs.json");
     costs.save(&path).expect("a file");

@@ -189,7 +189,13 @@ impl Costs {
 
     /// Estimated milliseconds of a step of `drafter`.
     pub fn step(&self, drafter: DrafterKind, context: usize) -> f64 {
-        self.known_step(drafter).unwrap_or_else(|| self.tuning.row_cost * self.verify(context, 1)[0].ms)
+        let assumed = self.tuning.row_cost * self.verify(context, 1)[0].ms;
+        match (self.known_step(drafter), self.draft.get(&drafter)) {
+            (Some(ms), Some(measured)) if measured.samples > 1 => ms,
+            // A single measurement may be an outlier, such as a cold start: believed, it would be the last one.
+            (Some(ms), _) => ms.min(assumed * (2.0 * self.tuning.unmeasured).exp()),
+            (None, _) => assumed,
+        }
     }
 
     /// Milliseconds of a step of `drafter`, if one was measured.
@@ -326,6 +332,17 @@ fn octave(context: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_single_slow_step_is_not_believed() {
+        let mut costs = Costs::default();
+        (0..4).for_each(|_| costs.verified(0, 1, 10.0));
+        costs.drafted(DrafterKind::DraftModel, 1, 1000.0);
+        let first = costs.step(DrafterKind::DraftModel, 0);
+        assert!(first < 10.0, "{first} ms");
+        costs.drafted(DrafterKind::DraftModel, 1, 2.0);
+        assert_eq!(costs.step(DrafterKind::DraftModel, 0), 2.0);
+    }
 
     /// Of two texts that were written at once, neither loses what the other measured.
     #[test]

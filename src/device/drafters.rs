@@ -14,8 +14,7 @@ use crate::kv::KvOptions;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, Observed,
-    draft_chain,
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, draft_chain,
 };
 use crate::{Error, Result};
 
@@ -50,18 +49,12 @@ impl Drafter for DeviceMtp {
         DraftCost::PerToken
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         Some(self)
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -229,6 +222,20 @@ impl Drafter for DeviceDraftModel {
         DraftCost::PerToken
     }
 
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        self.begin(tokens);
+        // Behind the end of its context it drafts nothing.
+        if tokens.len() > self.max_context {
+            return Ok(());
+        }
+        self.go_back(tokens);
+        for chunk in tokens[self.sure..].chunks(self.max_round_rows) {
+            self.run(chunk, OutputRows::None).map(drop)?;
+            self.read.extend(chunk);
+        }
+        Ok(())
+    }
+
     fn begin(&mut self, _: &[u32]) {
         self.sure = 0;
     }
@@ -263,15 +270,27 @@ impl Drafter for DeviceDraftModel {
         Ok(())
     }
 
+    fn fork(&self) -> Option<Box<dyn Drafter>> {
+        let rows = self.read.len();
+        match self.models.fork(&mut self.sequence.lock(), rows) {
+            Ok(sequence) => Some(Box::new(Self {
+                models: self.models.clone(),
+                sequence: Mutex::new(sequence),
+                read: self.read.clone(),
+                ..*self
+            })),
+            Err(error) => {
+                tracing::warn!(%error, "a fork's draft model starts without K and V");
+                None
+            }
+        }
+    }
+
     fn holds_pages(&self) -> bool {
         true
     }
 
     fn page_bytes(&self, end: usize) -> usize {
         self.sequence.lock().kv().bytes_to_reserve(self.sure, end)
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
-        Ok(())
     }
 }

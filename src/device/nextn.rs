@@ -325,8 +325,6 @@ impl Drafter for DeviceNextN {
         Reads { hidden: true, taps: Vec::new() }
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         draft_chain(self, context, most, draft, rng)
     }

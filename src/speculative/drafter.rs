@@ -131,7 +131,7 @@ pub enum DraftCost {
 /// A custom drafter is passed with [`Drafters::Custom`](super::Drafters::Custom):
 ///
 /// ```
-/// use foretoken::speculative::{Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed};
+/// use foretoken::speculative::{Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters};
 ///
 /// /// Repeats the last token.
 /// struct Repeat;
@@ -143,12 +143,8 @@ pub enum DraftCost {
 ///     fn cost(&self) -> DraftCost {
 ///         DraftCost::Once
 ///     }
-///     fn begin(&mut self, _: &[u32]) {}
 ///     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut rand::rngs::StdRng) -> foretoken::Result<()> {
 ///         draft.tokens.resize(most, context.tokens[context.tokens.len() - 1]);
-///         Ok(())
-///     }
-///     fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
 ///         Ok(())
 ///     }
 /// }
@@ -168,8 +164,20 @@ pub trait Drafter: Send {
         Reads::default()
     }
 
-    /// Starts a generation after `tokens`: the sequence of the last generation, or longer.
-    fn begin(&mut self, tokens: &[u32]);
+    /// A chunk of a prompt was read: `tokens` is the sequence up to its end, that of the last generation or a longer one.
+    /// Default: nothing to do.
+    ///
+    /// # Errors
+    /// If a model produced NaN or infinity.
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        let _ = tokens;
+        Ok(())
+    }
+
+    /// Starts a generation after `tokens`: the sequence of the last generation, or longer. Default: nothing to do.
+    fn begin(&mut self, tokens: &[u32]) {
+        let _ = tokens;
+    }
 
     /// Extends `draft`, which is empty or its own of this round, to at most `most` tokens.
     ///
@@ -184,11 +192,14 @@ pub trait Drafter: Send {
     }
 
     /// Called after rows are committed: by a round, or, if it [reads](Drafter::reads) hidden
-    /// states, by a chunk of a prompt.
+    /// states, by a chunk of a prompt. Default: nothing to do.
     ///
     /// # Errors
     /// If a model produced NaN or infinity. After a round, the next one reports it.
-    fn observe(&mut self, seen: &Observed<'_>) -> Result<()>;
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        let _ = seen;
+        Ok(())
+    }
 
     /// The sequence was truncated to its first `len` tokens, the last of which the target may not have read. Default:
     /// nothing to do.

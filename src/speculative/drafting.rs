@@ -1,5 +1,6 @@
 //! Per-sequence speculation: tokens, drafters and planner. Proposes a draft before the pass and verifies it after.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -219,6 +220,10 @@ impl Drafting {
         }
         let first = self.tokens.len();
         self.tokens.extend(ids);
+        match self.drafters.iter_mut().try_for_each(|drafter| drafter.read_prompt(&self.tokens)) {
+            Err(Error::Memory { .. }) => _ = self.release(),
+            read => read?,
+        }
         let Some(output) = output else { return Ok(None) };
         if self.reads().hidden {
             let states = output.states(ids.len())?;
@@ -406,8 +411,13 @@ impl Drafting {
         self.observe(timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
-        // A draft cut by the end of the text says nothing about the drafts after the cut.
-        let compared = if accepted < count { accepted } else { drafted };
+        let compared = match count.cmp(&accepted) {
+            // A draft cut by the end of the text says nothing about the drafts after the cut.
+            Ordering::Greater => accepted,
+            // A constraint rejected the model's next token, before the pass.
+            _ if accepted == drafted && self.was_refused(&calls, drafter, drafted) => drafted + 1,
+            _ => drafted,
+        };
         let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: compared, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
@@ -426,6 +436,13 @@ impl Drafting {
             verify_time,
             accept_time,
         })
+    }
+
+    /// Whether a model drafted more than the `drafted` tokens that were verified.
+    fn was_refused(&self, calls: &[Call], drafter: Option<usize>, drafted: usize) -> bool {
+        let is_model = |call: &&Call| self.drafters[call.drafter].cost() == DraftCost::PerToken;
+        let own = calls.iter().find(|call| Some(call.drafter) == drafter).filter(is_model);
+        own.is_some_and(|call| call.tokens > drafted)
     }
 
     /// Reads a round's tokens up to one that ends the text, and returns how many these are.

@@ -55,16 +55,21 @@ impl DraftModel {
         Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read, reading, behind: None })
     }
 
-    /// The tokens missing from the cache, as many as one pass takes, after reading earlier ones in separate passes.
-    fn catch_up(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
-        let most = self.state.kv().max_round_rows();
-        while tokens.len() - self.read.len() > most {
-            let chunk = &tokens[self.read.len()..][..most];
+    /// Reads `tokens`, which begin with those already read, in passes without output, until at most `left` are left.
+    fn catch_up(&mut self, tokens: &[u32], left: usize) -> Result<()> {
+        while tokens.len() - self.read.len() > left {
+            let rows = self.state.kv().max_round_rows().min(tokens.len() - self.read.len());
+            let chunk = &tokens[self.read.len()..][..rows];
             self.behind = None;
-            self.model.0.forward_one(chunk, self.state.begin_whole_round(most)?, OutputRows::None, most)?;
+            self.model.0.forward_one(chunk, self.state.begin_whole_round(rows)?, OutputRows::None, rows)?;
             self.read.extend(chunk);
         }
-        Ok(tokens[self.read.len()..].to_vec())
+        Ok(())
+    }
+
+    /// Whether the cache has the rows of the tokens read: otherwise there was no memory for a new state.
+    fn is_intact(&self) -> bool {
+        self.state.len() == self.read.len()
     }
 }
 
@@ -77,8 +82,17 @@ impl Drafter for DraftModel {
         DraftCost::PerToken
     }
 
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        self.begin(tokens);
+        // Behind the end of its context it drafts nothing.
+        match self.is_intact() && tokens.len() <= self.state.kv().max_context() {
+            true => self.catch_up(tokens, 0),
+            false => Ok(()),
+        }
+    }
+
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.starts_with(&self.read) && self.state.len() == self.read.len() {
+        if tokens.starts_with(&self.read) && self.is_intact() {
             return;
         }
         // The last token is left to read: its scores are needed.
@@ -107,6 +121,18 @@ impl Drafter for DraftModel {
         Some(self)
     }
 
+    fn fork(&self) -> Option<Box<dyn Drafter>> {
+        Some(Box::new(Self {
+            model: self.model.clone(),
+            state: self.state.fork(),
+            kv: self.kv.clone(),
+            pages: self.pages.clone(),
+            read: self.read.clone(),
+            reading: Vec::new(),
+            behind: self.behind.clone(),
+        }))
+    }
+
     fn holds_pages(&self) -> bool {
         true
     }
@@ -130,16 +156,13 @@ impl DraftChain for DraftModel {
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
         // A model with a shorter context than the target's stops drafting at its end.
         let left = self.state.kv().max_context().saturating_sub(context.tokens.len());
-        if self.state.len() != self.read.len() {
-            // It has another text's rows: there was no memory for a new state.
-            return Ok(ChainStep::End);
-        }
-        if draft.tokens.len() >= left.min(self.state.kv().max_round_rows()) {
+        if !self.is_intact() || draft.tokens.len() >= left.min(self.state.kv().max_round_rows()) {
             return Ok(ChainStep::End);
         }
         self.reading.clear();
         let (ids, keep) = if draft.tokens.is_empty() {
-            self.reading = self.catch_up(context.tokens)?;
+            self.catch_up(context.tokens, self.state.kv().max_round_rows())?;
+            self.reading = context.tokens[self.read.len()..].to_vec();
             if self.reading.is_empty() {
                 return Ok(self.behind.clone().map_or(ChainStep::End, ChainStep::Known));
             }

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 
 use crate::Result;
-use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind};
 
 /// Proposes [`Context::forced`]: property names, punctuation, constants. Their masks have one token, so they are always
 /// accepted and cost only their rows, which plain decoding computes as well.
@@ -18,14 +18,8 @@ impl Drafter for Forced {
         DraftCost::Forced
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         draft.tokens = context.forced[..most.min(context.forced.len())].to_vec();
-        Ok(())
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
     }
 }

@@ -8,9 +8,7 @@ use rand::rngs::StdRng;
 use crate::Result;
 use crate::gemma4::Assistant;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
-use crate::speculative::{
-    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain,
-};
+use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, draft_chain};
 
 /// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only
 /// committed rows; only the token and the hidden state change from step to step.
@@ -35,18 +33,12 @@ impl Drafter for Mtp {
         DraftCost::PerToken
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         Some(self)
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 
 use super::ngram::copy;
 use crate::Result;
-use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind};
 
 /// Parameters of [`NgramSimple`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,6 @@ impl Drafter for NgramSimple {
         DraftCost::Once
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         let (tokens, n) = (context.tokens, self.options.ngram_len);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
@@ -51,10 +49,6 @@ impl Drafter for NgramSimple {
         if let Some(at) = (0..start).rev().find(|at| tokens[*at..at + n] == *key) {
             draft.tokens = copy(tokens, at + n, most.min(self.options.max_draft_tokens));
         }
-        Ok(())
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
     }
 }

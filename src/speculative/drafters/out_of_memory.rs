@@ -2,7 +2,7 @@
 
 use rand::rngs::StdRng;
 
-use super::super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed, Reads};
+use super::super::{Context, Draft, DraftCost, Drafter, DrafterKind, Reads};
 use crate::Result;
 
 /// Drafts nothing.
@@ -24,13 +24,7 @@ impl Drafter for OutOfMemory {
         self.reads.clone()
     }
 
-    fn begin(&mut self, _: &[u32]) {}
-
     fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> Result<()> {
-        Ok(())
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
     }
 }

@@ -372,7 +372,8 @@ impl Planner {
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
         // A plain step is assumed to cost its lower bound: while that is uncertain, less may be lost.
-        self.gained += round.emitted as f64 - if round.rows > 1 { spent_ms / plain.least_ms } else { 1.0 };
+        let drafted = round.rows > 1 || round.steps.is_some();
+        self.gained += round.emitted as f64 - if drafted { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
     }
 }

@@ -48,6 +48,7 @@
 pub mod chat;
 pub mod checkpoint;
 mod constraint;
+mod debug;
 pub mod device;
 mod engine;
 mod error;

@@ -3,6 +3,7 @@
 use crate::kv::KvLayout;
 
 /// Summary of a target checkpoint.
+#[derive(Debug)]
 pub struct TargetFacts {
     /// The family's name.
     pub family: &'static str,

@@ -55,7 +55,6 @@ impl Run {
     /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
     /// range.
     pub fn new(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<Self> {
-        let pipeline = session.configure(options)?;
         let (engine, id) = (session.engine.clone(), session.id());
         let decoder = session.decoder().0;
         let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
@@ -74,6 +73,8 @@ impl Run {
             let (needed, limit) = (decoder.state.len() + ids.len(), decoder.state.kv().max_context());
             return Err(Error::Context { needed, limit });
         }
+        let pipeline = session.configure(options)?;
+        let decoder = session.decoder().0;
         let kinds = decoder.drafting.kinds();
         let statistics = Statistics {
             generations: 1,

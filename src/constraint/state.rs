@@ -12,6 +12,7 @@ use crate::{Error, Result};
 /// A grammar matcher that has consumed the committed tokens and, during a verification, the accepted drafts.
 pub(crate) struct ConstraintState {
     matcher: Matcher,
+    vocab_size: usize,
     /// Tokens of the round that were consumed.
     consumed: usize,
     /// If that many complete the text: nothing may follow.
@@ -20,8 +21,8 @@ pub(crate) struct ConstraintState {
 }
 
 impl ConstraintState {
-    pub fn new(matcher: Matcher) -> Self {
-        Self { matcher, consumed: 0, complete: None, time: Duration::ZERO }
+    pub fn new(matcher: Matcher, vocab_size: usize) -> Self {
+        Self { matcher, vocab_size, consumed: 0, complete: None, time: Duration::ZERO }
     }
 
     /// Whether nothing may follow.
@@ -44,13 +45,16 @@ impl ConstraintState {
         })
     }
 
-    /// How many of the leading `tokens` are allowed. Tokens known only to a device are not checked.
+    /// How many of the leading `tokens` are allowed: none outside the vocabulary. Tokens known only to a device are not
+    /// checked.
     pub fn valid(&mut self, tokens: &[u32]) -> usize {
-        match tokens.contains(&DRAFTED) {
-            true => tokens.len(),
-            // The next mask reports errors of the grammar.
-            false => self.timed(|state| state.matcher.validate_tokens(tokens).unwrap_or(0)),
+        if tokens.contains(&DRAFTED) {
+            return tokens.len();
         }
+        let outside = tokens.iter().position(|token| *token as usize >= self.vocab_size);
+        let tokens = &tokens[..outside.unwrap_or(tokens.len())];
+        // The next mask reports errors of the grammar.
+        self.timed(|state| state.matcher.validate_tokens(tokens).unwrap_or(0))
     }
 
     /// Masks `logits` `(vocab)`, those of the token after the round's `drafts`.

@@ -22,10 +22,15 @@ pub(super) struct Candidates {
 impl Candidates {
     /// The `top_k` largest of `logits`, at least one of which is finite, within `top_n_sigma`.
     pub fn new(isa: Isa, sampling: &Sampling, logits: &[f32]) -> Self {
-        let mut all = Self { isa, indices: (0..logits.len() as u32).collect(), logits: logits.to_vec() };
-        if let Some(k) = sampling.top_k {
-            all = all.largest(k);
-        }
+        let mut all = match sampling.top_k {
+            Some(k) => {
+                let mut indices = Vec::new();
+                vocabulary::top_k(logits, k, &mut indices);
+                let logits = indices.iter().map(|i| logits[*i as usize]).collect();
+                Self { isa, indices, logits }
+            }
+            None => Self { isa, indices: (0..logits.len() as u32).collect(), logits: logits.to_vec() },
+        };
         // The order of top-k and top-n-sigma is irrelevant: both keep the largest.
         if let Some(n) = sampling.top_n_sigma {
             let least = f64::from(all.max()) - f64::from(n) * standard_deviation(logits);
@@ -130,13 +135,6 @@ impl Candidates {
             kept.push(i);
         }
         self.at(&kept)
-    }
-
-    /// Those with the `count` largest logits, the largest first.
-    fn largest(&self, count: usize) -> Self {
-        let mut order = Vec::new();
-        vocabulary::top_k(&self.logits, count, &mut order);
-        self.at(&order)
     }
 
     /// Those at the positions `order`.

@@ -320,7 +320,11 @@ fn top_k_is_the_start_of_a_sort() {
         let mut coarse: Vec<f32> = x.iter().map(|x| (x * 4.0).round() * 0.5).collect();
         coarse[len / 2] = f32::NAN;
         coarse[len / 5] = f32::NEG_INFINITY;
-        for (x, k) in [&x, &coarse].into_iter().flat_map(|x| [0, 1, 5, 64, 700, usize::MAX].map(|k| (x, k))) {
+        // Negative NaN, the processors' own, are less than all numbers.
+        let mut most_nan = vec![-f32::NAN; len];
+        most_nan[len - 1] = 1.0;
+        for (x, k) in [&x, &coarse, &most_nan].into_iter().flat_map(|x| [0, 1, 5, 64, 700, usize::MAX].map(|k| (x, k)))
+        {
             let mut top = Vec::new();
             vocabulary::top_k(x, k, &mut top);
             let mut want: Vec<u32> = (0..len as u32).collect();

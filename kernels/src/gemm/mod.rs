@@ -72,8 +72,9 @@ pub fn matmul<'y>(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, mut y: Co
 
 fn write(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>) {
     let PreparedRows { x, inputs, words } = x;
-    assert_eq!(x.len(), y.rows() * inputs, "matmul: x is not (rows, inputs)");
-    assert!(weight.len() >= y.range().end * inputs, "matmul: the weight has too few rows");
+    assert_eq!(Some(x.len()), y.rows().checked_mul(inputs), "matmul: x is not (rows, inputs)");
+    let needed = y.range().end.checked_mul(inputs);
+    assert!(needed.is_some_and(|needed| needed <= weight.len()), "matmul: the weight has too few rows");
     let scratch = PreparedRows::scratch_len(isa, weight.element_type(), y.rows(), inputs);
     assert_eq!(words.len(), scratch, "matmul: x was prepared for another instruction set or weight type");
     #[cfg(target_arch = "x86_64")]

@@ -24,8 +24,8 @@ pub fn top_k(x: &[f32], k: usize, indices: &mut Vec<u32>) {
     for (block, first) in x.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
         match least {
             None => indices.extend(first..first + block.len() as u32),
-            // Without a branch per score: nearly all blocks end here.
-            Some(least) if !block.iter().fold(false, |found, x| found | (*x >= least) | x.is_nan()) => continue,
+            // Without a branch per score: nearly all blocks end here. A NaN is not less than any score.
+            Some(least) if block.iter().fold(true, |less, x| less & (*x < least)) => continue,
             Some(least) => {
                 let larger = (first..).zip(block).filter(|(_, x)| x.total_cmp(&least).is_gt());
                 indices.extend(larger.map(|(i, _)| i));

@@ -82,8 +82,11 @@ pub(super) fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WOR
     if largest != 0 {
         // The first element of that magnitude decides the sign, as in llama.cpp.
         let inverse = -127.0 / loops.first(x, largest);
-        loops.round(x, inverse, &mut quants);
-        scale = 1.0 / inverse;
+        // Infinite for magnitudes below 127 / f32::MAX, whose scale would be 0.
+        if !inverse.is_infinite() {
+            loops.round(x, inverse, &mut quants);
+            scale = 1.0 / inverse;
+        }
     }
     for (word, quants) in block.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = i32::from_le_bytes(*quants);
@@ -109,7 +112,9 @@ pub(super) fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WOR
 pub(super) fn q8_1_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8_1::WORDS]) {
     let mut quants = [0; 32];
     let scale = f32::from_bits(loops.largest(x)) / 127.0;
-    loops.round(x, if scale != 0.0 { 1.0 / scale } else { 0.0 }, &mut quants);
+    // Infinite for the smallest scales, which are 0 in f16.
+    let inverse = 1.0 / scale;
+    loops.round(x, if inverse.is_infinite() { 0.0 } else { inverse }, &mut quants);
     for (word, quants) in block.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = i32::from_le_bytes(*quants);
     }

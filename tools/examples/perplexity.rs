@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::kv::{KvFormat, KvOptions};
+use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::demo;
@@ -34,10 +34,11 @@ struct Args {
     /// Maximum number of windows.
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
-    /// Type of the cached keys: f32, f16, bf16.
+    /// Type of the cached keys: f32, f16, bf16, or q8_0, q4_0, tqc2 to tqc6, turbo2 to turbo4. Of layers without a window,
+    /// a row then reads all pages of 128 positions before its own quantized, none exactly.
     #[arg(long, value_name = "T", default_value = "f16")]
     cache_type_k: KvFormat,
-    /// Type of the cached values: f32, f16, bf16.
+    /// Type of the cached values: the same.
     #[arg(long, value_name = "T", default_value = "f16")]
     cache_type_v: KvFormat,
     /// Number of threads. Default: physical cores.
@@ -59,7 +60,9 @@ fn command(args: Args) -> Result<()> {
     let engine = Engine::load(&load)?;
     let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
     let tokens = engine.tokenizer()?.encode(&text).with_context(|| args.text.display().to_string())?;
-    let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, ..KvOptions::default() };
+    let (defaults, none) = (KvOptions::default(), ExactZones { head: 0, tail: 0, ..ExactZones::default() });
+    // The default zones would hold a whole window.
+    let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, exact: none, ..defaults };
     let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
     let result = perplexity(&engine, &tokens, &options, |so_far| {
         eprint!("\r{} windows: {:.4} ", so_far.windows, so_far.value());

@@ -28,29 +28,14 @@ impl Structured {
     /// # Errors
     /// If it is malformed.
     pub fn response_format(fields: &mut Fields) -> Result<Self> {
-        let Some(mut format) = fields.object("response_format")? else { return Ok(Self::default()) };
-        let own = match format.string("type")?.as_deref() {
-            Some("text") => Self::default(),
-            // llama.cpp's format has a schema as well.
-            Some("json_object") => match format.value("schema") {
-                None => Self::Constraint(Constraint::json_object(), format.name("type")),
-                Some(schema) => Self::of_schema(schema, format.name("schema"))?,
-            },
-            Some("json_schema") => {
-                let missing = |format: &Fields| format.error("json_schema", "is required");
-                let mut named = format.object("json_schema")?.ok_or_else(|| missing(&format))?;
-                named.ignore(&["name", "description"]);
-                named.flag("strict")?;
-                let schema = named.value("schema").ok_or_else(|| named.error("schema", "is required"))?;
-                let own = Self::of_schema(schema, named.name("schema"))?;
-                named.end()?;
-                own
-            }
-            Some(_) => return Err(format.error("type", "must be one of text, json_object, json_schema")),
-            None => return Err(format.error("type", "is required: text, json_object or json_schema")),
-        };
-        format.end()?;
-        Ok(own)
+        let Some(format) = fields.object("response_format")? else { return Ok(Self::default()) };
+        Self::format(format, |format| {
+            let missing = |format: &Fields| format.error("json_schema", "is required");
+            let mut named = format.object("json_schema")?.ok_or_else(|| missing(format))?;
+            let own = Self::named_schema(&mut named)?;
+            named.end()?;
+            Ok(own)
+        })
     }
 
     /// Takes the field `text` of responses, whose `format` has the schema's fields next to its type.
@@ -62,23 +47,37 @@ impl Structured {
         let Some(mut text) = fields.object("text")? else { return Ok((Self::default(), plain)) };
         text.ignore(&["verbosity"]);
         let echoed = text.peek("format").cloned().unwrap_or(plain);
-        let mut own = Self::default();
-        if let Some(mut format) = text.object("format")? {
-            match format.string("type")?.as_deref() {
-                Some("text") => {}
-                Some("json_object") => own = Self::Constraint(Constraint::json_object(), format.name("type")),
-                Some("json_schema") => {
-                    format.ignore(&["name", "description"]);
-                    format.flag("strict")?;
-                    let schema = format.value("schema").ok_or_else(|| format.error("schema", "is required"))?;
-                    own = Self::of_schema(schema, format.name("schema"))?;
-                }
-                _ => return Err(format.error("type", "must be one of text, json_object, json_schema")),
-            }
-            format.end()?;
-        }
+        let own = match text.object("format")? {
+            Some(format) => Self::format(format, Self::named_schema)?,
+            None => Self::default(),
+        };
         text.end()?;
         Ok((own, echoed))
+    }
+
+    /// A format by its type; `named` takes the fields of `json_schema`.
+    fn format(mut format: Fields, named: impl FnOnce(&mut Fields) -> Result<Self>) -> Result<Self> {
+        let own = match format.string("type")?.as_deref() {
+            Some("text") => Self::default(),
+            // llama.cpp's format has a schema as well.
+            Some("json_object") => match format.value("schema") {
+                None => Self::Constraint(Constraint::json_object(), format.name("type")),
+                Some(schema) => Self::of_schema(schema, format.name("schema"))?,
+            },
+            Some("json_schema") => named(&mut format)?,
+            Some(_) => return Err(format.error("type", "must be one of text, json_object, json_schema")),
+            None => return Err(format.error("type", "is required: text, json_object or json_schema")),
+        };
+        format.end()?;
+        Ok(own)
+    }
+
+    /// Takes a schema, with its name.
+    fn named_schema(fields: &mut Fields) -> Result<Self> {
+        fields.ignore(&["name", "description"]);
+        fields.flag("strict")?;
+        let schema = fields.value("schema").ok_or_else(|| fields.error("schema", "is required"))?;
+        Self::of_schema(schema, fields.name("schema"))
     }
 
     /// Takes Anthropic's `output_config`. Its `effort` is ignored.

@@ -101,6 +101,13 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
         ),
         (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is required"),
         (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "must be one of"),
+        ("/v1/responses", json!({"input": "x", "text": {"format": {}}}), "text.format.type", "is required"),
+        (
+            "/v1/responses",
+            json!({"input": "x", "text": {"format": {"type": "json_object", "schema": unsatisfiable}}}),
+            "text.format.schema",
+            "#/properties/a: ",
+        ),
         (CHAT, chat(json!({}), json!({})), "response_format.type", "is required"),
         (CHAT, chat(json!("json"), json!({})), "response_format", "is a string"),
         (CHAT, chat(json!({"type": "json_object", "strict": 1}), json!({})), "response_format.strict", "unknown"),

@@ -1,4 +1,4 @@
-//! Handles a generation request: admission, tokenization, submission, response.
+//! Handles a generation request: compilation of its constraint, admission, tokenization, submission, response.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,27 +21,28 @@ use crate::reply::{ChoiceOutput, Generate, Reply, encode, json, now};
 pub(crate) async fn answer(
     app: &Arc<App>,
     RequestId(request_id): RequestId,
-    generate: Generate,
+    mut generate: Generate,
 ) -> Result<Response, ApiError> {
-    let Generate { prompts, prompt_field, options, seeds, penalizes_output, choices, streams, reply } = generate;
+    let structured = std::mem::take(&mut generate.structured);
+    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
+    let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
     let parsers: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices).map(|_| parser(app, prompt))).collect();
-    let names = names(prompt_field, prompts.len());
+    let names = names(generate.prompt_field, prompts.len());
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
-    let later = |_| if seeds == Seeds::Given { options.seed } else { rand::random() };
-    let prompt_seeds: Vec<u64> = std::iter::once(options.seed).chain((1..encoded.len()).map(later)).collect();
+    let seeds = prompt_seeds(&generate, encoded.len());
     let output = |(index, parser): (usize, _)| ChoiceOutput {
         engine: app.engine.clone(),
         model: app.model.clone(),
         request_id: request_id.clone(),
         created: now(),
         prompt: index / choices,
-        seed: prompt_seeds[index / choices],
+        seed: seeds[index / choices],
         prompt_name: names[index / choices].clone(),
         prompt_tokens: encoded[index / choices].len(),
         cached_tokens: 0,
-        stop_strings: options.stop.strings.clone(),
+        stop_strings: generate.options.stop.strings.clone(),
         index,
         tokens: Vec::new(),
         text: String::new(),
@@ -50,19 +51,8 @@ pub(crate) async fn answer(
         parser,
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
-    let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
-    for (prompt, seed) in encoded.into_iter().zip(prompt_seeds) {
-        let mut options = match penalizes_output {
-            true => output_penalties::apply(options.clone(), prompt.len()),
-            false => options.clone(),
-        };
-        options.seed = seed;
-        let (mut others, more) = Running::choices(&options, tickets.by_ref().take(choices).collect());
-        running.append(more);
-        let (choice, request_id) = (others.remove(0), request_id.clone());
-        let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
-        app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
-    }
+    let prompts = encoded.into_iter().zip(seeds).collect();
+    let mut running = submit(app, &generate, (request_id, admitted), prompts, tickets)?;
     // The headers are sent once a sequence exists, so that an error before that has a status of its own.
     match running.next().await {
         Some((i, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, &outputs[i].prompt_name)),
@@ -70,9 +60,40 @@ pub(crate) async fn answer(
         _ => {}
     }
     match streams {
-        true => Ok(events(EventBody::new(running, outputs, reply))),
-        false => whole(running, outputs, reply).await,
+        true => Ok(events(EventBody::new(running, outputs, generate.reply))),
+        false => whole(running, outputs, generate.reply).await,
     }
+}
+
+/// The seeds of so many prompts.
+fn prompt_seeds(generate: &Generate, prompts: usize) -> Vec<u64> {
+    let first = generate.options.seed;
+    let later = |_| if generate.seeds == Seeds::Given { first } else { rand::random() };
+    std::iter::once(first).chain((1..prompts).map(later)).collect()
+}
+
+/// Submits a job for every prompt, which comes with its seed.
+fn submit(
+    app: &App,
+    generate: &Generate,
+    (request_id, admitted): (String, Instant),
+    prompts: Vec<(Vec<u32>, u64)>,
+    tickets: Vec<Ticket>,
+) -> Result<Running, ApiError> {
+    let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
+    for (prompt, seed) in prompts {
+        let mut options = match generate.penalizes_output {
+            true => output_penalties::apply(generate.options.clone(), prompt.len()),
+            false => generate.options.clone(),
+        };
+        options.seed = seed;
+        let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
+        running.append(more);
+        let (choice, request_id) = (others.remove(0), request_id.clone());
+        let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
+        app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, generate.prompt_field))?;
+    }
+    Ok(running)
 }
 
 /// The names of so many prompts of a field.

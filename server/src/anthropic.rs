@@ -8,9 +8,8 @@ use foretoken::chat::{ChatOptions, ReplyPart};
 use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
-use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, Chat, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
@@ -19,12 +18,6 @@ use crate::reply::{ChoiceOutput, Generate, Reply, encode, json as json_response,
 use crate::structured::Structured;
 use crate::tools::Tools;
 use crate::{messages, output_penalties, tools};
-
-pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
-    let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
-    answer(&app, id, generate).await
-}
 
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
@@ -38,7 +31,8 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
+/// Reads the body of `POST /v1/messages`.
+pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let (mut chat, tools, format) = chat(&mut fields)?;
     chat.options = app.chat_options(chat.options);
@@ -57,17 +51,17 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     calls.limit(&app.engine, &mut options.stop);
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
-    let generate = Generate {
+    Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         options,
+        structured,
         seeds,
         penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer::default()),
-    };
-    Ok((generate, structured))
+    })
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.

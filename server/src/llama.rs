@@ -9,9 +9,8 @@ use foretoken::tokenizer::Tokenizer;
 use foretoken::{FinishReason, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
 
-use crate::answer::answer;
 use crate::api_error::ApiError;
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
@@ -20,17 +19,8 @@ use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 use crate::{messages, tools};
 
-pub(crate) async fn completion(
-    State(app): State<Arc<App>>,
-    id: RequestId,
-    fields: Fields,
-) -> Result<Response, ApiError> {
-    let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
-    answer(&app, id, generate).await
-}
-
-fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
+/// Reads the body of `POST /completion`.
+pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let prompts = convert::prompts(&mut fields, "prompt")?;
     app.check_places(&fields, prompts.len())?;
@@ -51,19 +41,17 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     fields.end()?;
     let settings = settings(app, &options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
-    Ok((
-        Generate {
-            prompts,
-            prompt_field: "prompt",
-            reply,
-            options,
-            seeds,
-            penalizes_output: false,
-            choices: 1,
-            streams,
-        },
+    Ok(Generate {
+        prompts,
+        prompt_field: "prompt",
+        reply,
+        options,
         structured,
-    ))
+        seeds,
+        penalizes_output: false,
+        choices: 1,
+        streams,
+    })
 }
 
 /// Maximum number of selected fields: each is a copy.

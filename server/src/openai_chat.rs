@@ -1,16 +1,11 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
 use foretoken::{GenerateOptions, Piece};
 use serde_json::{Value, json};
 
-use crate::answer::answer;
 use crate::api_error::ApiError;
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
@@ -20,17 +15,8 @@ use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 use crate::{messages, output_penalties, tools};
 
-pub(crate) async fn chat_completions(
-    State(app): State<Arc<App>>,
-    id: RequestId,
-    fields: Fields,
-) -> Result<Response, ApiError> {
-    let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
-    answer(&app, id, generate).await
-}
-
-fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
+/// Reads the body.
+pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields)?;
@@ -60,17 +46,17 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     take_ignored(&mut fields, &options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
-    let generate = Generate {
+    Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
+        structured,
         seeds,
         penalizes_output,
         choices,
         streams: form.streams,
-    };
-    Ok((generate, structured))
+    })
 }
 
 /// Takes `logprobs` and `top_logprobs`.

@@ -1,17 +1,12 @@
 //! `POST /v1/completions`.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use foretoken::chat::ReplyPart;
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{GenerateOptions, Piece, Sampling, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use crate::answer::answer;
 use crate::api_error::ApiError;
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
@@ -21,17 +16,8 @@ use crate::output_penalties;
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 
-pub(crate) async fn completions(
-    State(app): State<Arc<App>>,
-    id: RequestId,
-    fields: Fields,
-) -> Result<Response, ApiError> {
-    let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
-    answer(&app, id, generate).await
-}
-
-fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
+/// Reads the body.
+pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let prompts = convert::prompts(&mut fields, "prompt")?;
     let form = openai::form(&mut fields)?;
@@ -49,7 +35,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     app.check_places(&fields, all)?;
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
-    let generate = Generate {
+    Ok(Generate {
         prompts,
         prompt_field: "prompt",
         reply: Box::new(Completion {
@@ -57,12 +43,12 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
             places: (0..all).map(|_| Default::default()).collect(),
         }),
         options,
+        structured,
         seeds,
         penalizes_output,
         choices,
         streams: form.streams,
-    };
-    Ok((generate, structured))
+    })
 }
 
 struct Completion {

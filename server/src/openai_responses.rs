@@ -1,17 +1,12 @@
 //! `POST /v1/responses`: text, reasoning and function calls. Nothing is stored: every request has
 //! the whole conversation.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use foretoken::chat::{ChatOptions, Message, ReplyPart, Role, Thinking, ToolCall};
 use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
-use crate::answer::answer;
 use crate::api_error::ApiError;
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, Chat, Prompt};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
@@ -21,17 +16,8 @@ use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
 use crate::{output_penalties, tools};
 
-pub(crate) async fn responses(
-    State(app): State<Arc<App>>,
-    id: RequestId,
-    fields: Fields,
-) -> Result<Response, ApiError> {
-    let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
-    answer(&app, id, generate).await
-}
-
-fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
+/// Reads the body.
+pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
@@ -64,17 +50,17 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
             echoed[name] = convert::decimal(used);
         }
     }
-    let generate = Generate {
+    Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
         options,
+        structured,
         seeds,
         penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),
-    };
-    Ok((generate, structured))
+    })
 }
 
 /// What a response repeats of the request. Numbers that are not given follow.

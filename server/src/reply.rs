@@ -13,6 +13,7 @@ use crate::api_error::{Api, ApiError};
 use crate::app::App;
 use crate::convert::{self, Prompt, Seeds};
 use crate::job::{Ended, Ticket};
+use crate::structured::Structured;
 
 /// A parsed generation request.
 pub(crate) struct Generate {
@@ -20,7 +21,10 @@ pub(crate) struct Generate {
     pub prompts: Vec<Prompt>,
     /// The name of the prompts' field, for errors.
     pub prompt_field: &'static str,
+    /// Without the constraint.
     pub options: GenerateOptions,
+    /// What the text must match.
+    pub structured: Structured,
     pub seeds: Seeds,
     /// Whether frequency and presence penalties count generated tokens only.
     pub penalizes_output: bool,

@@ -8,12 +8,15 @@ use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 
+use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
+use crate::fields::Fields;
+use crate::reply::Generate;
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -31,18 +34,18 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(PAGE, get(page::page))
         .route("/openapi.json", get(page::openapi))
-        .route("/v1/chat/completions", post(openai_chat::chat_completions))
-        .route("/chat/completions", post(openai_chat::chat_completions))
-        .route("/v1/completions", post(openai_completions::completions))
-        .route("/completions", post(openai_completions::completions))
-        .route("/v1/responses", post(openai_responses::responses))
+        .route("/v1/chat/completions", generates(openai_chat::request))
+        .route("/chat/completions", generates(openai_chat::request))
+        .route("/v1/completions", generates(openai_completions::request))
+        .route("/completions", generates(openai_completions::request))
+        .route("/v1/responses", generates(openai_responses::request))
         .route("/v1/embeddings", post(info::embeddings))
-        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages", generates(anthropic::request))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(info::models))
         .route("/models", get(info::models))
         .route("/v1/models/{*id}", get(info::one_model))
-        .route("/completion", post(llama::completion))
+        .route("/completion", generates(llama::request))
         .route("/apply-template", post(llama::apply_template))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
@@ -55,6 +58,14 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .fallback(info::not_found)
         .layer(from_fn_with_state(app.clone(), middleware))
         .with_state(app)
+}
+
+/// A generating route, whose bodies `request` reads.
+fn generates(request: fn(&App, Fields) -> Result<Generate, ApiError>) -> MethodRouter<Arc<App>> {
+    post(move |State(app): State<Arc<App>>, id: RequestId, fields: Fields| async move {
+        let generate = request(&app, fields)?;
+        answer(&app, id, generate).await
+    })
 }
 
 /// Gives the request an id, checks its API key, and writes errors in the format of the route's API. The log has the

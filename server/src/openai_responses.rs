@@ -194,34 +194,56 @@ struct Answer {
     echoed: Value,
     /// The next event's sequence number.
     number: usize,
-    /// The last item, until it is complete.
-    open: Option<Item>,
+    /// The kind of the last item and its text, until it is complete.
+    open: Option<(Kind, String)>,
     /// All items in order; the open one is null until it is complete.
     items: Vec<Value>,
 }
 
-#[derive(Clone, PartialEq)]
-enum Item {
-    Reasoning(String),
-    Message(String),
+/// The kind of an item that has text.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Reasoning,
+    Message,
 }
 
-fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
-    let content = if text.is_empty() { json!([]) } else { json!([reasoning_part(text)]) };
-    json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
-}
+impl Kind {
+    /// The prefix of its items' ids.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Reasoning => "rs",
+            Self::Message => "msg",
+        }
+    }
 
-fn reasoning_part(text: &str) -> Value {
-    json!({"type": "reasoning_text", "text": text})
-}
+    /// The name of the text in events.
+    fn text_name(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning_text",
+            Self::Message => "output_text",
+        }
+    }
 
-fn message_item(id: &str, text: Option<&str>, status: &str) -> Value {
-    let content: Vec<_> = text.map(text_part).into_iter().collect();
-    json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
-}
+    /// The only part of an item.
+    fn part(self, text: &str) -> Value {
+        match self {
+            Self::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            Self::Message => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+        }
+    }
 
-fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+    /// An item; without text, it has no part yet.
+    fn item(self, id: &str, text: Option<&str>, status: &str) -> Value {
+        let content: Vec<_> = text.map(|text| self.part(text)).into_iter().collect();
+        match self {
+            Self::Reasoning => {
+                json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+            }
+            Self::Message => {
+                json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
+            }
+        }
+    }
 }
 
 fn call_item(id: &str, call: &ToolCall, arguments: &str, status: &str) -> Value {
@@ -263,39 +285,36 @@ impl Answer {
         self.event("response.output_item.done", json!({"output_index": at, "item": item}))
     }
 
-    /// More text of the message.
-    fn text(&mut self, text: &str, output: &ChoiceOutput) -> String {
-        let mut events = String::new();
-        if !matches!(self.open, Some(Item::Message(_))) {
-            events += &self.add_item("msg", output, |id| message_item(id, None, "in_progress"));
-            let (id, at) = (self.id("msg", output), self.at());
-            let part = json!({"item_id": id, "output_index": at, "content_index": 0, "part": text_part("")});
-            events += &self.event("response.content_part.added", part);
-            self.open = Some(Item::Message(String::new()));
+    /// An event of the last item's part, `content` of which is in the field `field`.
+    fn part_event(
+        &mut self,
+        event: &str,
+        kind: Kind,
+        output: &ChoiceOutput,
+        (field, content): (&str, Value),
+    ) -> String {
+        let id = self.id(kind.prefix(), output);
+        let mut data = json!({"item_id": id, "output_index": self.at(), "content_index": 0});
+        data[field] = content;
+        if kind == Kind::Message && field != "part" {
+            data["logprobs"] = json!([]);
         }
-        if let Some(Item::Message(all)) = &mut self.open {
-            all.push_str(text);
-        }
-        let (id, at) = (self.id("msg", output), self.at());
-        let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
-        events + &self.event("response.output_text.delta", delta)
+        self.event(event, data)
     }
 
-    fn reasoning(&mut self, text: &str, output: &ChoiceOutput) -> String {
+    /// More text of an item of this kind.
+    fn text(&mut self, kind: Kind, text: &str, output: &ChoiceOutput) -> String {
         let mut events = String::new();
-        if !matches!(self.open, Some(Item::Reasoning(_))) {
-            events += &self.add_item("rs", output, |id| reasoning_item(id, "", "in_progress"));
-            self.open = Some(Item::Reasoning(String::new()));
-            let (id, at, part) = (self.id("rs", output), self.at(), reasoning_part(""));
-            let added = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
-            events += &self.event("response.content_part.added", added);
+        if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
+            events += &self.add_item(kind.prefix(), output, |id| kind.item(id, None, "in_progress"));
+            events += &self.part_event("response.content_part.added", kind, output, ("part", kind.part("")));
+            self.open = Some((kind, String::new()));
         }
-        if let Some(Item::Reasoning(all)) = &mut self.open {
+        if let Some((_, all)) = &mut self.open {
             all.push_str(text);
         }
-        let (id, at) = (self.id("rs", output), self.at());
-        let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text});
-        events + &self.event("response.reasoning_text.delta", delta)
+        let name = format!("response.{}.delta", kind.text_name());
+        events + &self.part_event(&name, kind, output, ("delta", json!(text)))
     }
 
     fn call(&mut self, call: &ToolCall, output: &ChoiceOutput) -> String {
@@ -311,31 +330,12 @@ impl Answer {
 
     /// Completes the open item.
     fn finish_item(&mut self, output: &ChoiceOutput, status: &str) -> String {
-        let at = self.at();
-        match self.open.take() {
-            None => String::new(),
-            Some(Item::Reasoning(text)) => {
-                let id = self.id("rs", output);
-                let place = json!({"item_id": id, "output_index": at, "content_index": 0});
-                let (mut done, mut part) = (place.clone(), place);
-                done["text"] = json!(text);
-                part["part"] = reasoning_part(&text);
-                self.event("response.reasoning_text.done", done)
-                    + &self.event("response.content_part.done", part)
-                    + &self.item_done(reasoning_item(&id, &text, status))
-            }
-            Some(Item::Message(text)) => {
-                let id = self.id("msg", output);
-                let place = json!({"item_id": id, "output_index": at, "content_index": 0});
-                let (mut done, mut part) = (place.clone(), place);
-                done["text"] = json!(text);
-                done["logprobs"] = json!([]);
-                part["part"] = text_part(&text);
-                self.event("response.output_text.done", done)
-                    + &self.event("response.content_part.done", part)
-                    + &self.item_done(message_item(&id, Some(&text), status))
-            }
-        }
+        let Some((kind, text)) = self.open.take() else { return String::new() };
+        let item = kind.item(&self.id(kind.prefix(), output), Some(&text), status);
+        let name = format!("response.{}.done", kind.text_name());
+        self.part_event(&name, kind, output, ("text", json!(text)))
+            + &self.part_event("response.content_part.done", kind, output, ("part", kind.part(&text)))
+            + &self.item_done(item)
     }
 
     /// The response, in progress or as it ended.
@@ -385,8 +385,8 @@ impl Reply for Answer {
         let mut events = String::new();
         for part in parts {
             events += &match part {
-                ReplyPart::Text(text) => self.text(text, output),
-                ReplyPart::Reasoning(text) => self.reasoning(text, output),
+                ReplyPart::Text(text) => self.text(Kind::Message, text, output),
+                ReplyPart::Reasoning(text) => self.text(Kind::Reasoning, text, output),
                 ReplyPart::ToolCall(call) => self.call(call, output),
                 _ => String::new(),
             };

@@ -358,6 +358,14 @@ fn responses() {
         let added = at("response.content_part.added", part).expect("a part");
         assert!(added < at(delta, "").expect("a delta") && at("response.content_part.done", part).is_some());
     }
+    // Only texts of messages have log-probabilities.
+    for (name, text, logprobs) in [("reasoning", "It rains?", None), ("output", "I look.", Some(json!([])))] {
+        let done = of(&format!("response.{name}_text.done"))[0];
+        let delta = of(&format!("response.{name}_text.delta"))[0];
+        let want = (&json!(text), logprobs.as_ref(), logprobs.as_ref());
+        assert_eq!((&done["text"], done.get("logprobs"), delta.get("logprobs")), want);
+        assert_eq!((&done["item_id"], &done["output_index"]), (&delta["item_id"], &delta["output_index"]));
+    }
     assert_eq!(of("response.function_call_arguments.done").len(), 2);
     assert_eq!((&events[0]["type"], &events[1]["type"]), (&json!("response.created"), &json!("response.in_progress")));
     let last = events.last().expect("an event");

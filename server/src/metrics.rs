@@ -106,18 +106,29 @@ impl Metrics {
     /// All metrics, with `model` as the label `model_name`.
     pub fn text(&self, model: &str, engine: &Engine) -> String {
         let mut text = Text { text: String::new(), label: format!("model_name=\"{}\"", escape(model)) };
+        self.gauges(&mut text, engine);
+        self.totals(&mut text);
+        self.accepted_by_position(&mut text);
+        self.tokens_by_drafter(&mut text);
+        self.reasons(&mut text);
+        self.times(&mut text);
+        text.text
+    }
+
+    fn gauges(&self, text: &mut Text, engine: &Engine) {
         text.gauge("vllm:num_requests_running", "Number of running requests.", self.running.load(Relaxed) as f64);
         text.gauge("vllm:num_requests_waiting", "Number of waiting requests.", self.waiting.load(Relaxed) as f64);
         let held = engine.pages().held();
         if let Some(left) = engine.pages().available() {
             let used = held as f64 / (held + left).max(1) as f64;
-            text.gauge(
-                "vllm:kv_cache_usage_perc",
-                "K/V cache usage as a fraction of --kv-memory (1 is 100 percent).",
-                used,
-            );
+            let help = "K/V cache usage as a fraction of --kv-memory (1 is 100 percent).";
+            text.gauge("vllm:kv_cache_usage_perc", help, used);
         }
         text.gauge("foretoken:kv_cache_bytes", "Bytes of the K/V cache in use.", held as f64);
+    }
+
+    fn totals(&self, text: &mut Text) {
+        let refused = "Number of requests refused because the queue was full (429).";
         for (name, help, value) in [
             ("vllm:prompt_tokens_total", "Number of prompt tokens.", &self.prompt_tokens),
             ("vllm:prefix_cache_queries_total", "Prefix cache queries, in tokens.", &self.prompt_tokens),
@@ -127,31 +138,30 @@ impl Metrics {
             ("vllm:spec_decode_num_drafts_total", "Number of verified drafts.", &self.drafts),
             ("vllm:spec_decode_num_draft_tokens_total", "Number of verified draft tokens.", &self.drafted),
             ("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens.", &self.accepted),
-            (
-                "foretoken:requests_refused_total",
-                "Number of requests refused because the queue was full (429).",
-                &self.refused,
-            ),
+            ("foretoken:requests_refused_total", refused, &self.refused),
         ] {
             text.head(name, help, "counter");
             text.line(name, "", value.load(Relaxed) as f64);
         }
+    }
+
+    fn accepted_by_position(&self, text: &mut Text) {
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
         text.head(name, "Accepted draft tokens by position in the draft.", "counter");
         let at = self.accepted_at.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (position, accepted) in at.iter().enumerate() {
             text.line(name, &format!("position=\"{position}\""), *accepted as f64);
         }
+    }
+
+    fn tokens_by_drafter(&self, text: &mut Text) {
         let drafters = self.drafters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let by = "draft tokens by drafter and position in the draft.";
         for (name, help, which) in [
-            ("foretoken:drafter_draft_tokens_total", "Verified draft tokens by drafter and position in the draft.", 0),
-            (
-                "foretoken:drafter_accepted_tokens_total",
-                "Accepted draft tokens by drafter and position in the draft.",
-                1,
-            ),
+            ("foretoken:drafter_draft_tokens_total", format!("Verified {by}"), 0),
+            ("foretoken:drafter_accepted_tokens_total", format!("Accepted {by}"), 1),
         ] {
-            text.head(name, help, "counter");
+            text.head(name, &help, "counter");
             for (drafter, counts) in &drafters {
                 for (position, count) in counts[which].iter().enumerate() {
                     let label = format!("drafter=\"{}\",position=\"{position}\"", escape(drafter));
@@ -159,24 +169,26 @@ impl Metrics {
                 }
             }
         }
-        text.head("vllm:request_success_total", "Number of finished requests by reason.", "counter");
+    }
+
+    fn reasons(&self, text: &mut Text) {
+        let name = "vllm:request_success_total";
+        text.head(name, "Number of finished requests by reason.", "counter");
         for (reason, count) in REASONS.iter().zip(&self.finished) {
-            let label = format!("finished_reason=\"{reason}\"");
-            text.line("vllm:request_success_total", &label, count.load(Relaxed) as f64);
+            text.line(name, &format!("finished_reason=\"{reason}\""), count.load(Relaxed) as f64);
         }
+    }
+
+    fn times(&self, text: &mut Text) {
+        let per_token = "Time per output token after the first in seconds.";
         for (name, help, histogram) in [
             ("vllm:time_to_first_token_seconds", "Time to first token in seconds.", &self.first_token),
             ("vllm:request_queue_time_seconds", "Time in the queue in seconds.", &self.queue),
-            (
-                "vllm:request_time_per_output_token_seconds",
-                "Time per output token after the first in seconds.",
-                &self.per_token,
-            ),
+            ("vllm:request_time_per_output_token_seconds", per_token, &self.per_token),
             ("vllm:e2e_request_latency_seconds", "End-to-end request latency in seconds.", &self.total),
         ] {
             text.histogram(name, help, histogram);
         }
-        text.text
     }
 }
 

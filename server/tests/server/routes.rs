@@ -201,6 +201,27 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!(of("vllm:e2e_request_latency_seconds_count"), 1.0);
     assert_eq!(server.metric("vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}"), 1.0);
     assert_eq!(of("vllm:num_requests_running") + of("vllm:num_requests_waiting"), 0.0);
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let of_kind =
+        |kind: &str| -> Vec<&str> { families.clone().filter(|(_, of)| *of == kind).map(|(name, _)| name).collect() };
+    let counters = [
+        "vllm:prompt_tokens_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:generation_tokens_total",
+        "foretoken:rounds_total",
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "foretoken:requests_refused_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "foretoken:drafter_draft_tokens_total",
+        "foretoken:drafter_accepted_tokens_total",
+        "vllm:request_success_total",
+    ];
+    assert_eq!(of_kind("counter"), counters);
+    assert_eq!(of_kind("histogram").len(), 4, "{text}");
+    assert!(of_kind("gauge").contains(&"foretoken:kv_cache_bytes"), "{text}");
 
     let (status, error) = server.post("/v1/embeddings", &json!({"input": "x"}));
     let message = error["error"]["message"].as_str().expect("a message");

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
 use foretoken::checkpoint::find_assistants;
 use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
@@ -371,106 +370,5 @@ impl Kv {
                 ..preset
             },
         }
-    }
-}
-
-/// The prompt.
-#[derive(Args)]
-pub struct Prompt {
-    /// The text to continue (with --chat: the user's message).
-    #[arg(default_value = "/// Returns the largest element of the slice, or `None` if it is empty.\n")]
-    pub prompt: String,
-    /// Token ids instead of a prompt.
-    #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
-    pub prompt_ids: Option<Vec<u32>>,
-    /// Apply the checkpoint's chat template to the prompt.
-    #[arg(long)]
-    pub chat: bool,
-    /// The system message, with --chat.
-    #[arg(long, requires = "chat")]
-    pub system: Option<String>,
-    /// Enable thinking, with --chat.
-    #[arg(long, requires = "chat")]
-    pub think: bool,
-    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions.
-    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with = "prompt")]
-    pub messages: Option<PathBuf>,
-    /// JSON list of tool schemas, with --chat.
-    #[arg(long, value_name = "FILE", requires = "chat")]
-    pub tools: Option<PathBuf>,
-    /// Additional variables for the chat template: a JSON object.
-    #[arg(long, value_name = "JSON", requires = "chat")]
-    pub chat_template_kwargs: Option<String>,
-}
-
-/// What `read` makes of the JSON in a file; an error names the file.
-fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> foretoken::Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|cause| foretoken::Error::Io { path: path.to_owned(), cause })?;
-    Json::parse(&text).and_then(read).map_err(|error| match error {
-        foretoken::Error::Argument { name, problem } => {
-            foretoken::Error::File { path: path.to_owned(), problem: format!("{name}: {problem}") }
-        }
-        other => other,
-    })
-}
-
-impl Prompt {
-    /// Its token ids.
-    ///
-    /// # Errors
-    /// If the checkpoint has no tokenizer or, with --chat, no template; or a file is not such JSON.
-    pub fn ids(&self, engine: &Engine) -> foretoken::Result<Vec<u32>> {
-        if let Some(ids) = &self.prompt_ids {
-            return Ok(ids.clone());
-        }
-        if !self.chat {
-            return engine.tokenizer()?.encode(&self.prompt);
-        }
-        let system = self.system.iter().map(Message::system);
-        let messages: Vec<Message> = match &self.messages {
-            Some(path) => system.chain(of_json(path, |json| Message::list(&json))?).collect(),
-            None => system.chain([Message::user(&self.prompt)]).collect(),
-        };
-        engine.encode_chat(&messages, &self.chat_options()?)
-    }
-
-    /// The parser of the reply if it is a chat's.
-    ///
-    /// # Errors
-    /// If the checkpoint has no tokenizer, or a chat option is malformed.
-    pub fn reply_parser(&self, engine: &Engine) -> Result<Option<ReplyParser>> {
-        match self.chat {
-            true => {
-                let options = self.chat_options()?;
-                let reasoning_start = engine.chat_template()?.reasoning_start(&options);
-                Ok(Some(ReplyParser::new(engine.tokenizer()?, &ChatOptions { reasoning_start, ..options })))
-            }
-            false => Ok(None),
-        }
-    }
-
-    /// The options for rendering the chat.
-    ///
-    /// # Errors
-    /// If a file is not such JSON.
-    pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
-        Ok(ChatOptions {
-            thinking: if self.think { Thinking::On } else { Thinking::Off },
-            tools: self.tools.as_deref().map(|path| of_json(path, Json::into_list)).transpose()?.unwrap_or_default(),
-            variables: self
-                .chat_template_kwargs
-                .as_deref()
-                .map(|text| {
-                    Json::parse(text).and_then(Json::into_fields).map_err(|error| match error {
-                        foretoken::Error::Argument { problem, .. } => {
-                            foretoken::Error::Argument { name: "--chat-template-kwargs", problem }
-                        }
-                        other => other,
-                    })
-                })
-                .transpose()?
-                .unwrap_or_default(),
-            ..ChatOptions::default()
-        })
     }
 }

@@ -3,6 +3,7 @@
 pub mod arguments;
 pub mod measure;
 pub mod progress;
+pub mod prompt;
 pub mod reply;
 pub mod report;
 pub mod text;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::Parser;
 use foretoken::speculative::{Costs, Trace};
 use foretoken::{Engine, GenerateOptions};
+use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::text::Text;
 use foretoken_tools::{arguments, report};
@@ -22,7 +23,7 @@ use foretoken_tools::{arguments, report};
 #[command(version)]
 struct Args {
     #[command(flatten)]
-    prompt: arguments::Prompt,
+    prompt: Prompt,
     #[command(flatten)]
     load: arguments::Load,
     #[command(flatten)]

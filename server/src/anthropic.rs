@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
 use crate::convert::{self, Chat, Prompt};
+use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -22,7 +23,7 @@ use crate::{messages, output_penalties, tools};
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, ..) = chat(&mut fields)?;
+    let (chat, ..) = chat(&mut fields, &app.defaults)?;
     fields.end()?;
     let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
         convert::chat_tokens(&app.engine, app.chat_template.as_ref(), None, &chat)
@@ -34,7 +35,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
 /// Reads the body of `POST /v1/messages`.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
-    let (mut chat, tools, format) = chat(&mut fields)?;
+    let (mut chat, tools, format) = chat(&mut fields, &app.defaults)?;
     chat.options = app.chat_options(chat.options);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, format)?;
@@ -42,7 +43,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
-    let base = convert::chat_sampling(&app.engine);
+    let base = app.defaults.of_chats(&app.engine);
     let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
     let mut options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
@@ -65,12 +66,13 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
-fn chat(fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
+fn chat(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<(Chat, Tools, Structured), ApiError> {
     let messages = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
         tools: tools.list.clone(),
-        thinking: tools::anthropic_thinking(fields)?,
+        thinking: tools::anthropic_thinking(fields)?.unwrap_or(defaults.thinking),
+        variables: defaults.variables.clone(),
         ..ChatOptions::default()
     };
     fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);

@@ -46,8 +46,8 @@ const MAX_BIAS: f32 = 1e30;
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;
 
-/// The options that all routes have under the same names. `base` has the sampling parameters that
-/// neither the request nor the command line sets.
+/// The options that all routes have under the same names. `base` has the sampling parameters that the request does not
+/// set.
 pub(crate) fn options(
     fields: &mut Fields,
     (engine, defaults): (&Engine, &GenerateDefaults),
@@ -55,7 +55,7 @@ pub(crate) fn options(
     max_tokens: Option<usize>,
 ) -> Result<GenerateOptions> {
     let has_seed = seeds(fields, defaults) == Seeds::Given;
-    let sampling = sampling(fields, defaults, base)?;
+    let sampling = sampling(fields, base)?;
     let speculation = speculation(fields, &defaults.speculation)?;
     let speculation = if has_seed { reproducible(speculation) } else { speculation };
     let options = GenerateOptions {
@@ -72,7 +72,7 @@ pub(crate) fn options(
 
 /// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
-    options(&mut Fields::parse(b"{}")?, (engine, defaults), &Sampling::default(), None)
+    options(&mut Fields::parse(b"{}")?, (engine, defaults), &defaults.sampling, None)
 }
 
 /// Processors that are applied in order.
@@ -365,11 +365,6 @@ pub(crate) fn check_length(engine: &Engine, context: usize, bytes: usize) -> for
         true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: context }),
         false => Ok(()),
     }
-}
-
-/// The default sampling parameters of chats: the checkpoint's.
-pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
-    engine.sampling_defaults().cloned().unwrap_or_default()
 }
 
 /// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within

@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 
-use foretoken::Speculation;
+use foretoken::chat::{Json, Thinking};
 use foretoken::sampler::LogitsProcessor;
+use foretoken::{Engine, Sampling, Speculation};
 
 /// Defaults of what requests omit.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateDefaults {
-    /// Default: 0; for chats, the checkpoint's. The same holds for the next three.
-    pub temperature: Option<f32>,
-    /// 0: all tokens, whatever the checkpoint's. Default: all tokens.
-    pub top_k: Option<usize>,
-    /// Default: 1.
-    pub top_p: Option<f32>,
-    /// Default: 0.
-    pub min_p: Option<f32>,
+    /// Sampling parameters of prompts that are no chats. A multiplier of DRY and a probability of XTC of 0 are off, and
+    /// the other parameters of both are those of requests that turn them on. Default: greedy.
+    pub sampling: Sampling,
+    /// Sampling parameters of chats. Default: the checkpoint's, else greedy.
+    pub chat_sampling: Option<Sampling>,
+    /// Whether chats begin with reasoning. Default: they do not.
+    pub thinking: Thinking,
+    /// Variables of the chat template, as in [`ChatOptions`](foretoken::chat::ChatOptions); a request may have others
+    /// of the same names. Default: none.
+    pub variables: Vec<(String, Json)>,
     /// Default: random for every request.
     pub seed: Option<u64>,
     /// Default: up to the context's end.
@@ -24,4 +27,11 @@ pub struct GenerateDefaults {
     pub speculation: Speculation,
     /// Modifies the logits of every request, before the request's own biases. Default: none.
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
+}
+
+impl GenerateDefaults {
+    /// The sampling parameters of chats.
+    pub(crate) fn of_chats(&self, engine: &Engine) -> Sampling {
+        self.chat_sampling.clone().or_else(|| engine.sampling_defaults().cloned()).unwrap_or_default()
+    }
 }

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{FinishReason, GenerateOptions, Piece, Sampling};
+use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -35,7 +35,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?
     };
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
@@ -184,7 +184,8 @@ impl Reply for Completion {
 pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
-    let options = ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields)? };
+    let options =
+        ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields, &app.defaults)? };
     fields.end()?;
     let (prompt, _) =
         reply::encode(&app, app.admit(1)?, "messages", move |app| app.template()?.render(&messages, &options)).await?;
@@ -250,13 +251,7 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) 
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
     let options = GenerateOptions {
         max_tokens: app.defaults.max_tokens.unwrap_or(usize::MAX),
-        sampling: Sampling {
-            temperature: app.defaults.temperature.unwrap_or_default(),
-            top_k: app.defaults.top_k,
-            top_p: app.defaults.top_p.unwrap_or(1.0),
-            min_p: app.defaults.min_p.unwrap_or_default(),
-            ..Sampling::default()
-        },
+        sampling: app.defaults.sampling.clone(),
         ..GenerateOptions::default()
     };
     let template = app.template().ok();

@@ -9,9 +9,11 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::{Engine, Pipeline, PrefixCacheOptions, SchedulerOptions};
+use foretoken::{Engine, Pipeline, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
+use foretoken_tools::prompt::TemplateVariables;
+use foretoken_tools::text::Chain;
 use tracing::Level;
 
 /// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes,
@@ -91,32 +93,46 @@ struct Args {
     #[command(flatten)]
     kv: arguments::Kv,
     #[command(flatten)]
-    text: TextDefaults,
+    defaults: RequestDefaults,
 }
 
 /// Defaults of what requests omit.
 #[derive(clap::Args)]
-struct TextDefaults {
-    /// Maximum number of tokens to generate, for requests that set none. Default: up to the end of the context.
+#[command(next_help_heading = "Defaults of requests that set none")]
+struct RequestDefaults {
+    /// Maximum number of tokens to generate. Default: up to the end of the context.
     #[arg(long)]
     max_tokens: Option<usize>,
-    /// Sampling temperature, for requests that set none; 0 is greedy. Default: for chats, that of the checkpoint's
-    /// generation config, as for top-k, top-p and min-p; else 0.
-    #[arg(long)]
-    temperature: Option<f32>,
-    /// Top-k, for requests that set none: sample from the K most probable tokens; 0 samples from all. Default: all.
-    #[arg(long)]
-    top_k: Option<usize>,
-    /// Top-p, for requests that set none: sample from the most probable tokens whose probabilities
-    /// sum up to P. Default: 1.
-    #[arg(long)]
-    top_p: Option<f32>,
-    /// Min-p, for requests that set none: minimum probability of a token relative to the most probable one. Default: 0.
-    #[arg(long)]
-    min_p: Option<f32>,
-    /// Random seed, for requests that set none. Default: a random one for every request.
+    #[command(flatten)]
+    chain: Chain,
+    /// Seed of the draws. Default: a random one for every request.
     #[arg(long)]
     seed: Option<u64>,
+    /// Variables for the chat template: a JSON object, such as {"enable_thinking": true}. The chat_template_kwargs of
+    /// requests add to it.
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<TemplateVariables>,
+}
+
+impl RequestDefaults {
+    /// The server's option.
+    ///
+    /// # Errors
+    /// If DRY is enabled, and the checkpoint has no tokenizer.
+    fn options(&self, engine: &Engine, speculation: Speculation) -> Result<GenerateDefaults> {
+        let of_checkpoint = engine.sampling_defaults().cloned().unwrap_or_default();
+        let TemplateVariables { thinking, others } = self.chat_template_kwargs.clone().unwrap_or_default();
+        Ok(GenerateDefaults {
+            sampling: self.chain.request_defaults(engine, &Sampling::default())?,
+            chat_sampling: Some(self.chain.request_defaults(engine, &of_checkpoint)?),
+            thinking: thinking.unwrap_or_default(),
+            variables: others,
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            speculation,
+            logits_processor: None,
+        })
+    }
 }
 
 /// The demo model has no chat template, as it completes code: a chat is the concatenation of its messages.
@@ -198,7 +214,6 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
     };
     let with_tokens = |source| ChatTemplate::with_tokens_of(&Checkpoint::open(model)?, source);
     let template = template.map(with_tokens).transpose()?;
-    let text = &args.text;
     Ok(ServerOptions {
         parallel: args.parallel.into(),
         max_queue: args.max_queue,
@@ -209,16 +224,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
             prefix_cache: (!args.no_prefix_cache)
                 .then(|| PrefixCacheOptions { directory: args.cache_dir.clone(), ..PrefixCacheOptions::default() }),
         },
-        defaults: GenerateDefaults {
-            temperature: text.temperature,
-            top_k: text.top_k,
-            top_p: text.top_p,
-            min_p: text.min_p,
-            seed: text.seed,
-            max_tokens: text.max_tokens,
-            speculation: args.drafting.options(engine, Pipeline::InTurn)?,
-            logits_processor: None,
-        },
+        defaults: args.defaults.options(engine, args.drafting.options(engine, Pipeline::InTurn)?)?,
         chat_template: template,
         allowed_hosts: args.allowed_host.clone(),
         max_connections: args.max_connections,
@@ -285,4 +291,64 @@ fn stop() -> Result<impl Future<Output = ()>> {
             std::future::pending::<()>().await;
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken::EngineOptions;
+    use foretoken::chat::{Json, Thinking};
+    use foretoken::sampler::{Penalties, Xtc};
+
+    use super::*;
+
+    fn defaults(more: &[&str]) -> RequestDefaults {
+        Args::try_parse_from([&["foretoken-server"], more].concat()).unwrap_or_else(|error| panic!("{error}")).defaults
+    }
+
+    /// The samplers of `generate`; those that are off keep their parameters for requests.
+    #[test]
+    fn defaults_of_requests() {
+        let engine = Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model");
+        let options = |more: &[&str]| defaults(more).options(&engine, Speculation::Off).expect("defaults");
+        let none = options(&[]);
+        let dry = none.sampling.dry.clone().expect("DRY");
+        assert_eq!((dry.multiplier, dry.base, dry.allowed_length, dry.last_n), (0.0, 1.75, 2, None));
+        assert!(!dry.breakers.is_empty() && dry.breakers.is_sorted());
+        let xtc = Some(Xtc { probability: 0.0, ..Xtc::default() });
+        assert_eq!(none.sampling, Sampling { dry: Some(dry), xtc, ..Sampling::default() });
+        assert_eq!(
+            (none.chat_sampling, none.thinking, none.variables),
+            (Some(none.sampling), Thinking::Off, Vec::new())
+        );
+
+        let line = "--temp 0.8 --top-k 0 --top-p 0.9 --min-p 0.1 --typical 0.7 --top-n-sigma 2 --repeat-penalty 1.1 \
+            --repeat-last-n -1 --presence-penalty 0.2 --frequency-penalty -0.3 --dry-multiplier 0.5 --dry-base 2 \
+            --dry-allowed-length 3 --dry-penalty-last-n 99 --dry-sequence-breaker none --xtc-threshold 0.2 --seed 7 \
+            --max-tokens 9";
+        let all = options(&line.split_whitespace().collect::<Vec<_>>());
+        let dry = foretoken::sampler::Dry {
+            multiplier: 0.5,
+            base: 2.0,
+            allowed_length: 3,
+            last_n: Some(99),
+            breakers: Vec::new(),
+        };
+        let want = Sampling {
+            penalties: Penalties { repeat: 1.1, frequency: -0.3, presence: 0.2, last_n: None },
+            dry: Some(dry),
+            top_n_sigma: Some(2.0),
+            top_k: None,
+            typical_p: 0.7,
+            top_p: 0.9,
+            min_p: 0.1,
+            xtc: Some(Xtc { probability: 0.0, threshold: 0.2 }),
+            temperature: 0.8,
+        };
+        assert_eq!((&all.sampling, all.chat_sampling.as_ref()), (&want, Some(&want)));
+        assert_eq!((all.seed, all.max_tokens), (Some(7), Some(9)));
+
+        let chats = options(&["--chat-template-kwargs", r#"{"enable_thinking": true, "x": [1]}"#]);
+        let x = ("x".to_owned(), Json::parse("[1]").expect("JSON"));
+        assert_eq!((chats.thinking, chats.variables), (Thinking::On, vec![x]));
+    }
 }

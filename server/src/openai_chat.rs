@@ -29,9 +29,10 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         None => convert::max_tokens(&mut fields, "max_tokens", 1)?,
     };
     let strings = convert::stop_strings(&mut fields, "stop")?;
-    let base = convert::chat_sampling(&app.engine);
+    let base = app.defaults.of_chats(&app.engine);
     let structured = Structured::response_format(&mut fields)?;
-    let chat_options = app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? });
+    let chat_options =
+        app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? });
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
     let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));

@@ -2,7 +2,7 @@
 
 use foretoken::chat::ReplyPart;
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
-use foretoken::{GenerateOptions, Piece, Sampling, TokenLogprobs};
+use foretoken::{GenerateOptions, Piece, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
@@ -28,7 +28,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;

@@ -25,8 +25,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let tools = tools::openai(&mut fields)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
-    let base = convert::chat_sampling(&app.engine);
-    let mut chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
+    let base = app.defaults.of_chats(&app.engine);
+    let mut chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
     chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
     let chat_options = app.chat_options(chat_options);
     let (structured, format) = Structured::text_format(&mut fields)?;

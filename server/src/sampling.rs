@@ -4,25 +4,23 @@ use foretoken::Sampling;
 use foretoken::sampler::{Penalties, Xtc};
 
 use crate::api_error::ApiError;
-use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that
-/// neither the request nor the command line sets.
+/// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that the request
+/// does not set.
 ///
 /// # Errors
 /// If one is not a number; [`Sampling::check`] checks ranges.
-pub(crate) fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
+pub(crate) fn sampling(fields: &mut Fields, base: &Sampling) -> Result<Sampling> {
     let mut number = |field: &str| real(fields, field);
-    let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
+    let temperature = number("temperature")?.unwrap_or(base.temperature);
     // 0 keeps the most probable token, in OpenAI's API.
-    let top_p = number("top_p")?.map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p });
-    let top_p = top_p.or(defaults.top_p).unwrap_or(base.top_p);
-    let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
+    let top_p = number("top_p")?.map_or(base.top_p, |p| if p == 0.0 { f32::MIN_POSITIVE } else { p });
+    let min_p = number("min_p")?.unwrap_or(base.min_p);
     let top_k = match fields.integer("top_k")? {
-        None => defaults.top_k.or(base.top_k).filter(|k| *k > 0),
+        None => base.top_k,
         Some(-1 | 0) => None, // all, as in vLLM and llama.cpp
         Some(k) => match usize::try_from(k) {
             Ok(k) => Some(k),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use foretoken::chat::ChatTemplate;
-use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions, SessionOptions};
+use foretoken::{Engine, PrefixCacheOptions, Sampling, SchedulerOptions, SessionOptions};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -235,10 +235,11 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
             directory.display()
         );
     }
+    let defaults = &options.defaults;
+    std::iter::once(&defaults.sampling).chain(&defaults.chat_sampling).try_for_each(Sampling::check)?;
     let session = engine.session(&options.session)?;
     let context = session.kv().max_context();
-    let generate =
-        convert::default_options(engine, &options.defaults).map_err(|error| anyhow::anyhow!(error.message))?;
+    let generate = convert::default_options(engine, defaults).map_err(|error| anyhow::anyhow!(error.message))?;
     session.into_generation(&[0], &generate).map_err(foretoken::Error::from)?;
     Ok(context)
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::call_format::{CallFormat, Given, strict_of};
+use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::messages::required;
 use crate::structured::Structured;
@@ -218,18 +219,18 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
     Ok(tools)
 }
 
-/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort
-/// turns reasoning on or off; it does not limit its length.
+/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template, beside those
+/// of the server. An effort turns reasoning on or off; it does not limit its length.
 ///
 /// # Errors
 /// If the effort is unknown, or a variable is set by the server itself.
-pub(crate) fn thinking(fields: &mut Fields) -> Result<ChatOptions> {
+pub(crate) fn thinking(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<ChatOptions> {
     let effort = fields.string("reasoning_effort")?;
     let mut thinking = match effort.as_deref() {
-        None => Thinking::Off,
+        None => defaults.thinking,
         Some(effort) => thinking_of(effort).ok_or_else(|| fields.error("reasoning_effort", UNKNOWN_EFFORT))?,
     };
-    let mut variables = Vec::new();
+    let mut variables = defaults.variables.clone();
     if let Some(mut given) = fields.object("chat_template_kwargs")? {
         match given.flag("enable_thinking")? {
             Some(true) => thinking = Thinking::On,
@@ -243,6 +244,7 @@ pub(crate) fn thinking(fields: &mut Fields) -> Result<ChatOptions> {
                 );
             }
             let value = Json::of(&value).map_err(|_| fields.error("chat_template_kwargs", "is nested too deeply"))?;
+            variables.retain(|(default, _)| *default != name);
             variables.push((name, value));
         }
     }
@@ -260,12 +262,12 @@ pub(crate) fn thinking_of(effort: &str) -> Option<Thinking> {
     }
 }
 
-/// Takes Anthropic's `thinking`. A token budget is ignored.
+/// Takes Anthropic's `thinking`, if it is there. A token budget is ignored.
 ///
 /// # Errors
 /// If its type is unknown.
-pub(crate) fn anthropic_thinking(fields: &mut Fields) -> Result<Thinking> {
-    let Some(mut given) = fields.object("thinking")? else { return Ok(Thinking::Off) };
+pub(crate) fn anthropic_thinking(fields: &mut Fields) -> Result<Option<Thinking>> {
+    let Some(mut given) = fields.object("thinking")? else { return Ok(None) };
     let thinking = match given.string("type")?.as_deref() {
         Some("disabled") => Thinking::Off,
         Some("enabled" | "adaptive") => Thinking::On,
@@ -274,5 +276,5 @@ pub(crate) fn anthropic_thinking(fields: &mut Fields) -> Result<Thinking> {
     given.count("budget_tokens", 0..=usize::MAX)?;
     given.ignore(&["display"]);
     given.end()?;
-    Ok(thinking)
+    Ok(Some(thinking))
 }

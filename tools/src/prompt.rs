@@ -1,6 +1,7 @@
 //! The options of a prompt, and the tokens that they make.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Result;
 use clap::Args;
@@ -31,9 +32,43 @@ pub struct Prompt {
     /// JSON list of tool schemas, with --chat.
     #[arg(long, value_name = "FILE", requires = "chat")]
     pub tools: Option<PathBuf>,
-    /// Additional variables for the chat template: a JSON object.
+    /// Additional variables for the chat template: a JSON object; {"enable_thinking": true} is --think.
     #[arg(long, value_name = "JSON", requires = "chat")]
-    pub chat_template_kwargs: Option<String>,
+    pub chat_template_kwargs: Option<TemplateVariables>,
+}
+
+/// The value of `--chat-template-kwargs`.
+#[derive(Clone, Debug, Default)]
+pub struct TemplateVariables {
+    /// `enable_thinking`, if it is there.
+    pub thinking: Option<Thinking>,
+    /// The other variables.
+    pub others: Vec<(String, Json)>,
+}
+
+/// Variables that have options of their own.
+const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "strftime_now"];
+
+impl FromStr for TemplateVariables {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fields = Json::parse(text).and_then(Json::into_fields).map_err(|error| match error {
+            foretoken::Error::Argument { problem, .. } => problem,
+            other => other.to_string(),
+        })?;
+        let mut own = Self::default();
+        for (name, value) in fields {
+            match (name.as_str(), value.to_string().as_str()) {
+                ("enable_thinking", "true") => own.thinking = Some(Thinking::On),
+                ("enable_thinking", "false") => own.thinking = Some(Thinking::Off),
+                ("enable_thinking", _) => return Err("enable_thinking must be true or false".into()),
+                (name, _) if RESERVED.contains(&name) => return Err(format!("{name} cannot be set here; remove it")),
+                _ => own.others.push((name, value)),
+            }
+        }
+        Ok(own)
+    }
 }
 
 /// What `read` makes of the JSON in a file; an error names the file.
@@ -87,22 +122,11 @@ impl Prompt {
     /// # Errors
     /// If a file is not such JSON.
     pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
+        let TemplateVariables { thinking, others } = self.chat_template_kwargs.clone().unwrap_or_default();
         Ok(ChatOptions {
-            thinking: if self.think { Thinking::On } else { Thinking::Off },
+            thinking: if self.think { Thinking::On } else { thinking.unwrap_or_default() },
             tools: self.tools.as_deref().map(|path| of_json(path, Json::into_list)).transpose()?.unwrap_or_default(),
-            variables: self
-                .chat_template_kwargs
-                .as_deref()
-                .map(|text| {
-                    Json::parse(text).and_then(Json::into_fields).map_err(|error| match error {
-                        foretoken::Error::Argument { problem, .. } => {
-                            foretoken::Error::Argument { name: "--chat-template-kwargs", problem }
-                        }
-                        other => other,
-                    })
-                })
-                .transpose()?
-                .unwrap_or_default(),
+            variables: others,
             ..ChatOptions::default()
         })
     }

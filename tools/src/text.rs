@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use foretoken::sampler::{Dry, Penalties, Xtc};
+use foretoken::tokenizer::Tokenizer;
 use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
 
 /// Sampling and stopping.
@@ -14,20 +15,7 @@ pub struct Text {
     /// Maximum number of tokens to generate.
     #[arg(long, default_value_t = 128)]
     pub max_tokens: usize,
-    /// Temperature; 0 takes the most probable token. Default: 0; with --chat, the checkpoint's defaults, which also set
-    /// top-k, top-p, min-p, typical, XTC and the repeat penalty.
-    #[arg(long, visible_alias = "temp")]
-    pub temperature: Option<f32>,
-    /// Keep the K most probable tokens; 0 keeps all. Default: all.
-    #[arg(long)]
-    pub top_k: Option<usize>,
-    /// Keep the most probable tokens up to this cumulative probability. Default: 1.
-    #[arg(long)]
-    pub top_p: Option<f32>,
-    /// Keep tokens at least this probable relative to the best. Default: 0.
-    #[arg(long)]
-    pub min_p: Option<f32>,
-    /// Penalties and rarer filters.
+    /// Sampling.
     #[command(flatten)]
     pub chain: Chain,
     /// Seed of the draws.
@@ -59,10 +47,23 @@ pub struct Constrained {
     pub grammar: Option<PathBuf>,
 }
 
-/// Penalties and rarer filters; all are off by default. They are applied in this order: repeat, frequency and presence
+/// The chain of samplers; all are off by default. They are applied in this order: repeat, frequency and presence
 /// penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
 #[derive(Args)]
 pub struct Chain {
+    /// Temperature; 0 takes the most probable token. Default: 0; for chats, the checkpoint's defaults, which also set
+    /// top-k, top-p, min-p, typical, XTC and the repeat penalty.
+    #[arg(long, visible_alias = "temp")]
+    pub temperature: Option<f32>,
+    /// Keep the K most probable tokens; 0 keeps all. Default: all.
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Keep the most probable tokens up to this cumulative probability. Default: 1.
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least this probable relative to the best. Default: 0.
+    #[arg(long)]
+    pub min_p: Option<f32>,
     /// Divide positive logits of recent tokens by this, multiply negative ones. Default: 1 (off).
     #[arg(long, value_name = "X")]
     pub repeat_penalty: Option<f32>,
@@ -105,8 +106,16 @@ pub struct Chain {
     pub xtc_threshold: Option<f32>,
 }
 
-/// llama.cpp's default sequence breakers.
-const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+/// llama.cpp's default sequence breakers of DRY.
+pub const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// The tokens that have one of the strings in them, ascending.
+pub fn breakers<'s>(tokenizer: &Tokenizer, strings: impl IntoIterator<Item = &'s str>) -> Vec<u32> {
+    let mut ids: Vec<u32> = strings.into_iter().flat_map(|string| tokenizer.ids_with(string)).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
 
 impl Text {
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
@@ -114,17 +123,10 @@ impl Text {
     /// # Errors
     /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, or a file cannot be read.
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
-        let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(sampling.temperature),
-            top_k: self.top_k.or(sampling.top_k).filter(|k| *k > 0),
-            top_p: self.top_p.unwrap_or(sampling.top_p),
-            min_p: self.min_p.unwrap_or(sampling.min_p),
-            ..self.chain.sampling(engine, sampling)?
-        };
         let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
-            sampling,
+            sampling: self.chain.sampling(engine, sampling)?,
             seed: self.seed,
             constraint: self.constraint.constraint()?,
             stop: Stop { end_of_generation, strings: self.stop.clone(), ..Stop::default() },
@@ -146,49 +148,67 @@ impl Constrained {
 }
 
 impl Chain {
-    fn sampling(&self, engine: &Engine, sampling: &Sampling) -> Result<Sampling> {
-        let penalties = Penalties {
-            repeat: self.repeat_penalty.unwrap_or(sampling.penalties.repeat),
-            frequency: self.frequency_penalty.unwrap_or(sampling.penalties.frequency),
-            presence: self.presence_penalty.unwrap_or(sampling.penalties.presence),
-            last_n: self.repeat_last_n.map_or(sampling.penalties.last_n, |n| usize::try_from(n).ok()),
-        };
-        let xtc = sampling.xtc.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
-        let xtc = Xtc {
-            probability: self.xtc_probability.unwrap_or(xtc.probability),
-            threshold: self.xtc_threshold.unwrap_or(xtc.threshold),
-        };
+    /// The parameters. `base` provides those that were not given.
+    ///
+    /// # Errors
+    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers.
+    pub fn sampling(&self, engine: &Engine, base: &Sampling) -> Result<Sampling> {
         Ok(Sampling {
-            penalties,
+            penalties: self.penalties(base.penalties),
             dry: match self.dry_multiplier {
-                None => sampling.dry.clone(),
+                None => base.dry.clone(),
                 Some(0.0) => None,
-                Some(multiplier) => Some(self.dry(multiplier, engine)?),
+                Some(_) => Some(self.dry(engine.tokenizer()?)),
             },
-            top_n_sigma: self.top_n_sigma.or(sampling.top_n_sigma).filter(|n| *n > 0.0),
-            typical_p: self.typical.unwrap_or(sampling.typical_p),
-            xtc: Some(xtc).filter(|xtc| xtc.probability != 0.0),
-            ..sampling.clone()
+            top_n_sigma: self.top_n_sigma.or(base.top_n_sigma).filter(|n| *n > 0.0),
+            top_k: self.top_k.or(base.top_k).filter(|k| *k > 0),
+            typical_p: self.typical.unwrap_or(base.typical_p),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            xtc: Some(self.xtc(base.xtc)).filter(|xtc| xtc.probability != 0.0),
+            temperature: self.temperature.unwrap_or(base.temperature),
         })
     }
 
-    fn dry(&self, multiplier: f32, engine: &Engine) -> Result<Dry> {
-        let given = self.dry_sequence_breaker.iter().map(String::as_str);
-        let strings: Vec<&str> = if self.dry_sequence_breaker.is_empty() {
-            BREAKERS.to_vec()
-        } else {
-            given.filter(|s| *s != "none").collect()
-        };
-        let mut breakers = Vec::new();
-        for string in strings {
-            breakers.extend(engine.tokenizer()?.ids_with(string));
+    /// As [`Chain::sampling`], with the parameters of DRY and XTC also if they are off, for requests that turn them on.
+    ///
+    /// # Errors
+    /// As [`Chain::sampling`].
+    pub fn request_defaults(&self, engine: &Engine, base: &Sampling) -> Result<Sampling> {
+        let dry = engine.tokenizer().ok().map(|tokenizer| self.dry(tokenizer));
+        Ok(Sampling { dry, xtc: Some(self.xtc(base.xtc)), ..self.sampling(engine, base)? })
+    }
+
+    fn penalties(&self, base: Penalties) -> Penalties {
+        Penalties {
+            repeat: self.repeat_penalty.unwrap_or(base.repeat),
+            frequency: self.frequency_penalty.unwrap_or(base.frequency),
+            presence: self.presence_penalty.unwrap_or(base.presence),
+            last_n: self.repeat_last_n.map_or(base.last_n, |n| usize::try_from(n).ok()),
         }
-        Ok(Dry {
-            multiplier,
+    }
+
+    /// The parameters of XTC; a probability of 0 is off.
+    fn xtc(&self, base: Option<Xtc>) -> Xtc {
+        let base = base.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
+        Xtc {
+            probability: self.xtc_probability.unwrap_or(base.probability),
+            threshold: self.xtc_threshold.unwrap_or(base.threshold),
+        }
+    }
+
+    /// The parameters of DRY; a multiplier of 0 is off.
+    fn dry(&self, tokenizer: &Tokenizer) -> Dry {
+        let given = self.dry_sequence_breaker.iter().map(String::as_str);
+        Dry {
+            multiplier: self.dry_multiplier.unwrap_or(0.0),
             base: self.dry_base,
             allowed_length: self.dry_allowed_length,
             last_n: usize::try_from(self.dry_penalty_last_n).ok(),
-            breakers,
-        })
+            breakers: match self.dry_sequence_breaker.is_empty() {
+                true => breakers(tokenizer, BREAKERS),
+                false => breakers(tokenizer, given.filter(|string| *string != "none")),
+            },
+        }
     }
 }

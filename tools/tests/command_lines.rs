@@ -288,8 +288,10 @@ fn malformed_json_is_named() {
         ("{}", "--messages", "odd.json: messages: must be a list"),
         ("[", "--tools", "odd.json: JSON: cannot be parsed"),
         ("{}", "--tools", "odd.json: JSON: is a map; a list is expected"),
-        ("[", "--chat-template-kwargs", "--chat-template-kwargs: cannot be parsed"),
-        ("[]", "--chat-template-kwargs", "--chat-template-kwargs: is a sequence; an object is expected"),
+        ("[", "--chat-template-kwargs", "'--chat-template-kwargs <JSON>': cannot be parsed"),
+        ("[]", "--chat-template-kwargs", "'--chat-template-kwargs <JSON>': is a sequence; an object is expected"),
+        (r#"{"tools": []}"#, "--chat-template-kwargs", "<JSON>': tools cannot be set here; remove it"),
+        (r#"{"enable_thinking": 1}"#, "--chat-template-kwargs", "<JSON>': enable_thinking must be true or false"),
     ] {
         std::fs::write(&file, content).expect("a file");
         let value = if option == "--chat-template-kwargs" { content } else { utf8(&file) };

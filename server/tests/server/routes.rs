@@ -1,5 +1,7 @@
 //! Every route, in the shape that its clients read.
 
+use foretoken::chat::{ChatTemplate, Json, Thinking};
+use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
 use crate::support::{PROMPT, TEMPLATE, TestServer, agent, anthropic_input, options};
@@ -172,6 +174,38 @@ fn templates_and_control_tokens() {
     assert_eq!(server.ask("/detokenize", &json!({"tokens": plain}))["content"], "a<eos>b");
     let begun = tokens(json!({"parse_special": false, "add_special": true}));
     assert_eq!(begun, [&[json!(2)], plain.as_slice()].concat());
+}
+
+/// The server's variables of the template are beside those of requests, on all routes of chats.
+#[test]
+fn default_variables_of_the_template() {
+    let source = "{% if enable_thinking %}think {% endif %}{{ x }} {{ y }}: {{ messages[-1].content }}";
+    let template = ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into()).expect("a template");
+    let variables = vec![("x".to_owned(), Json::from("a")), ("y".to_owned(), Json::from("b"))];
+    let defaults = GenerateDefaults { thinking: Thinking::On, variables, ..GenerateDefaults::default() };
+    let server = TestServer::start(ServerOptions { chat_template: Some(template), defaults, ..options() });
+    let messages = json!([{"role": "user", "content": "c"}]);
+    for (more, want) in [
+        (json!({}), "think a b: c"),
+        (json!({"chat_template_kwargs": {"y": "d", "x": null}}), "think a d: c"),
+        (json!({"chat_template_kwargs": {"enable_thinking": false}}), "a b: c"),
+        (json!({"reasoning_effort": "none"}), "a b: c"),
+        (json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}}), "think a b: c"),
+    ] {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        assert_eq!(server.ask("/apply-template", &body)["prompt"], want, "{more}");
+    }
+    let tokens = |text: &str| {
+        let tokens = server.ask("/tokenize", &json!({"content": text, "add_special": true}));
+        json!(tokens["tokens"].as_array().expect("a list").len())
+    };
+    let on = json!({"messages": messages});
+    let off = json!({"messages": messages, "thinking": {"type": "disabled"}});
+    assert_eq!(server.ask("/v1/messages/count_tokens", &on)["input_tokens"], tokens("think a b: c"));
+    assert_eq!(server.ask("/v1/messages/count_tokens", &off)["input_tokens"], tokens("a b: c"));
+    let answer = server.ask("/v1/responses", &json!({"input": "c", "max_output_tokens": 1}));
+    assert_eq!(answer["usage"]["input_tokens"], tokens("think a b: c"));
 }
 
 #[test]

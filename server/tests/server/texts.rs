@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use foretoken::sampler::Penalties;
+use foretoken::sampler::{Penalties, Xtc};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
+use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, options};
+use crate::support::{PROMPT, TestServer, alone, engine, options};
 
 const PROMPTS: [&str; 8] = [
     PROMPT,
@@ -171,9 +172,9 @@ fn the_smallest_top_p_is_greedy() {
     assert_eq!(text(json!({"temperature": 1.5, "top_p": 0, "seed": 5})), text(json!({"temperature": 0})));
 }
 
-/// A default top-k of 0 is all tokens, whatever the checkpoint's.
+/// Chats have the checkpoint's sampling parameters, or the server's.
 #[test]
-fn a_default_top_k_of_0_is_all_tokens() {
+fn defaults_of_chats_replace_the_checkpoints() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
     let directory = tempfile::tempdir().expect("a directory");
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {
@@ -182,16 +183,52 @@ fn a_default_top_k_of_0_is_all_tokens() {
     let config = r#"{"do_sample": true, "temperature": 2.0, "top_k": 1, "eos_token_id": [1]}"#;
     std::fs::write(directory.path().join("generation_config.json"), config).expect("written");
     let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
-    let text = |top_k, more: Value| {
+    let text = |chat_sampling, more: Value| {
         let mut options = options();
-        options.defaults.top_k = top_k;
+        options.defaults.chat_sampling = chat_sampling;
         let server = TestServer::start_on(engine.clone(), options);
         let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "seed": 5});
         server.ask("/v1/chat/completions", &with(&body, more))["choices"][0]["message"]["content"].clone()
     };
     let greedy = text(None, json!({"temperature": 0}));
     assert_eq!(text(None, json!({})), greedy, "the checkpoint's top-k of 1");
-    let all = text(Some(0), json!({}));
+    let all = text(Some(Sampling { temperature: 2.0, ..Sampling::default() }), json!({}));
     assert_ne!(all, greedy);
     assert_eq!(all, text(None, json!({"top_k": 0})));
+}
+
+/// The server's sampling parameters are those of requests without their own, and no others.
+#[test]
+fn defaults_of_sampling_are_those_of_requests() {
+    let text = |sampling: Sampling, more: Value| {
+        let mut options = options();
+        options.defaults.sampling = sampling;
+        let body = with(&json!({"prompt": PROMPT, "n_predict": 32}), more);
+        TestServer::start(options).ask("/completion", &body)["content"].clone()
+    };
+    let penalties = Penalties { repeat: 1.5, frequency: 2.0, presence: 3.0, last_n: None };
+    let xtc = Xtc { probability: 0.0, threshold: 0.0 };
+    let defaults = Sampling { penalties, xtc: Some(xtc), top_n_sigma: Some(1e-4), ..Sampling::default() };
+    let off = json!({"repeat_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "top_n_sigma": 0});
+    let on = json!({"repeat_penalty": 1.5, "frequency_penalty": 2, "presence_penalty": 3, "repeat_last_n": -1});
+    let (plain, penalized) = (text(Sampling::default(), json!({})), text(defaults.clone(), json!({})));
+    assert_ne!(plain, penalized);
+    assert_eq!(text(Sampling::default(), on), penalized);
+    assert_eq!(text(defaults.clone(), off.clone()), plain);
+    // A threshold alone is that of requests with a probability.
+    let sampled = with(&off, json!({"temperature": 1.5, "seed": 3, "xtc_probability": 1}));
+    let without = text(Sampling::default(), with(&sampled, json!({"xtc_threshold": 0})));
+    assert_eq!(text(defaults, sampled.clone()), without);
+    assert_ne!(text(Sampling::default(), sampled), without);
+}
+
+/// Out of range they are refused at the start.
+#[tokio::test]
+async fn defaults_out_of_range_are_said_at_the_start() {
+    let out = Sampling { min_p: 2.0, ..Sampling::default() };
+    let of_chats = GenerateDefaults { chat_sampling: Some(out.clone()), ..GenerateDefaults::default() };
+    for defaults in [GenerateDefaults { sampling: out, ..GenerateDefaults::default() }, of_chats] {
+        let bound = Server::bind(engine(), ServerOptions { defaults, ..options() }).await;
+        assert_eq!(bound.err().expect("an error").to_string(), "min_p: must be from 0 to 1");
+    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message, Thinking};
-use foretoken::{Engine, EngineOptions, LogitsProcessor, Result};
+use foretoken::{Engine, EngineOptions, LogitsProcessor, Result, Sampling};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
@@ -558,7 +558,7 @@ fn errors_of_streams() {
 #[test]
 fn responses_repeat_the_request() {
     let mut options = ServerOptions { chat_template: Some(template()), ..options() };
-    options.defaults.top_p = Some(0.95);
+    options.defaults.chat_sampling = Some(Sampling { top_p: 0.95, ..Sampling::default() });
     let server = TestServer::start_on(engine().clone(), options);
     let parameters = json!({"type": "object", "properties": {}});
     let mut tool =

@@ -19,7 +19,8 @@ pub struct Dry {
     /// Number of last tokens considered; `None` for all. Default: all.
     pub last_n: Option<usize>,
     /// Tokens that end a repetition, such as line ends and quotes
-    /// ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them). Default: none.
+    /// ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them). Many are searched fast if they
+    /// ascend. Default: none.
     pub breakers: Vec<u32>,
 }
 
@@ -55,7 +56,12 @@ impl Dry {
 impl LogitsProcessor for Dry {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         let tokens = newest(tokens, self.history());
-        let unbroken = tokens.iter().rev().take_while(|token| !self.breakers.contains(token)).count();
+        // A short string is in a large part of the vocabulary.
+        let breakers = &self.breakers;
+        let unbroken = match breakers.is_sorted() {
+            true => tokens.iter().rev().take_while(|token| breakers.binary_search(token).is_err()).count(),
+            false => tokens.iter().rev().take_while(|token| !breakers.contains(token)).count(),
+        };
         if unbroken < self.allowed_length {
             return Ok(());
         }

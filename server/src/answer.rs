@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use foretoken::chat::ReplyParser;
+use foretoken_tools::text::breakers;
 
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
@@ -30,6 +31,7 @@ pub(crate) async fn answer(
     let admitted = Instant::now();
     let parsers: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices).map(|_| parser(app, prompt))).collect();
     let names = names(generate.prompt_field, prompts.len());
+    let tickets = find_breakers(app, tickets, &mut generate).await?;
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
     let seeds = prompt_seeds(&generate, encoded.len());
     let output = |(index, parser): (usize, _)| ChoiceOutput {
@@ -63,6 +65,19 @@ pub(crate) async fn answer(
         true => Ok(events(EventBody::new(running, outputs, generate.reply))),
         false => whole(running, outputs, generate.reply).await,
     }
+}
+
+/// Finds the tokens of the request's own sequence breakers of DRY, if it is on: a search of the vocabulary.
+async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, generate: &mut Generate) -> Result<Vec<Ticket>, ApiError> {
+    let (Some(strings), Some(dry)) = (generate.breakers.take(), &mut generate.options.sampling.dry) else {
+        return Ok(tickets);
+    };
+    let (breakers, tickets) = encode(app, tickets, "dry_sequence_breakers", move |app| {
+        Ok(breakers(app.engine.tokenizer()?, strings.iter().map(String::as_str)))
+    })
+    .await?;
+    dry.breakers = breakers;
+    Ok(tickets)
 }
 
 /// The seeds of so many prompts.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
-use crate::convert::{self, Chat, Prompt};
+use crate::convert::{self, Chat, Common, Prompt};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
@@ -42,13 +42,11 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
-    let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
-    let base = app.defaults.of_chats(&app.engine);
-    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
-    let mut options = GenerateOptions {
-        stop: convert::stop(&mut fields, strings)?,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
-    };
+    let strings = convert::strings(&mut fields, "stop_sequences")?;
+    let penalizes_output = output_penalties::are_requested(&fields);
+    let Common { options, seeds, breakers } =
+        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
+    let mut options = GenerateOptions { stop: convert::stop(&mut fields, strings)?, ..options };
     calls.limit(&app.engine, &mut options.stop);
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
@@ -57,6 +55,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         prompt_field: "messages",
         options,
         structured,
+        breakers,
         seeds,
         penalizes_output,
         choices: 1,

@@ -34,9 +34,9 @@ pub(crate) enum Prompt {
     Chat(Chat),
 }
 
-/// Maximum number of stop strings, and bytes of one: every token is compared with all of them.
-const MAX_STOPS: usize = 16;
-const MAX_STOP_BYTES: usize = 1024;
+/// Maximum number of strings in a field, and bytes of one: every token is compared with all of them.
+const MAX_STRINGS: usize = 16;
+const MAX_STRING_BYTES: usize = 1024;
 /// Maximum number of alternatives to a token whose log-probabilities are reported.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 /// Maximum number of tokens with a bias.
@@ -46,18 +46,27 @@ const MAX_BIAS: f32 = 1e30;
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;
 
-/// The options that all routes have under the same names. `base` has the sampling parameters that the request does not
-/// set.
-pub(crate) fn options(
+/// What all routes have under the same names.
+pub(crate) struct Common {
+    pub options: GenerateOptions,
+    pub seeds: Seeds,
+    /// DRY's sequence breakers, if the request has some of its own.
+    pub breakers: Option<Vec<String>>,
+}
+
+/// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
+pub(crate) fn common(
     fields: &mut Fields,
     (engine, defaults): (&Engine, &GenerateDefaults),
     base: &Sampling,
     max_tokens: Option<usize>,
-) -> Result<GenerateOptions> {
-    let has_seed = seeds(fields, defaults) == Seeds::Given;
+) -> Result<Common> {
+    let seeds = seeds(fields, defaults);
     let sampling = sampling(fields, base)?;
+    let has_breakers = fields.peek("dry_sequence_breakers").is_some();
+    let breakers = strings(fields, "dry_sequence_breakers")?;
     let speculation = speculation(fields, &defaults.speculation)?;
-    let speculation = if has_seed { reproducible(speculation) } else { speculation };
+    let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
     let options = GenerateOptions {
         max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
         sampling,
@@ -67,12 +76,12 @@ pub(crate) fn options(
         ..GenerateOptions::default()
     };
     options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
-    Ok(options)
+    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers) })
 }
 
 /// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
-    options(&mut Fields::parse(b"{}")?, (engine, defaults), &defaults.sampling, None)
+    Ok(common(&mut Fields::parse(b"{}")?, (engine, defaults), &defaults.sampling, None)?.options)
 }
 
 /// Processors that are applied in order.
@@ -156,7 +165,7 @@ pub(crate) enum Seeds {
 }
 
 /// Whether the seed is given: -1 asks for a random one, as in llama.cpp.
-pub(crate) fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
+fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
     let is_given = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_f64() != Some(-1.0));
     if is_given { Seeds::Given } else { Seeds::Drawn }
 }
@@ -223,8 +232,9 @@ fn reproducible(speculation: Speculation) -> Speculation {
     }
 }
 
-/// Stop strings of the field `name`: a string or an array. Empty ones are the same as absent.
-pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
+/// The strings of the field `name`, stop strings or sequence breakers: a string or an array. Empty ones are the same as
+/// absent.
+pub(crate) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
     let mut strings = match fields.value(name) {
         None => return Ok(Vec::new()),
         Some(Value::String(one)) => vec![one],
@@ -240,12 +250,12 @@ pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String
         }
     };
     strings.retain(|string| !string.is_empty());
-    if strings.len() > MAX_STOPS {
-        return Err(fields.error(name, format!("has {} strings, at most {MAX_STOPS} are allowed", strings.len())));
+    if strings.len() > MAX_STRINGS {
+        return Err(fields.error(name, format!("has {} strings, at most {MAX_STRINGS} are allowed", strings.len())));
     }
-    match strings.iter().find(|string| string.len() > MAX_STOP_BYTES) {
+    match strings.iter().find(|string| string.len() > MAX_STRING_BYTES) {
         Some(string) => {
-            let problem = format!("has a string of {} bytes, at most {MAX_STOP_BYTES} are allowed", string.len());
+            let problem = format!("has a string of {} bytes, at most {MAX_STRING_BYTES} are allowed", string.len());
             Err(fields.error(name, problem))
         }
         None => Ok(strings),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use foretoken::chat::{Json, Thinking};
-use foretoken::sampler::LogitsProcessor;
+use foretoken::sampler::{Dry, LogitsProcessor};
 use foretoken::{Engine, Sampling, Speculation};
+use foretoken_tools::text::{BREAKERS, breakers};
 
 /// Defaults of what requests omit.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +31,19 @@ pub struct GenerateDefaults {
 }
 
 impl GenerateDefaults {
+    /// With the checkpoint's parameters of chats, and tokens of llama.cpp's sequence breakers, where there are none.
+    pub(crate) fn of_checkpoint(self, engine: &Engine) -> Self {
+        let with_dry = |sampling: Sampling| {
+            let breakers = || engine.tokenizer().map(|tokenizer| breakers(tokenizer, BREAKERS)).unwrap_or_default();
+            let off = || Dry { multiplier: 0.0, breakers: breakers(), ..Dry::default() };
+            Sampling { dry: Some(sampling.dry.unwrap_or_else(off)), ..sampling }
+        };
+        let of_chats = self.chat_sampling.or_else(|| engine.sampling_defaults().cloned()).unwrap_or_default();
+        Self { sampling: with_dry(self.sampling), chat_sampling: Some(with_dry(of_chats)), ..self }
+    }
+
     /// The sampling parameters of chats.
-    pub(crate) fn of_chats(&self, engine: &Engine) -> Sampling {
-        self.chat_sampling.clone().or_else(|| engine.sampling_defaults().cloned()).unwrap_or_default()
+    pub(crate) fn of_chats(&self) -> &Sampling {
+        self.chat_sampling.as_ref().unwrap_or(&self.sampling)
     }
 }

@@ -10,12 +10,8 @@ use crate::fields::{Fields, kind};
 use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
-const NO_EFFECT: [&str; 24] = [
+const NO_EFFECT: [&str; 20] = [
     "cache_prompt",
-    "dry_allowed_length",
-    "dry_base",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
     "dynatemp_exponent",
     "id_slot",
     "metadata",
@@ -52,7 +48,6 @@ pub(crate) fn take_ignored(
         ("bad_words", json!([[]])),
         ("best_of", json!([1])),
         ("continue_final_message", json!([false])),
-        ("dry_multiplier", json!([0])),
         ("dynatemp_range", json!([0])),
         ("echo", json!([false])),
         ("function_call", json!(["none", "auto"])), // `functions` has none
@@ -133,6 +128,7 @@ fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
     let Penalties { repeat, frequency, presence, .. } = sampling.penalties;
     let needed = [
         ("penalties", (repeat, frequency, presence) != (off.repeat, off.frequency, off.presence)),
+        ("dry", sampling.dry.is_some()),
         ("top_n_sigma", sampling.top_n_sigma.is_some()),
         ("top_k", sampling.top_k.is_some()),
         ("typ_p", sampling.typical_p < 1.0),

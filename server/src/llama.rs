@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
+use foretoken::sampler::{Dry, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, MAX_TOP_LOGPROBS};
+use crate::convert::{self, Common, MAX_TOP_LOGPROBS, decimal};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -26,17 +27,14 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     app.check_places(&fields, prompts.len())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = convert::max_tokens(&mut fields, "n_predict", 0)?;
-    let strings = convert::stop_strings(&mut fields, "stop")?;
+    let strings = convert::strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::llama(&mut fields)?;
-    let seeds = convert::seeds(&fields, &app.defaults);
-    let options = GenerateOptions {
-        stop: convert::stop(&mut fields, strings)?,
-        logprobs,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?
-    };
+    let Common { options, seeds, breakers } =
+        convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
+    let options = GenerateOptions { stop: convert::stop(&mut fields, strings)?, logprobs, ..options };
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let settings = settings(app, &options);
@@ -47,6 +45,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         reply,
         options,
         structured,
+        breakers,
         seeds,
         penalizes_output: false,
         choices: 1,
@@ -73,17 +72,29 @@ fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 
 fn settings(app: &App, options: &GenerateOptions) -> Value {
     let sampling = &options.sampling;
+    let last_n = |n: Option<usize>| n.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
+    let xtc = sampling.xtc.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
+    let off = Dry { multiplier: 0.0, ..Dry::default() };
+    let dry = sampling.dry.as_ref().unwrap_or(&off);
     json!({
         "n_ctx": app.context,
         "n_predict": i64::try_from(options.max_tokens).ok().filter(|most| *most < i64::MAX).unwrap_or(-1),
-        "temperature": sampling.temperature,
+        "temperature": decimal(sampling.temperature),
         "top_k": sampling.top_k.unwrap_or(0),
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.penalties.repeat,
-        "repeat_last_n": sampling.penalties.last_n.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
-        "presence_penalty": sampling.penalties.presence,
-        "frequency_penalty": sampling.penalties.frequency,
+        "top_p": decimal(sampling.top_p),
+        "min_p": decimal(sampling.min_p),
+        "typical_p": decimal(sampling.typical_p),
+        "top_n_sigma": decimal(sampling.top_n_sigma.unwrap_or(-1.0)),
+        "xtc_probability": decimal(xtc.probability),
+        "xtc_threshold": decimal(xtc.threshold),
+        "repeat_penalty": decimal(sampling.penalties.repeat),
+        "repeat_last_n": last_n(sampling.penalties.last_n),
+        "presence_penalty": decimal(sampling.penalties.presence),
+        "frequency_penalty": decimal(sampling.penalties.frequency),
+        "dry_multiplier": decimal(dry.multiplier),
+        "dry_base": decimal(dry.base),
+        "dry_allowed_length": dry.allowed_length,
+        "dry_penalty_last_n": last_n(dry.last_n),
         "seed": options.seed,
         "stop": options.stop.strings,
     })

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
+use crate::convert::{self, Chat, Common, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -28,19 +28,17 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         }
         None => convert::max_tokens(&mut fields, "max_tokens", 1)?,
     };
-    let strings = convert::stop_strings(&mut fields, "stop")?;
-    let base = app.defaults.of_chats(&app.engine);
+    let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
     let chat_options =
         app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? });
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
-    let mut options = GenerateOptions {
-        stop: convert::stop(&mut fields, strings)?,
-        logprobs: logprobs(&mut fields)?,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
-    };
+    let penalizes_output = output_penalties::are_requested(&fields);
+    let Common { options, seeds, breakers } =
+        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    let mut options =
+        GenerateOptions { stop: convert::stop(&mut fields, strings)?, logprobs: logprobs(&mut fields)?, ..options };
     calls.limit(&app.engine, &mut options.stop);
     let chat = Chat { messages, options: chat_options, body_bytes: fields.body_bytes };
     let choices = openai::choices(&mut fields, app.parallel)?;
@@ -53,6 +51,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
         structured,
+        breakers,
         seeds,
         penalizes_output,
         choices,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, MAX_TOP_LOGPROBS};
+use crate::convert::{self, Common, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -22,13 +22,15 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let prompts = convert::prompts(&mut fields, "prompt")?;
     let form = openai::form(&mut fields)?;
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
-    let strings = convert::stop_strings(&mut fields, "stop")?;
+    let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
-    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
+    let penalizes_output = output_penalties::are_requested(&fields);
+    let Common { options, seeds, breakers } =
+        convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?
+        ..options
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;
@@ -44,6 +46,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         }),
         options,
         structured,
+        breakers,
         seeds,
         penalizes_output,
         choices,

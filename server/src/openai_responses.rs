@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, Prompt};
+use crate::convert::{self, Chat, Common, Prompt};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -25,18 +25,16 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let tools = tools::openai(&mut fields)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
-    let base = app.defaults.of_chats(&app.engine);
     let mut chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
     chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
     let chat_options = app.chat_options(chat_options);
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let (seeds, penalizes_output) = (convert::seeds(&fields, &app.defaults), output_penalties::are_requested(&fields));
-    let mut options = GenerateOptions {
-        stop: convert::stop(&mut fields, Vec::new())?,
-        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
-    };
+    let penalizes_output = output_penalties::are_requested(&fields);
+    let Common { options, seeds, breakers } =
+        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    let mut options = GenerateOptions { stop: convert::stop(&mut fields, Vec::new())?, ..options };
     calls.limit(&app.engine, &mut options.stop);
     take_ignored(&mut fields, &options, &structured)?;
     take_unsupported(&mut fields)?;
@@ -55,6 +53,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         prompt_field: "input",
         options,
         structured,
+        breakers,
         seeds,
         penalizes_output,
         choices: 1,

@@ -25,6 +25,8 @@ pub(crate) struct Generate {
     pub options: GenerateOptions,
     /// What the text must match.
     pub structured: Structured,
+    /// DRY's sequence breakers, if they are not those of the options.
+    pub breakers: Option<Vec<String>>,
     pub seeds: Seeds,
     /// Whether frequency and presence penalties count generated tokens only.
     pub penalizes_output: bool,

@@ -1,7 +1,7 @@
 //! The sampling parameters of requests.
 
 use foretoken::Sampling;
-use foretoken::sampler::{Penalties, Xtc};
+use foretoken::sampler::{Dry, Penalties, Xtc};
 
 use crate::api_error::ApiError;
 use crate::fields::Fields;
@@ -33,7 +33,8 @@ pub(crate) fn sampling(fields: &mut Fields, base: &Sampling) -> Result<Sampling>
     // Off at 0 and below, as in llama.cpp.
     let top_n_sigma = real(fields, "top_n_sigma")?.map_or(base.top_n_sigma, |n| (n > 0.0).then_some(n));
     let (penalties, xtc) = (penalties(fields, base.penalties)?, xtc(fields, base.xtc)?);
-    Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, penalties, xtc, ..base.clone() })
+    let dry = dry(fields, base.dry.as_ref())?;
+    Ok(Sampling { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature })
 }
 
 /// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.
@@ -42,17 +43,31 @@ fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
     let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
     let presence = number("presence_penalty")?.unwrap_or(base.presence);
     let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
-    let last_n = match fields.integer("repeat_last_n")? {
-        None => base.last_n,
-        Some(-1) => None,
+    Ok(Penalties { repeat, frequency, presence, last_n: last_n(fields, "repeat_last_n", base.last_n)? })
+}
+
+/// A number of last tokens; -1 is all.
+fn last_n(fields: &mut Fields, field: &str, base: Option<usize>) -> Result<Option<usize>> {
+    match fields.integer(field)? {
+        None => Ok(base),
+        Some(-1) => Ok(None),
         Some(n) => match usize::try_from(n) {
-            Ok(n) => Some(n),
-            Err(_) => {
-                return Err(fields.error("repeat_last_n", format!("is {n}, must be at least 0, or -1 for all tokens")));
-            }
+            Ok(n) => Ok(Some(n)),
+            Err(_) => Err(fields.error(field, format!("is {n}, must be at least 0, or -1 for all tokens"))),
         },
-    };
-    Ok(Penalties { repeat, frequency, presence, last_n })
+    }
+}
+
+/// llama.cpp's parameters of DRY, without its sequence breakers. A multiplier of 0 turns it off.
+fn dry(fields: &mut Fields, base: Option<&Dry>) -> Result<Option<Dry>> {
+    let off = Dry { multiplier: 0.0, ..Dry::default() };
+    let given = base.unwrap_or(&off);
+    let multiplier = real(fields, "dry_multiplier")?.unwrap_or(given.multiplier);
+    let growth = real(fields, "dry_base")?.unwrap_or(given.base);
+    let allowed_length = fields.count("dry_allowed_length", 0..=usize::MAX)?.unwrap_or(given.allowed_length);
+    let last_n = last_n(fields, "dry_penalty_last_n", given.last_n)?;
+    let is_on = multiplier != 0.0;
+    Ok(is_on.then(|| Dry { multiplier, base: growth, allowed_length, last_n, breakers: given.breakers.clone() }))
 }
 
 /// llama.cpp's `xtc_probability` and `xtc_threshold`. A threshold above 0.5 turns it off there, too.

@@ -138,7 +138,7 @@ impl Server {
             created: now(),
             context,
             parallel: options.parallel,
-            defaults: options.defaults,
+            defaults: options.defaults.of_checkpoint(engine),
             chat_template: options.chat_template,
             api_keys: ApiKeys::new(options.api_keys)?,
             hosts: Hosts::new(address, options.allowed_hosts),

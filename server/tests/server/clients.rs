@@ -1,8 +1,10 @@
 //! What clients of OpenAI's, vLLM's and llama.cpp's servers send and ask for.
 
+use foretoken::sampler::Dry;
+use foretoken::{GenerateOptions, Sampling};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, options};
+use crate::support::{PROMPT, TestServer, alone, engine, options};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -16,7 +18,8 @@ fn with(fields: &Value, more: &Value) -> Value {
 
 /// The text of an answer, whatever its route.
 fn text(answer: &Value) -> &str {
-    let places = ["/choices/0/message/content", "/choices/0/text", "/content", "/output/0/content/0/text"];
+    let places =
+        ["/choices/0/message/content", "/choices/0/text", "/content", "/content/0/text", "/output/0/content/0/text"];
     places.iter().find_map(|place| answer.pointer(place)?.as_str()).expect("a text")
 }
 
@@ -49,6 +52,67 @@ fn samplers_of_llama_cpp() {
     }
 }
 
+/// The library's DRY, on every route, by the request's breakers or llama.cpp's.
+#[test]
+fn dry_of_llama_cpp() {
+    let server = TestServer::start(options());
+    let tokenizer = engine().tokenizer().expect("a tokenizer");
+    let messages = json!([{"role": "user", "content": PROMPT}]);
+    let bodies = [
+        (TEXT, json!({"prompt": PROMPT, "max_tokens": 48})),
+        (CHAT, json!({"messages": messages, "max_tokens": 48})),
+        (LLAMA, json!({"prompt": PROMPT, "n_predict": 48})),
+        ("/v1/responses", json!({"input": PROMPT, "max_output_tokens": 48})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 48})),
+    ];
+    let library = |dry: Option<Dry>| {
+        let sampling = Sampling { dry, ..Sampling::default() };
+        alone(PROMPT, &GenerateOptions { max_tokens: 48, sampling, ..GenerateOptions::default() })
+    };
+    let greedy = library(None);
+    let dry = Dry { multiplier: 20.0, base: 2.0, allowed_length: 1, ..Dry::default() };
+    let fields = json!({"dry_multiplier": 20, "dry_base": 2, "dry_allowed_length": 1});
+    for (more, last_n, breakers) in [
+        (json!({"dry_sequence_breakers": []}), None, vec![]),
+        (json!({"dry_penalty_last_n": -1}), None, vec!["\n", ":", "\"", "*"]),
+        (json!({"dry_sequence_breakers": ["(", "e"], "dry_penalty_last_n": 20}), Some(20), vec!["e", "("]),
+    ] {
+        let breakers = breakers.iter().flat_map(|breaker| tokenizer.ids_with(breaker)).collect();
+        let want = library(Some(Dry { last_n, breakers, ..dry.clone() }));
+        assert_ne!(want, greedy, "{more}");
+        for (path, body) in &bodies {
+            let body = with(body, &with(&fields, &more));
+            assert_eq!(text(&server.ask(path, &body)), want, "{path} {more}");
+            let off = text(&server.ask(path, &with(&body, &json!({"dry_multiplier": 0})))).to_owned();
+            assert_eq!(off, greedy, "{path} {more}");
+        }
+    }
+    let body = with(&fields, &json!({"prompt": PROMPT, "n_predict": 1, "samplers": "edskypmxt"}));
+    let settings = server.ask(LLAMA, &body)["generation_settings"].clone();
+    let names = ["dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "temperature"];
+    assert_eq!(names.map(|name| settings[name].as_f64()), [20.0, 2.0, 1.0, -1.0, 0.0].map(Some), "{settings}");
+}
+
+/// The server's parameters of DRY: of requests that turn it on, or of all.
+#[test]
+fn dry_by_default() {
+    let body = json!({"prompt": PROMPT, "max_tokens": 48});
+    let ask = |dry: Option<Dry>, more: Value| {
+        let mut options = options();
+        options.defaults.sampling.dry = dry;
+        text(&TestServer::start(options).ask(TEXT, &with(&body, &more))).to_owned()
+    };
+    let dry = Dry { multiplier: 2.0, base: 2.0, allowed_length: 1, ..Dry::default() };
+    let fields = json!({"dry_multiplier": 2, "dry_base": 2, "dry_allowed_length": 1, "dry_sequence_breakers": []});
+    let (greedy, want) = (ask(None, json!({})), ask(None, fields));
+    assert_ne!(greedy, want);
+    assert_eq!(ask(Some(dry.clone()), json!({})), want);
+    assert_eq!(ask(Some(dry.clone()), json!({"dry_multiplier": 0})), greedy);
+    let off = Dry { multiplier: 0.0, ..dry };
+    assert_eq!(ask(Some(off.clone()), json!({})), greedy);
+    assert_eq!(ask(Some(off), json!({"dry_multiplier": 2})), want);
+}
+
 #[test]
 fn neutral_values_do_not_change_the_text() {
     let server = TestServer::start(options());
@@ -71,6 +135,7 @@ fn neutral_values_do_not_change_the_text() {
         json!({"length_penalty": 1.0, "use_beam_search": false, "bad_words": [], "priority": 0}),
         json!({"xtc_threshold": 0.1, "xtc_probability": 0, "dynatemp_exponent": 1.0, "dynatemp_range": 0.0}),
         json!({"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_multiplier": 0}),
+        json!({"dry_base": 0, "dry_allowed_length": 0, "dry_sequence_breakers": ["\n"]}),
         json!({"min_keep": 1, "image_data": [], "t_max_predict_ms": 0, "top_n_sigma": -1, "typical_p": 1.0}),
         json!({"min_tokens": 0}),
         json!({"min_tokens": 8, "ignore_eos": true}),

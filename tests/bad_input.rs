@@ -811,11 +811,11 @@ fn the_command_line() {
     }
     let ids = ["--model", &model, "--assistant", &path("assistant"), "--prompt-ids", "2,3"];
     let with = |more: &[&str]| arguments(&[&ids[..], more].concat());
-    fails(&with(&["--draft-block-size", "0"]), &["block: is 0"]);
-    fails(&with(&["--threads", "0"]), &["threads: is 0"]);
-    fails(&with(&["--skip-streak", "33"]), &["skip_streak: is 33"]);
-    fails(&with(&["--simulate-acceptance", "2"]), &["simulate_acceptance: is 2"]);
-    fails(&with(&["--spec-type", "draft-model"]), &["draft-model", "load one"]);
+    fails(&with(&["--draft-block-size", "0"]), &["--draft-block-size: is 0"]);
+    fails(&with(&["--threads", "0"]), &["--threads: is 0"]);
+    fails(&with(&["--skip-streak", "33"]), &["--skip-streak: is 33"]);
+    fails(&with(&["--simulate-acceptance", "2"]), &["--simulate-acceptance: is 2"]);
+    fails(&with(&["--spec-type", "draft-model"]), &["--spec-type: draft-model", "pass --draft-model"]);
     fails(&with(&["--draft-model", &path("nowhere")]), &["nowhere", "check the path"]);
     fails(&with(&["--trace", &path("nowhere/trace")]), &["nowhere/trace", "directory does not exist"]);
     fails(&with(&["--trace", &model]), &["cannot be written"]);
@@ -828,9 +828,9 @@ fn the_command_line() {
     fails(&with(&["--costs", &path("costs.json")]), &["costs.json", "delete it to measure again"]);
     fails(&with(&["--temperature=-1"]), &["temperature"]);
     fails(&with(&["--temperature", "NaN"]), &["temperature"]);
-    fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top_p"]);
-    fails(&with(&["--context", "1"]), &["2 tokens", "context of 1"]);
-    fails(&with(&["--context", "0"]), &["max_context: is 0"]);
+    fails(&with(&["--temperature", "1", "--top-p", "0"]), &["--top-p: "]);
+    fails(&with(&["--context", "1"]), &["2 tokens", "context of 1", "raise --context"]);
+    fails(&with(&["--context", "0"]), &["--context: is 0"]);
     fails(&arguments(&["--model", &model, "--prompt-ids", "2,600"]), &["token id 600"]);
     pair.write(TARGET, "{");
     fails(&with(&[]), &[TARGET, "valid JSON"]);

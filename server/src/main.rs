@@ -188,6 +188,8 @@ fn serve(args: Args) -> Result<()> {
 fn check(args: &Args) -> Result<Vec<String>> {
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     ensure!(args.prompt_slowdown >= 1.0, "--prompt-slowdown must be at least 1");
+    ensure!(args.max_connections > 0, "--max-connections must be at least 1");
+    ensure!(args.defaults.max_tokens != Some(0), "--max-tokens must be at least 1; omit it for no limit");
     ensure!(args.alias.as_ref().is_none_or(|name| !name.is_empty()), "--alias is empty; give a name, or omit it");
     for path in args.chat_template_file.iter().chain(&args.cache_dir) {
         std::fs::metadata(path).with_context(|| path.display().to_string())?;

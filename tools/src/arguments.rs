@@ -9,7 +9,7 @@ use clap::Args;
 use foretoken::checkpoint::find_assistants;
 use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
-use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
     DeviceChoice, Engine, EngineOptions, Isa, Pipeline, SessionOptions, Speculation, SpeculationOptions, WeightType,
     hub,
@@ -68,9 +68,13 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a checkpoint cannot be downloaded from the Hub, the model cannot be read to match
-    /// assistants, or several match.
+    /// If a listed drafter's model is missing, a checkpoint cannot be downloaded from the Hub, the model cannot be read
+    /// to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
+        ensure!(
+            self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),
+            "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it"
+        );
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
         let (from, load) = (hub_options(self.hf_cache.clone()), ProgressLine::new("loading", 0));
@@ -287,7 +291,8 @@ impl Drafting {
     /// The speculation options. A block size or a preset alone selects the assistant.
     ///
     /// # Errors
-    /// If a file of n-gram counts cannot be read, or no drafter uses it.
+    /// If a drafter needs an assistant and there is none, or a file of n-gram counts cannot be read, or no drafter uses
+    /// it.
     pub fn options(&self, engine: &Engine, pipeline: Pipeline) -> Result<Speculation> {
         let able = engine.has_mtp() || engine.draft_model().is_some();
         if self.no_speculation {
@@ -310,6 +315,12 @@ impl Drafting {
             None => Drafters::Auto,
         };
         if let Drafters::Priority(list) = &mut drafters {
+            let has_mtp = list.iter().any(|options| options.kind() == DrafterKind::Mtp);
+            ensure!(
+                engine.has_mtp() || !has_mtp,
+                "{}: mtp needs an assistant, or a model with a NextN head; pass --assistant, or omit it",
+                if self.spec_type.is_some() { "--spec-type" } else { "--draft-block-size" }
+            );
             for options in list {
                 if let DrafterOptions::NgramCache(options) = options {
                     options.corpus = self.ngram_static.as_deref().map(NgramCache::load).transpose()?.map(Arc::new);
@@ -327,11 +338,15 @@ impl Drafting {
         }))
     }
 
+    /// Whether --spec-type lists the drafter.
+    fn lists(&self, kind: DrafterKind) -> bool {
+        matches!(&self.spec_type, Some(Drafters::Priority(list)) if list.iter().any(|options| options.kind() == kind))
+    }
+
     /// # Errors
     /// If there is a file of n-gram counts, but --spec-type does not list the drafter that uses it.
     fn check_ngram_files(&self) -> Result<()> {
-        let is_cache = |options: &DrafterOptions| matches!(options, DrafterOptions::NgramCache(_));
-        if matches!(&self.spec_type, Some(Drafters::Priority(list)) if list.iter().any(is_cache)) {
+        if self.lists(DrafterKind::NgramCache) {
             return Ok(());
         }
         for (option, file) in [("--ngram-static", &self.ngram_static), ("--ngram-dynamic", &self.ngram_dynamic)] {

@@ -1,6 +1,7 @@
 //! Shared code of the commands and the server: entry points, command lines, and reports.
 
 pub mod arguments;
+mod errors;
 pub mod measure;
 pub mod progress;
 pub mod prompt;
@@ -16,9 +17,12 @@ use std::process::{ExitCode, Termination};
 use anyhow::{Result, anyhow};
 use clap::Parser;
 
-/// Runs `command` with the process's arguments. An error, including a usage error, is one line on stderr and exit code
-/// 1, with or without `RUST_BACKTRACE` (`anyhow`'s own report would print the frames). A closed pipe ends the process
-/// by SIGPIPE, as with other Unix programs; Rust ignores that signal by default, and `println!` would panic.
+use crate::errors::{Options, one_line};
+
+/// Runs `command` with the process's arguments. An error, including a usage error, is one line on stderr, which names
+/// options instead of the library's arguments, and exit code 1, with or without `RUST_BACKTRACE` (`anyhow`'s own report
+/// would print the frames). A closed pipe ends the process by SIGPIPE, as with other Unix programs; Rust ignores that
+/// signal by default, and `println!` would panic.
 pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     sigpipe::reset();
     run_service(command)
@@ -27,10 +31,14 @@ pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> E
 /// As [`run`], for commands that write to sockets: if a peer closes its connection, the write fails
 /// instead of raising a signal.
 pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
-    match parse(std::env::args_os()).and_then(command) {
+    let (result, options) = match parse(std::env::args_os()) {
+        Ok((arguments, options)) => (command(arguments), options),
+        Err(error) => (Err(error), Options::default()),
+    };
+    match result {
         Ok(value) => value.report(),
         Err(error) => {
-            eprintln!("Error: {}", one_line(&format!("{error:#}")));
+            eprintln!("Error: {}", options.line(&error));
             ExitCode::FAILURE
         }
     }
@@ -54,8 +62,14 @@ pub fn print_line(text: std::fmt::Arguments<'_>) {
 }
 
 /// Parses the arguments; `--help` and `--version` print and exit.
-fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<A> {
-    A::try_parse_from(arguments).map_err(|error| {
+fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<(A, Options)> {
+    let mut command = A::command();
+    let parsed = command.try_get_matches_from_mut(arguments).and_then(|mut matches| {
+        let options = Options::new(&A::command(), &matches);
+        let parsed = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
+        Ok((parsed, options))
+    });
+    parsed.map_err(|error| {
         if !error.use_stderr() {
             error.exit();
         }
@@ -64,10 +78,6 @@ fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<A> {
         let problem = one_line(message.split("\n\n").next().unwrap_or(&message));
         anyhow!("{}; see --help", problem.strip_prefix("error: ").unwrap_or(&problem))
     })
-}
-
-fn one_line(message: &str) -> String {
-    message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// `part` of the demo pair that the repository ships: `target`, `assistant` or `prompts.json`.

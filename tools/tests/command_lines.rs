@@ -342,7 +342,7 @@ fn sampling_by_llama_cpps_names() {
     assert_ne!(with(&filters), greedy);
     let output = run("generate", &[&all[..], &["--xtc-probability", "0.5", "--xtc-threshold", "0.7"]].concat());
     let line = text(&output.stderr);
-    assert!(!output.status.success() && line.contains("xtc.threshold: must be from 0 to 0.5"), "{line}");
+    assert!(!output.status.success() && line.contains("--xtc-threshold: must be from 0 to 0.5"), "{line}");
     for last in ["--repeat-last-n", "--dry-penalty-last-n"] {
         let output = run("generate", &[&all[..], &[last, "-2"]].concat());
         let line = text(&output.stderr);
@@ -933,6 +933,41 @@ fn errors_are_one_line() {
     }
 }
 
+/// Errors name the options of the command, not the library's arguments.
+#[test]
+fn errors_name_options() {
+    let ids = ["--prompt-ids", "2,3,5", "--threads", "1", "--max-tokens", "1"];
+    let cases: [(&[&str], &str); 18] = [
+        (&["--context", "0"], "--context: is 0, must be at least 1"),
+        (&["--ctx-size", "0"], "--context: is 0, must be at least 1"),
+        (&["--context", "2"], "3 tokens do not fit the context of 2; shorten the prompt or raise --context"),
+        (&["--draft-block-size", "600"], "--draft-block-size: is 600, must be from 1 to 512"),
+        (&["--skip-streak", "33"], "--skip-streak: is 33, must be from 1 to 32"),
+        (
+            &["--spec-type", "draft-model"],
+            "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it",
+        ),
+        (&["--no-assistant", "--spec-type", "ngram-mod,mtp"], "--spec-type: mtp needs an assistant, or a model with"),
+        (&["--no-assistant", "--draft-block-size", "3"], "--draft-block-size: mtp needs an assistant, or a model with"),
+        (&["--simulate-acceptance", "2"], "--simulate-acceptance: is 2, must be from 0 to 1"),
+        (&["--temp=-1"], "--temperature: must be a finite number of 0 or more"),
+        (&["--top-p", "2"], "--top-p: must be above 0 and at most 1"),
+        (&["--min-p", "2"], "--min-p: must be from 0 to 1"),
+        (&["--typical-p", "0"], "--typical: must be above 0 and at most 1"),
+        (&["--repeat-penalty", "0"], "--repeat-penalty: must be from 0.1 to 10"),
+        (&["--presence-penalty", "-101"], "--presence-penalty: must be from -100 to 100"),
+        (&["--frequency-penalty", "101"], "--frequency-penalty: must be from -100 to 100"),
+        (&["--dry-multiplier", "1", "--dry-base", "0"], "--dry-base: must be from 1 to 16"),
+        (&["--dry-multiplier", "1", "--dry-allowed-length", "0"], "--dry-allowed-length: must be at least 1"),
+    ];
+    for (arguments, what) in cases {
+        let Output { status, stderr, .. } = run("generate", &[&ids[..], arguments].concat());
+        let line = text(&stderr);
+        assert!(status.code() == Some(1) && line.lines().count() == 1, "{line}");
+        assert!(line.starts_with(&format!("Error: {what}")), "{line}");
+    }
+}
+
 /// What fails of one prompt of several is said, and loses nothing of the others.
 #[test]
 fn a_prompt_that_fails_loses_no_other() {
@@ -1016,7 +1051,7 @@ fn counts_of_nothing_are_refused() {
         (
             "perplexity",
             &["tests/command_lines.rs", "--windows", "0"],
-            "max_windows: is 0, must be at least 1; omit it to read the whole text",
+            "--windows: is 0, must be at least 1; omit it to read the whole text",
         ),
         ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty; give some text to continue", utf8(&empty))),
         ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),

@@ -101,7 +101,7 @@ struct Args {
 #[command(next_help_heading = "Defaults of requests that set none")]
 struct RequestDefaults {
     /// Maximum number of tokens to generate. Default: up to the end of the context.
-    #[arg(long)]
+    #[arg(short = 'n', long)]
     max_tokens: Option<usize>,
     #[command(flatten)]
     chain: Chain,

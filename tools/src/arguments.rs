@@ -22,7 +22,7 @@ use crate::progress::ProgressLine;
 pub struct Load {
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name (owner/name, or
     /// owner/name:Q4_K_M for a GGUF file).
-    #[arg(long)]
+    #[arg(short, long)]
     pub model: Option<PathBuf>,
     /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf,
     /// MTP/, MODEL-assistant; for a model in the Hub cache, the repository NAME-assistant there); several are an error.
@@ -55,7 +55,7 @@ pub struct Load {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]

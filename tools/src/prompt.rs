@@ -1,9 +1,11 @@
 //! The options of a prompt, and the tokens that they make.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
 use clap::Args;
 use foretoken::Engine;
 use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
@@ -13,10 +15,16 @@ use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
 pub struct Prompt {
     /// The text to continue (with --chat: the user's message).
     #[arg(default_value = "/// Returns the largest element of the slice, or `None` if it is empty.\n")]
-    pub prompt: String,
+    prompt: String,
+    /// The prompt, as an option.
+    #[arg(short = 'p', long = "prompt", value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "prompt")]
+    text: Option<String>,
+    /// File with the prompt, without the newline at its end; - is stdin.
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "text"])]
+    file: Option<PathBuf>,
     /// Token ids instead of a prompt.
-    #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
-    pub prompt_ids: Option<Vec<u32>>,
+    #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "text", "file", "chat"])]
+    prompt_ids: Option<Vec<u32>>,
     /// Apply the checkpoint's chat template to the prompt.
     #[arg(long)]
     pub chat: bool,
@@ -27,7 +35,7 @@ pub struct Prompt {
     #[arg(long, requires = "chat")]
     pub think: bool,
     /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions.
-    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with = "prompt")]
+    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["prompt", "text", "file"])]
     pub messages: Option<PathBuf>,
     /// JSON list of tool schemas, with --chat.
     #[arg(long, value_name = "FILE", requires = "chat")]
@@ -82,22 +90,66 @@ fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> f
     })
 }
 
+/// Maximum bytes of a prompt's file.
+const MAX_FILE: u64 = 64 << 20;
+
+/// The text of a file, or of stdin if it is `-`, without the newline at its end.
+fn text_of(path: &Path) -> Result<String> {
+    let is_stdin = path == Path::new("-");
+    let name = if is_stdin { Path::new("stdin") } else { path };
+    let io = |cause| foretoken::Error::Io { path: name.to_owned(), cause };
+    let (source, bytes): (Box<dyn Read>, u64) = if is_stdin {
+        (Box::new(std::io::stdin()), 0)
+    } else {
+        let file = File::open(path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        (Box::new(file), bytes)
+    };
+    let too_long = || anyhow!("{}: is longer than {} MiB; shorten the prompt", name.display(), MAX_FILE >> 20);
+    ensure!(bytes <= MAX_FILE, too_long());
+    let mut text = Vec::new();
+    source.take(MAX_FILE + 1).read_to_end(&mut text).map_err(io)?;
+    ensure!(text.len() as u64 <= MAX_FILE, too_long());
+    let text = String::from_utf8(text).map_err(|_| anyhow!("{}: is not UTF-8; convert it", name.display()))?;
+    let whole = text.strip_suffix('\n').map(|text| text.strip_suffix('\r').unwrap_or(text));
+    Ok(whole.unwrap_or(&text).to_owned())
+}
+
 impl Prompt {
-    /// Its token ids.
+    /// The text; with `--prompt-ids` and `--messages` it is not used.
     ///
     /// # Errors
-    /// If the checkpoint has no tokenizer or, with --chat, no template; or a file is not such JSON.
-    pub fn ids(&self, engine: &Engine) -> foretoken::Result<Vec<u32>> {
+    /// If its file cannot be read, is too long, or is not UTF-8.
+    pub fn text(&self) -> Result<String> {
+        match (&self.text, &self.file) {
+            (Some(text), _) => Ok(text.clone()),
+            (None, Some(path)) => text_of(path),
+            (None, None) => Ok(self.prompt.clone()),
+        }
+    }
+
+    /// The token ids of `text`, or of what replaces it.
+    ///
+    /// # Errors
+    /// If the checkpoint has no tokenizer or, with --chat, no template; the text is certainly longer than `context`
+    /// tokens; or a file is not such JSON.
+    pub fn ids(&self, engine: &Engine, text: &str, context: usize) -> foretoken::Result<Vec<u32>> {
         if let Some(ids) = &self.prompt_ids {
             return Ok(ids.clone());
         }
+        let tokenizer = engine.tokenizer()?;
+        // Megabytes would be tokenized for seconds.
+        let least = text.len().div_ceil(tokenizer.longest_token().max(1));
+        if self.messages.is_none() && least > context {
+            return Err(foretoken::Error::Context { needed: least, limit: context });
+        }
         if !self.chat {
-            return engine.tokenizer()?.encode(&self.prompt);
+            return tokenizer.encode(text);
         }
         let system = self.system.iter().map(Message::system);
         let messages: Vec<Message> = match &self.messages {
             Some(path) => system.chain(of_json(path, |json| Message::list(&json))?).collect(),
-            None => system.chain([Message::user(&self.prompt)]).collect(),
+            None => system.chain([Message::user(text)]).collect(),
         };
         engine.encode_chat(&messages, &self.chat_options()?)
     }

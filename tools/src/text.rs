@@ -13,7 +13,7 @@ use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, 
 #[derive(Args)]
 pub struct Text {
     /// Maximum number of tokens to generate.
-    #[arg(long, default_value_t = 128)]
+    #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: usize,
     /// Sampling.
     #[command(flatten)]

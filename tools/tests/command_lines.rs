@@ -1,5 +1,6 @@
 //! Every command once, small, on the demo pair: what it prints, its exit code, its errors, and a reader that leaves.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -107,6 +108,55 @@ fn generate_ends_with_one_line() {
 
     let (_, line) = with(&["--simulate-acceptance", "1"]);
     assert!(line.lines().count() == 1 && line.contains("acceptance was simulated: the text is meaningless"), "{line}");
+}
+
+/// The prompt as an argument, as an option, in a file or on stdin is the same, and short options are the long ones.
+#[test]
+fn a_prompt_from_anywhere() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, content: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let all = ["--threads", "1", "--max-tokens", "16", "--no-assistant"];
+    let want = succeeds("generate", &[&["fn main() {\n    let x"][..], &all].concat()).0;
+    let with_newline = file("prompt", b"fn main() {\n    let x\n");
+    let (target, crlf) = (demo("target"), file("crlf", b"fn main() {\n    let x\r\n"));
+    let short = ["-m", utf8(&target), "-n", "16", "-t", "1", "--no-assistant"];
+    assert_eq!(succeeds("generate", &[&["-p", "fn main() {\n    let x"][..], &short].concat()).0, want);
+    for path in [&with_newline, &crlf] {
+        assert_eq!(succeeds("generate", &[&["-f", path.as_str()][..], &all].concat()).0, want);
+    }
+    assert_eq!(json("generate", &[&["-p", "- a", "--json"][..], &all].concat())["generated_tokens"], 16);
+    let stdin = File::open(&with_newline).expect("a file");
+    let piped = example("generate").args([&["--file", "-"][..], &all].concat()).stdin(stdin).output().expect("a run");
+    assert_eq!(text(&piped.stdout), want, "{}", text(&piped.stderr));
+
+    let fails = |arguments: &[&str], what: &str| {
+        let Output { status, stdout, stderr } = run("generate", arguments);
+        let line = text(&stderr);
+        assert!(status.code() == Some(1) && stdout.is_empty() && line.lines().count() == 1, "{arguments:?}: {line}");
+        assert!(line.contains(what), "{arguments:?}: {line}");
+    };
+    for other in [&["x"][..], &["-p", "x"], &["--prompt-ids", "2"], &["--chat", "--messages", &crlf]] {
+        fails(&[&["-f", with_newline.as_str()][..], other].concat(), "cannot be used with");
+    }
+    fails(&["x", "-p", "y"], "cannot be used with");
+    // Said before the model is loaded.
+    let nowhere = directory.path().join("nowhere");
+    fails(&["-f", utf8(&nowhere), "-m", "no-model"], "nowhere: ");
+    fails(&["-f", utf8(directory.path()), "-m", "no-model"], utf8(directory.path()));
+    fails(&["-f", &file("bytes", b"fn \xFF"), "-m", "no-model"], "bytes: is not UTF-8; convert it");
+    let large = directory.path().join("large");
+    File::create(&large).and_then(|file| file.set_len((64 << 20) + 1)).expect("a file");
+    fails(&["-f", utf8(&large), "-m", "no-model"], "large: is longer than 64 MiB; shorten the prompt");
+    // By its bytes, before it is tokenized: 60 are the longest token's.
+    let long = file("long", &b"x;".repeat(5000));
+    let refused =
+        format!("{} tokens do not fit the context of 64; shorten the prompt or raise --context", 9999 / 60 + 1);
+    fails(&["-f", &long, "--context", "64"], &refused);
+    fails(&["-f", &file("empty", b"\n")], "prompt: is empty");
 }
 
 /// Files of n-gram counts are used by the drafter ngram-cache, and refused without it.

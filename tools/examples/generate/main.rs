@@ -58,6 +58,7 @@ fn main() -> ExitCode {
 }
 
 fn generate(args: Args) -> Result<()> {
+    let text = args.prompt.text()?;
     let start = Instant::now();
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
@@ -65,8 +66,8 @@ fn generate(args: Args) -> Result<()> {
     if let Some(path) = args.costs.as_deref().filter(|path| path.exists()) {
         engine.set_costs(Costs::load(path, engine.costs().machine())?)?;
     }
-    let prompt = args.prompt.ids(&engine)?;
     let mut session = engine.session(&args.kv.options())?;
+    let prompt = args.prompt.ids(&engine, &text, session.kv().max_context())?;
     let kv = report::kv(session.kv());
     let mut generation = session.generate(&prompt, &options(&args, &engine)?)?;
     let shown = if args.json { Shown::AtTheEnd } else { Shown::AsItArrives };

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard};
 
 use counting::{HELD, PEAK};
 use foretoken::checkpoint::Checkpoint;
@@ -20,6 +21,13 @@ use foretoken::{Engine, EngineOptions, Isa, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use twins::{Twin, written};
+
+/// Only one test at a time is counted.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Memory that loading may take besides the tensors.
 const ROOM: usize = 64 << 20;
@@ -202,6 +210,7 @@ fn lengths(len: usize) -> impl Iterator<Item = usize> {
 
 #[test]
 fn the_untouched_models_load() {
+    let _alone = alone();
     for model in ["dense", "moe"] {
         assert!(load(&Model::directory(model).given, 0, &|| model.into()).is_some(), "{model}");
     }
@@ -227,6 +236,7 @@ fn header_len(file: &[u8]) -> usize {
 
 #[test]
 fn damaged_safetensors() {
+    let _alone = alone();
     let mut cases = 0;
     for model in [Model::directory("dense"), Model::directory("moe"), Model::assistant("edge", false)] {
         let file = "model.safetensors";
@@ -243,6 +253,7 @@ fn damaged_safetensors() {
 /// Names of two tensors exchanged: an error wherever their shapes differ, or their lengths.
 #[test]
 fn exchanged_tensors() {
+    let _alone = alone();
     let mut cases = 0;
     for model in [Model::directory("dense"), Model::directory("moe"), Model::assistant("edge", false)] {
         let whole = model.bytes("model.safetensors");
@@ -323,6 +334,7 @@ fn fields_of(file: &[u8]) -> Option<BTreeMap<String, Value>> {
 
 #[test]
 fn damaged_json() {
+    let _alone = alone();
     let mut cases = 0;
     let of_targets = ["config.json", "generation_config.json", "tokenizer.json"];
     for (model, files) in [
@@ -401,6 +413,7 @@ fn gguf_header_len(gguf: &Gguf, file: &[u8]) -> usize {
 
 #[test]
 fn damaged_gguf() {
+    let _alone = alone();
     let mut cases = 0;
     for file in FILES {
         cases += gguf_damaged(file, &Model::gguf(&seed(file)));
@@ -410,6 +423,7 @@ fn damaged_gguf() {
 
 #[test]
 fn damaged_assistants() {
+    let _alone = alone();
     println!("{} cases", gguf_damaged("an assistant", &Model::assistant("edge", true)));
 }
 

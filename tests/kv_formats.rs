@@ -41,17 +41,48 @@ fn speculation_keeps_the_text(isa: Isa) {
                 block_size => Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() }),
             };
             let options = GenerateOptions { max_tokens, stop, speculation, ..GenerateOptions::default() };
-            let generation = session.generate(&prompt, &options).expect("a generation");
-            let tokens: Vec<u32> = generation.flat_map(|piece| piece.expect("a piece").tokens).collect();
+            let mut generation = session.generate(&prompt, &options).expect("a generation");
+            let tokens: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+            let drafted = generation.statistics().drafted;
+            drop(generation);
             let held = session.kv().bytes();
             assert!(held <= session.kv().bytes_at(session.kv().len() + block_size), "{format}: {held} bytes are held");
-            tokens
+            (tokens, drafted)
         };
-        let plain = generate(1);
+        let (plain, _) = generate(1);
         for &block_size in block_sizes {
-            assert_eq!(generate(block_size), plain, "{format}, blocks of {block_size}");
+            let (tokens, drafted) = generate(block_size);
+            assert_eq!(tokens, plain, "{format}, blocks of {block_size}");
+            assert!(drafted > 0, "{format}, blocks of {block_size}: nothing is drafted");
         }
     }
+}
+
+/// Drafts over quantized K and V are nearly as often accepted as those over exact ones.
+#[test]
+fn drafts_over_quantized_rows_are_accepted() {
+    let case = cases::demo();
+    let pair = EngineOptions::new(case.path.join("target")).with_assistant(case.path.join("assistant"));
+    let engine = Engine::load(&pair).expect("the pair");
+    let text = "impl Iterator for Counter {\n    type Item = u32;\n\n    fn next(&mut self) -> Option<Self::Item> {\n";
+    let text = engine.tokenizer().and_then(|tokenizer| tokenizer.encode(text)).expect("tokens");
+    // Two pages, which are quantized but for their first 16 positions.
+    let prompt = Vec::from_iter(text.iter().copied().cycle().take(276));
+    let rate = |preset: KvPreset| {
+        let (key, value, _) = preset.formats();
+        let exact = ExactZones { head: 16, tail: 20, ..ExactZones::default() };
+        let kv = KvOptions { key, value, exact, max_round_rows: 64, ..KvOptions::default() };
+        let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let speculation = Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() });
+        let options = GenerateOptions { max_tokens: 200, stop, speculation, ..GenerateOptions::default() };
+        let mut generation = session.generate(&prompt, &options).expect("a generation");
+        generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+        generation.statistics().acceptance_rate()
+    };
+    let (exact, balanced) = (rate(KvPreset::Exact), rate(KvPreset::Balanced));
+    println!("{exact:.3} accepted over f16, {balanced:.3} over 5-bit keys and 4-bit values");
+    assert!(exact > 0.2 && balanced >= 0.8 * exact, "{balanced} instead of {exact}");
 }
 
 fn layout(head_dim: usize) -> KvLayout {

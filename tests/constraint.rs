@@ -6,7 +6,6 @@ mod cases;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::LazyLock;
-use std::time::Instant;
 
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, ReplyPart, Thinking};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
@@ -38,8 +37,12 @@ fn prompt() -> Vec<u32> {
 }
 
 fn write(options: &GenerateOptions) -> (Written, Statistics) {
+    write_after(&prompt(), options)
+}
+
+fn write_after(prompt: &[u32], options: &GenerateOptions) -> (Written, Statistics) {
     let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
-    let mut generation = session.generate(&prompt(), options).expect("a generation");
+    let mut generation = session.generate(prompt, options).expect("a generation");
     let mut written = Written::default();
     for piece in generation.by_ref() {
         let piece = piece.expect("a piece");
@@ -48,6 +51,16 @@ fn write(options: &GenerateOptions) -> (Written, Statistics) {
     }
     written.finish = generation.finish_reason();
     (written, generation.statistics().clone())
+}
+
+/// Tokens that a model drafted, and those of them that were accepted.
+fn of_model(statistics: &Statistics) -> [usize; 2] {
+    let model = statistics.speculation.drafters.iter().find(|drafter| drafter.kind == Some(DrafterKind::Mtp));
+    model.map_or([0, 0], |drafter| [drafter.drafted, drafter.accepted])
+}
+
+fn sum(of: &mut [usize; 2], more: [usize; 2]) {
+    of.iter_mut().zip(more).for_each(|(of, more)| *of += more);
 }
 
 fn plain(constraint: Constraint) -> GenerateOptions {
@@ -126,6 +139,7 @@ fn check(schema: &Value, written: &Written) {
 
 #[test]
 fn every_text_is_valid_and_speculation_changes_none() {
+    let mut of_all = [0, 0];
     for schema in schemas() {
         let options = plain(Constraint::json_schema(schema.to_string()));
         let (want, _) = write(&options);
@@ -139,13 +153,16 @@ fn every_text_is_valid_and_speculation_changes_none() {
             speculation("auto", BlockSize::Measured),
             Speculation::WherePossible,
         ] {
-            let (got, _) = write(&GenerateOptions { speculation: speculation.clone(), ..options.clone() });
+            let (got, statistics) = write(&GenerateOptions { speculation: speculation.clone(), ..options.clone() });
             assert_eq!(got, want, "{schema}, {speculation:?}");
+            sum(&mut of_all, of_model(&statistics));
         }
         let ahead = SpeculationOptions { pipeline: Pipeline::Ahead, ..SpeculationOptions::default() };
         let (got, _) = write(&GenerateOptions { speculation: Speculation::With(ahead), ..options.clone() });
         assert_eq!(got, want, "{schema}, drafting ahead");
     }
+    let [drafted, accepted] = of_all;
+    assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} accepted");
 }
 
 #[test]
@@ -172,6 +189,7 @@ fn what_is_forced_is_drafted_and_accepted() {
 #[test]
 fn sampled_texts_are_valid() {
     let schemas = schemas();
+    let mut of_all = HashMap::new();
     for (i, schema) in schemas.iter().enumerate() {
         let constraint = Constraint::json_schema(schema.to_string());
         for (seed, drafts) in [(1, DraftSampling::Greedy), (2, DraftSampling::Sampled), (3, DraftSampling::Sampled)] {
@@ -181,14 +199,19 @@ fn sampled_texts_are_valid() {
                 drafts,
                 ..SpeculationOptions::default()
             };
-            let (written, _) = write(&GenerateOptions {
+            let (written, statistics) = write(&GenerateOptions {
                 sampling: Sampling { temperature: 1.0, top_p: 0.95, ..Sampling::default() },
                 speculation: Speculation::With(speculation),
                 seed,
                 ..plain(constraint.clone())
             });
             check(schema, &written);
+            sum(of_all.entry(format!("{drafts:?}")).or_default(), of_model(&statistics));
         }
+    }
+    assert_eq!(of_all.len(), 2);
+    for (drafts, [drafted, accepted]) in of_all {
+        assert!(0 < accepted && accepted < drafted, "{drafts}: {accepted} of {drafted} accepted");
     }
 }
 
@@ -221,9 +244,12 @@ fn sequences_in_one_batch_write_what_each_writes_alone() {
             written.finish = event.finish_reason;
         }
     }
-    for (i, got) in texts.into_values() {
+    let mut of_all = [0, 0];
+    for (id, (i, got)) in texts {
+        sum(&mut of_all, of_model(scheduler.statistics(id).expect("a sequence")));
         assert_eq!(got, write(&option(i)).0, "{}", schemas[i]);
     }
+    assert!(of_all.iter().all(|tokens| *tokens > 0), "{of_all:?} drafted and accepted");
 }
 
 /// Records the logits of every draw before the constraint.
@@ -237,28 +263,33 @@ impl LogitsProcessor for Seen {
     }
 }
 
-/// The probabilities of all three-letter words of a to c, from the logits and the letters alone.
-fn words(seen: &HashMap<Vec<u32>, Vec<f32>>, tokens: &[u32], text: &str, p: f64, to: &mut HashMap<String, f64>) {
-    if text.len() == 3 {
+/// Bits of a number: what the model drafts after the prompt is often allowed.
+const NUM_BITS: usize = 4;
+
+/// The probabilities of all numbers, from the logits and the digits alone.
+fn numbers(seen: &HashMap<Vec<u32>, Vec<f32>>, tokens: &[u32], text: &str, p: f64, to: &mut HashMap<String, f64>) {
+    if text.len() == NUM_BITS {
         *to.entry(text.to_owned()).or_default() += p;
         return;
     }
     // What was never drawn has negligible probability.
     let Some(logits) = seen.get(tokens) else { return };
     let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
-    let letters = |id: &u32| tokenizer.token(*id).filter(|token| token.bytes().all(|c| (b'a'..=b'c').contains(&c)));
-    let allowed = (0..logits.len() as u32).filter_map(|id| Some((id, letters(&id)?)));
-    let allowed: Vec<_> = allowed.filter(|(_, token)| text.len() + token.len() <= 3).collect();
+    let bits = |id: &u32| tokenizer.token(*id).filter(|token| token.bytes().all(|c| b"01".contains(&c)));
+    let allowed = (0..logits.len() as u32).filter_map(|id| Some((id, bits(&id)?)));
+    let allowed: Vec<_> = allowed.filter(|(_, token)| text.len() + token.len() <= NUM_BITS).collect();
     let total: f64 = allowed.iter().map(|(id, _)| f64::from(logits[*id as usize]).exp()).sum();
     for (id, token) in allowed {
         let p = p * f64::from(logits[id as usize]).exp() / total;
-        words(seen, &[tokens, &[id]].concat(), &format!("{text}{token}"), p, to);
+        numbers(seen, &[tokens, &[id]].concat(), &format!("{text}{token}"), p, to);
     }
 }
 
 #[test]
 fn a_draw_is_from_the_target_s_distribution_over_what_is_allowed() {
-    const DRAWS: usize = 3000;
+    const DRAWS: usize = 1500;
+    let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
+    let prompt = tokenizer.encode("const A: u8 = 0b0110_0").expect("ids");
     for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
         let seen = Arc::new(Seen::default());
         let speculation = SpeculationOptions {
@@ -271,18 +302,22 @@ fn a_draw_is_from_the_target_s_distribution_over_what_is_allowed() {
             sampling: Sampling { temperature: 1.0, ..Sampling::default() },
             speculation: Speculation::With(speculation),
             logits_processor: Some(seen.clone()),
-            ..plain(Constraint::regex("[abc]{3}"))
+            ..plain(Constraint::regex(format!("[01]{{{NUM_BITS}}}")))
         };
-        let mut counts: HashMap<String, usize> = HashMap::new();
+        let (mut counts, mut of_all): (HashMap<String, usize>, _) = (HashMap::new(), [0, 0]);
         for seed in 0..DRAWS as u64 {
-            let (written, _) = write(&GenerateOptions { seed, ..options.clone() });
+            let (written, statistics) = write_after(&prompt, &GenerateOptions { seed, ..options.clone() });
+            sum(&mut of_all, of_model(&statistics));
             assert_eq!(written.finish, Some(FinishReason::Constraint));
             *counts.entry(written.text).or_default() += 1;
         }
+        let [drafted, accepted] = of_all;
+        println!("{drafts:?}: {accepted} of {drafted} accepted");
+        assert!(0 < accepted && accepted < drafted, "{drafts:?}: {accepted} of {drafted} accepted");
         let mut want = HashMap::new();
-        words(&seen.0.lock(), &prompt(), "", 1.0, &mut want);
+        numbers(&seen.0.lock(), &prompt, "", 1.0, &mut want);
         assert!((want.values().sum::<f64>() - 1.0).abs() < 0.02, "{want:?}");
-        // Pearson's statistic; words with fewer than five expected draws count as one.
+        // Pearson's statistic; numbers with fewer than five expected draws count as one.
         let (mut rare, mut statistic, mut cells) = ((0.0, 0.0), 0.0, 0.0f64);
         let mut add = |expected: f64, drawn: f64| {
             statistic += (drawn - expected).powi(2) / expected;
@@ -493,67 +528,65 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
         definitions.insert("d60".into(), json!({"type": "object"}));
         json!({"$ref": "#/$defs/d0", "$defs": definitions})
     };
+    // What refuses it; without, it compiles, and a text has a bounded cost.
     let bombs = [
-        json!({"type": "object", "properties": many}),
-        nested,
-        doubling,
-        json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000}),
-        json!({"type": "array", "items": {"type": "array", "minItems": 9000, "maxItems": 9000}, "minItems": 9000}),
-        json!({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}),
-        json!({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$", "minLength": 90_000, "maxLength": 90_000}),
-        json!({"type": "string", "minLength": 4_000_000_000u64}),
-        json!({"enum": (0..20_000).map(|i| format!("value {i}")).collect::<Vec<_>>()}),
-        json!({"$ref": "#"}),
-        json!({"allOf": [{"$ref": "#"}]}),
-        json!({"not": {"not": {"not": {}}}}),
-        json!({"const": "a".repeat(200_000)}),
-        json!({"type": "string", "pattern": "a?".repeat(50_000)}),
-        json!({"type": "string", "pattern": format!("^{}$", "(a|b)".repeat(30_000))}),
+        (
+            json!({"type": "object", "properties": many}),
+            Some("#: has 9000 optional properties, at most 500 are allowed"),
+        ),
+        (nested, Some("the schema is not valid JSON: recursion limit exceeded")),
+        (doubling, None),
+        (json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000}), None),
+        (
+            json!({"type": "array", "items": {"type": "array", "minItems": 9000, "maxItems": 9000}, "minItems": 9000}),
+            None,
+        ),
+        (json!({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}), None),
+        (
+            json!({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$", "minLength": 90_000, "maxLength": 90_000}),
+            Some("#: Unable to determine if regex is empty"),
+        ),
+        (json!({"type": "string", "minLength": 4_000_000_000u64}), None),
+        (json!({"enum": (0..20_000).map(|i| format!("value {i}")).collect::<Vec<_>>()}), Some("has 268900 bytes")),
+        (json!({"$ref": "#"}), Some("#: no text satisfies it")),
+        (json!({"allOf": [{"$ref": "#"}]}), Some("#/allOf/0: Schema intersection stack level exceeded")),
+        (json!({"not": {"not": {"not": {}}}}), Some("#/not/not: Unimplemented keys: [\"not\"]")),
+        (json!({"const": "a".repeat(200_000)}), None),
+        (json!({"type": "string", "pattern": "a?".repeat(50_000)}), Some("too many expressions constructed")),
+        (json!({"type": "string", "pattern": format!("^{}$", "(a|b)".repeat(30_000))}), None),
     ];
     let limits = ConstraintLimits { lexer_states: 20_000, ..ConstraintLimits::default() };
     let chain: String = (0..15_000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let words = (0..30_000).map(|i| format!("w{i}")).collect::<Vec<_>>().join("|");
     let grammars = [
-        Constraint::lark(format!("start: r0\n{chain}r15000: \"a\"\n")),
-        Constraint::lark("start: start start | \"a\"\n"),
-        Constraint::lark("start: \"a\" start\n"),
-        Constraint::lark(format!("start: {}\n", "\"a\"? ".repeat(40_000))),
-        Constraint::regex("a".repeat(250_000)),
-        Constraint::regex("(a|b)*c".repeat(30_000)),
-        Constraint::regex(format!("({})", (0..30_000).map(|i| format!("w{i}")).collect::<Vec<_>>().join("|"))),
-        Constraint::regex(format!("{}a{}", "(".repeat(200), ")*".repeat(200))),
+        (Constraint::lark(format!("start: r0\n{chain}r15000: \"a\"\n")), None),
+        (Constraint::lark("start: start start | \"a\"\n"), None),
+        (Constraint::lark("start: \"a\" start\n"), Some("Too many items (limit 50000; ")),
+        (Constraint::lark(format!("start: {}\n", "\"a\"? ".repeat(40_000))), Some("grammar.symbols.len()")),
+        (Constraint::regex("a".repeat(250_000)), None),
+        (Constraint::regex("(a|b)*c".repeat(30_000)), None),
+        (Constraint::regex(format!("({words})")), None),
+        (Constraint::regex(format!("{}a{}", "(".repeat(200), ")*".repeat(200))), Some("invalid regex")),
     ];
-    let texts = bombs.iter().map(|schema| (Constraint::json_schema(schema.to_string()), schema.to_string()));
-    for (constraint, text) in
-        texts.chain(grammars.into_iter().map(|constraint| (constraint.clone(), format!("{constraint:?}"))))
-    {
-        let start = Instant::now();
+    let bombs = bombs.map(|(schema, problem)| (Constraint::json_schema(schema.to_string()), problem));
+    for (constraint, problem) in bombs.into_iter().chain(grammars) {
         let constraint = constraint.with_limits(limits.clone());
-        let begin: String = text.chars().take(60).collect();
-        // Some compile. Their cost is bounded all the same, as is a text.
-        let compiled = ENGINE.compile(&constraint);
-        let compile_time = start.elapsed();
-        let outcome = match compiled {
-            Err(error) => error.to_string(),
-            Ok(()) => {
+        let begin: String = format!("{constraint:?}").chars().take(100).collect();
+        match problem {
+            Some(part) => {
+                let problem = refused(constraint);
+                assert!(problem.contains(part), "{begin}: {problem}");
+            }
+            None => {
+                ENGINE.compile(&constraint).unwrap_or_else(|error| panic!("{begin}: {error}"));
                 let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
                 let options = GenerateOptions { max_tokens: 24, ..plain(constraint) };
-                let generated = session.generate(&prompt(), &options).map(|generation| generation.count());
-                format!("{generated:?}")
+                let generation = session.generate(&prompt(), &options).expect("a generation");
+                let pieces: Result<Vec<_>, _> = generation.collect();
+                let pieces = pieces.unwrap_or_else(|error| panic!("{begin}: {error}"));
+                assert!(!pieces.is_empty(), "{begin}");
             }
-        };
-        println!("{begin}: {compile_time:?}, {:?}: {}", start.elapsed(), outcome.chars().take(200).collect::<String>());
-    }
-    let small = |limits: ConstraintLimits| {
-        let schema =
-            json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]+(foo|bar){3,9}$"}}});
-        refused(Constraint::json_schema(schema.to_string()).with_limits(limits))
-    };
-    let limits = ConstraintLimits::default;
-    assert!(small(ConstraintLimits { source_bytes: 20, ..limits() }).contains("at most 20 are allowed"));
-    for limits in
-        [ConstraintLimits { grammar_symbols: 3, ..limits() }, ConstraintLimits { compile_fuel: 10, ..limits() }]
-    {
-        println!("{}", small(limits));
+        }
     }
     let wide: serde_json::Map<_, _> = (0..600).map(|i| (format!("p{i}"), json!(true))).collect();
     let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
@@ -561,6 +594,43 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
     // Others still compile.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
+}
+
+/// A tiny value of each limit refuses what its default allows, with an error that names the limit.
+#[test]
+fn every_limit_is_applied_and_named() {
+    let words = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]+(foo|bar){3,9}$"}}});
+    let both = json!({"type": "string", "allOf": [{"pattern": "^[a-d]x"}, {"pattern": "^([b-e]|[c-f])x"}]});
+    let patterns = json!({"type": "object", "patternProperties": {"^a": {}, "^b": {}}});
+    let cases = json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"type": "object"}, {"type": "object"}]});
+    let optional = json!({"type": "object", "properties": {"a": {}, "b": {}}});
+    // What is forced is in ten rules.
+    let forks: String = (0..10).map(|i| format!("r{i}: \"let \" \"mut \" \"value \" \"{i}\"\n")).collect();
+    let names: Vec<_> = (0..10).map(|i| format!("r{i}")).collect();
+    let forks = Constraint::lark(format!("start: {}\n{forks}", names.join(" | ")));
+    let rules = Constraint::lark("start: x+\nx: a | b | c\na: \"a\"\nb: \"b\"\nc: \"c\"\n");
+    let expression = Constraint::regex("[a-z]+(foo|bar){3,9}");
+    let of = |schema: &Value| Constraint::json_schema(schema.to_string());
+    let none = ConstraintLimits::default;
+    for (limits, constraint, part) in [
+        (ConstraintLimits { source_bytes: 20, ..none() }, of(&words), " bytes, at most 20 are allowed"),
+        (ConstraintLimits { grammar_symbols: 3, ..none() }, of(&words), "grammar size (number of symbols) too big"),
+        (ConstraintLimits { intersected: 1, ..none() }, of(&both), "intersects 2 regular expressions, at most 1 "),
+        (ConstraintLimits { alternatives: 1, ..none() }, of(&both), "combinations of their alternatives, at most 1 "),
+        (ConstraintLimits { divisor: 6, ..none() }, of(&json!({"multipleOf": 7})), "multipleOf 7, whose digits may be"),
+        (ConstraintLimits { pattern_properties: 1, ..none() }, of(&patterns), "2 patternProperties, at most 1 "),
+        (ConstraintLimits { merged_schemas: 1, ..none() }, of(&cases), "schemas, at most 1 are allowed"),
+        (ConstraintLimits { compile_fuel: 10, ..none() }, of(&words), "lexer configuration (grammar) too big"),
+        (ConstraintLimits { mask_fuel: 1, ..none() }, expression.clone(), "too many expressions constructed"),
+        (ConstraintLimits { mask_items: 1, ..none() }, rules, "Too many items (limit 1; "),
+        (ConstraintLimits { row_items: 4, ..none() }, of(&optional), "has 2 optional properties, at most 1 "),
+        (ConstraintLimits { row_items: 4, ..none() }, forks, "items; max is 4;"),
+        (ConstraintLimits { lexer_states: 1, ..none() }, expression, "too many states: "),
+    ] {
+        ENGINE.compile(&constraint).unwrap_or_else(|error| panic!("{constraint:?}: {error}"));
+        let problem = refused(constraint.with_limits(limits.clone()));
+        assert!(problem.contains(part) && !problem.contains('\n'), "{limits:?}: {problem}");
+    }
 }
 
 /// Asserts that schemas of `n` parts are accepted up to a limit: the problem of the first beyond it.

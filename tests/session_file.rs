@@ -122,8 +122,15 @@ fn files_that_are_no_such_session_are_refused() {
         let message = engine.load_session(&path).err().expect("a refusal").to_string();
         assert!(message.contains(why) && message.contains("session") && !message.contains('\n'), "{message}");
     };
-    for len in [0, 10, 21, 30, whole.len() / 2, whole.len() - 1] {
-        refused(&whole[..len], "");
+    for (len, why) in [
+        (0, "is not a session file"),
+        (10, "is not a session file"),
+        (21, "is not a session file"),
+        (30, "is truncated"),
+        (whole.len() / 2, "damaged or truncated"),
+        (whole.len() - 1, "damaged or truncated"),
+    ] {
+        refused(&whole[..len], why);
     }
     refused(&[&whole[..], b"x"].concat(), "damaged or truncated");
     for at in [whole.len() / 2, whole.len() - 2, whole.len() - 5000] {

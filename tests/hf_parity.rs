@@ -2,6 +2,7 @@
 
 mod cases;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use cases::{Case, argmax, cache, max_difference, on_every_isa, pass, same_id, values};
 use foretoken::OutputRows;
-use foretoken::gemma4::{Assistant, Scores};
+use foretoken::gemma4::{Assistant, Scores, Target};
 use foretoken::kv::KvCache;
 use foretoken::nn::tensor;
 use foretoken::sampler::{Sampler, Sampling};
@@ -27,6 +28,18 @@ fn for_each_case(check: impl Fn(&Case, Isa)) {
             check(case, isa);
         }
     });
+}
+
+/// Checks every case with an assistant: the four of this repository, and others.
+fn for_each_pair(check: impl Fn(&Case, Isa, &Target, Arc<Assistant>)) {
+    let pairs = Cell::new(0);
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
+        let Some(assistant) = case.assistant(&target, isa) else { return };
+        pairs.set(pairs.get() + 1);
+        check(case, isa, &target, Arc::new(assistant));
+    });
+    assert!(pairs.get() >= 4 * Isa::available().count(), "{} cases with an assistant", pairs.get());
 }
 
 #[test]
@@ -68,11 +81,9 @@ fn greedy_ids_are_the_references() {
 /// Every link of the draft chain, from the token and the state of the reference's previous link.
 #[test]
 fn draft_links_are_the_references() {
-    for_each_case(|case, isa| {
-        let target = case.target(isa);
-        let Some(assistant) = case.assistant(&target, isa) else { return };
-        let mut kv = cache(&target, ElementType::F32, isa);
-        pass(&target, &mut kv, &case.ids("input_ids"), OutputRows::None);
+    for_each_pair(|case, isa, target, assistant| {
+        let mut kv = cache(target, ElementType::F32, isa);
+        pass(target, &mut kv, &case.ids("input_ids"), OutputRows::None);
         let (of_logits, of_hidden) = case.tolerances();
         let reference = Chain::of(case);
         for k in 0..reference.ids.len() {
@@ -98,13 +109,12 @@ const AMPLIFICATION: f32 = 8.0;
 /// so it is bounded, and ids are decided, relative to the error of each link's input state.
 #[test]
 fn free_running_drafts_are_the_references() {
-    for_each_case(|case, isa| {
-        let target = case.target(isa);
-        let Some(assistant) = case.assistant(&target, isa).map(Arc::new) else { return };
-        let mut kv = cache(&target, ElementType::F32, isa);
-        let output = pass(&target, &mut kv, &case.ids("input_ids"), OutputRows::Last);
+    for_each_pair(|case, isa, target, assistant| {
+        let mut kv = cache(target, ElementType::F32, isa);
+        let output = pass(target, &mut kv, &case.ids("input_ids"), OutputRows::Last);
         let reference = Chain::of(case);
         let drafts = mtp(&assistant, reference.first_id, &output.hidden, &kv, reference.ids.len());
+        assert_eq!(drafts.len(), reference.ids.len(), "{}: drafts", case.name);
         let (mut token, mut hidden) = (reference.first_id, output.hidden);
         for (k, draft) in drafts.iter().enumerate() {
             let given = max_difference(&values(&hidden), reference.state_before(k));

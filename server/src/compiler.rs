@@ -148,10 +148,15 @@ mod tests {
     use std::future::Future;
     use std::path::Path;
     use std::pin::pin;
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::task::{Context, Poll, Waker};
 
     use foretoken::EngineOptions;
     use foretoken::chat::ChatOptions;
+    use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+    use tokio::task::JoinSet;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -163,6 +168,81 @@ mod tests {
     fn calls(format: &Constraint) -> CallFormat {
         let options = ChatOptions::default();
         CallFormat { options, choice: None, given: Vec::new(), format: Some((format.clone(), "field".into())) }
+    }
+
+    /// Work that says that it has begun, and ends when it is let go. `most` counts those that run at once.
+    struct Held {
+        begun: UnboundedSender<()>,
+        let_go: Arc<Mutex<Receiver<()>>>,
+        running: Arc<AtomicUsize>,
+        most: Arc<AtomicUsize>,
+    }
+
+    impl Held {
+        fn work(&self) -> impl FnOnce() + Send + use<> {
+            let (begun, let_go) = (self.begun.clone(), self.let_go.clone());
+            let (running, most) = (self.running.clone(), self.most.clone());
+            move || {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                let _ = begun.send(());
+                let _ = let_go.lock().map(|let_go| let_go.recv());
+                running.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn held() -> (Held, UnboundedReceiver<()>, Sender<()>) {
+        let ((begun, has_begun), (go, let_go)) = (unbounded_channel(), channel());
+        let let_go = Arc::new(Mutex::new(let_go));
+        (Held { begun, let_go, running: Arc::default(), most: Arc::default() }, has_begun, go)
+    }
+
+    #[tokio::test]
+    async fn two_compile_and_the_seventeenth_is_refused() {
+        let (held, mut has_begun, go) = held();
+        let compilers = Arc::new(Compilers::new());
+        let mut waiting = JoinSet::new();
+        for _ in 0..MAX_COMPILING {
+            let (compilers, work) = (compilers.clone(), held.work());
+            waiting.spawn(async move { compilers.run(work).await });
+        }
+        while compilers.taken.load(Ordering::SeqCst) < 16 {
+            tokio::task::yield_now().await;
+        }
+        let refused = compilers.run(|| ()).await.expect_err("no place");
+        assert_eq!((refused.status, refused.code), (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")));
+        for ended in 0..MAX_COMPILING {
+            // Two have begun; when one ends, so does the next.
+            let begins = if ended == 0 { 2 } else { usize::from(ended <= 14) };
+            for _ in 0..begins {
+                has_begun.recv().await.expect("it begins");
+            }
+            assert!(has_begun.try_recv().is_err(), "a third one has begun");
+            go.send(()).expect("it waits");
+        }
+        while let Some(done) = waiting.join_next().await {
+            done.expect("no panic").expect("done");
+        }
+        assert_eq!(held.most.load(Ordering::SeqCst), 2);
+        assert_eq!(compilers.run(|| 5).await.expect("a place"), 5);
+    }
+
+    /// The wait for a thread counts. What cannot be interrupted keeps its place.
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_thirty_seconds_is_given_up() {
+        let (held, _has_begun, go) = held();
+        let compilers = Compilers::new();
+        let begin = Instant::now();
+        let all = tokio::join!(compilers.run(held.work()), compilers.run(held.work()), compilers.run(held.work()));
+        assert_eq!(begin.elapsed().as_secs(), 30);
+        for done in [all.0, all.1, all.2] {
+            let error = done.expect_err("too late");
+            assert_eq!((error.status, error.code), (StatusCode::SERVICE_UNAVAILABLE, Some("compile_timeout")));
+            assert!(error.message.contains("not compiled within 30 s"), "{}", error.message);
+        }
+        assert_eq!((compilers.taken.load(Ordering::SeqCst), compilers.running.available_permits()), (2, 0));
+        drop(go);
+        drop(compilers.running.acquire_many(MAX_THREADS as u32).await.expect("both threads"));
     }
 
     #[tokio::test]

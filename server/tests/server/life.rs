@@ -1,6 +1,6 @@
 //! Clients that leave, do not read, or are too many; and the end.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -70,7 +70,6 @@ fn a_full_queue_is_429() {
     assert_eq!(post().status().as_u16(), 200);
 }
 
-/// A client that reads nothing: the engine writes its text to the end meanwhile, and others'.
 #[tokio::test]
 async fn a_missing_cache_directory_is_said_at_the_start() {
     let directory = tempfile::tempdir().expect("a directory").path().join("nowhere");
@@ -120,6 +119,7 @@ fn the_largest_limits_serve() {
     server.join();
 }
 
+/// A client that reads nothing does not delay others, and its connection is closed in the middle of the text.
 #[test]
 fn slow_readers_hold_nobody() {
     let server = TestServer::start(ServerOptions { idle_timeout: Duration::from_secs(1), ..options() });
@@ -127,18 +127,38 @@ fn slow_readers_hold_nobody() {
     let mut body = long(8000);
     body["n_predict"] = body["max_tokens"].take();
     body["n_probs"] = json!(20);
-    let unread = server.open("/completion", &body);
+    let unread = server.send("/completion", &body, server.connect_narrow());
     wait_until("a sequence", || server.busy_slots() == 1);
-    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 40}));
+    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true}));
     let length = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}";
-    let stop = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"stop\"}";
-    wait_until("both ends, or the connection closed", || {
-        server.metric(length) + server.metric(stop) + server.metric(ABORTED) == 2.0
-    });
-    assert_eq!(server.busy_slots(), 0);
-    // The connection was closed for want of a reader, in the middle.
-    std::thread::sleep(Duration::from_millis(1500));
-    assert!(!read_rest(unread).contains("\"stop\":true"));
+    assert_eq!(server.metric(length), 1.0);
+    wait_until("the connection closed for want of a reader", || server.metric(ABORTED) == 1.0);
+    wait_until("its sequence freed", || server.busy_slots() == 0);
+    let rest = read_rest(unread);
+    assert!(rest.starts_with("HTTP/1.1 200") && !rest.contains("\"stop\":true"), "{rest}");
+}
+
+/// With room for one connection, a second one is served when the first is closed.
+#[test]
+fn further_connections_wait() {
+    let server = TestServer::start(ServerOptions { max_connections: 1, ..options() });
+    let mut first = server.open("/v1/completions", &long(200));
+    first_event(&mut first);
+    let second = server.open("/v1/completions", &long(1));
+    let mut text = Vec::new();
+    while !text.windows(6).any(|part| part == b"[DONE]") {
+        let mut some = [0; 4096];
+        let read = first.read(&mut some).expect("an event");
+        assert!(read > 0, "the connection is closed: {}", String::from_utf8_lossy(&text));
+        text.extend(&some[..read]);
+    }
+    // The answer to the second would have come before the end of the first's.
+    second.set_nonblocking(true).expect("set");
+    let error = second.peek(&mut [0]).expect_err("nothing to read");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    second.set_nonblocking(false).expect("set");
+    drop(first);
+    assert!(read_head(&second).starts_with("HTTP/1.1 200"));
 }
 
 #[test]

@@ -142,9 +142,26 @@ impl TestServer {
         slots.as_array().expect("a list").iter().filter(|slot| slot["is_processing"] == true).count()
     }
 
+    /// A connection that receives little before it is read.
+    pub fn connect_narrow(&self) -> TcpStream {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.set_recv_buffer_size(4096)?;
+            socket.connect(self.address).await?.into_std()
+        });
+        let stream = stream.expect("a connection");
+        stream.set_nonblocking(false).expect("set");
+        stream
+    }
+
     /// A connection with a request on it, of which nothing was read.
     pub fn open(&self, path: &str, body: &Value) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).expect("a connection");
+        self.send(path, body, TcpStream::connect(self.address).expect("a connection"))
+    }
+
+    /// The connection with a request on it.
+    pub fn send(&self, path: &str, body: &Value, mut stream: TcpStream) -> TcpStream {
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
         let body = body.to_string();
         let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");

@@ -1,0 +1,97 @@
+//! The command: its address, a signal that ends it, and what it refuses.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, agent, wait_until};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken-server"));
+    command.args(arguments).env_remove("RUST_LOG").env("RUST_BACKTRACE", "1").stdin(Stdio::null());
+    command
+}
+
+/// Killed when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn it_serves_until_a_signal_ends_it() {
+    let mut server =
+        Running(command(&["--port", "0", "--threads", "1"]).stderr(Stdio::piped()).spawn().expect("a run"));
+    let mut log = BufReader::new(server.0.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.contains("listening") {
+        line.clear();
+        assert!(log.read_line(&mut line).expect("a line") > 0, "it ended");
+    }
+    let url = line.split_once("url=\"").and_then(|(_, rest)| rest.split_once('"')).expect("an address").0;
+    assert!(line.contains("model=\"demo\""), "{line}");
+    let body = json!({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": true}).to_string();
+    let request = agent().post(format!("{url}/v1/completions")).header("content-type", "application/json");
+    let text = request.send(body).expect("an answer").body_mut().read_to_string().expect("a text");
+    let answer: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", server.0.id())]).status();
+    assert!(kill.expect("a shell").success());
+    wait_until("the end of the process", || server.0.try_wait().expect("a state").is_some());
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).expect("a text");
+    let status = server.0.wait().expect("a status");
+    assert!(status.success() && rest.contains("stopped"), "{status}: {rest}");
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let (empty, nowhere) = (at("keys"), at("nowhere"));
+    std::fs::write(&empty, "\n  \n").expect("a file");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let port = address.rsplit(':').next().expect("a port");
+    for (arguments, part) in [
+        (&["--api-key-file", &empty][..], "contains no API key; write one per line"),
+        (&["--api-key-file", &nowhere], &*nowhere),
+        (&["--api-key", ""], "--api-key is empty"),
+        (&["--alias", ""], "--alias is empty"),
+        (&["--max-rows", "0"], "--max-rows must be at least 1"),
+        (&["--prompt-slowdown", "0.5"], "--prompt-slowdown must be at least 1"),
+        (&["--prompt-slowdown", "NaN"], "--prompt-slowdown must be at least 1"),
+        (&["--parallel", "0"], "--parallel"),
+        (&["--parallel", "1025"], "--parallel"),
+        (&["--idle-timeout", "0"], "--idle-timeout"),
+        (&["--kv-memory", "0"], "is not a number of bytes"),
+        (&["--kv-memory", "2T"], "is not a number of bytes"),
+        (&["--kv-memory", "18446744073709551615G"], "is not a number of bytes"),
+        (&["--cache-dir", &nowhere], &*nowhere),
+        (&["--cache-dir", ".", "--no-prefix-cache"], "--no-prefix-cache"),
+        (&["--chat-template-file", &nowhere], &*nowhere),
+        (&["--model", &nowhere], &*nowhere),
+        (&["--port", port], "pass another --port or --host"),
+        (&["--log-level", "loud"], "--log-level"),
+        (&["--max-connections", "0"], "max_connections is 0, must be at least 1"),
+        (&["--max-tokens", "0"], "max_tokens is 0, must be at least 1"),
+        (&["model.gguf"], "model.gguf"),
+        (&["--no-such-flag"], "--no-such-flag"),
+    ] {
+        // A free port and no log, unless that is what is wrong.
+        let others = [["--port", "0"], ["--log-level", "error"]];
+        let others: Vec<_> = others.into_iter().filter(|[name, _]| arguments[0] != *name).flatten().collect();
+        let output = command(&[arguments, &others].concat()).output().expect("a run");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let what = format!("{arguments:?}: {}: {errors}", output.status);
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{what}");
+        assert!(errors.starts_with("Error: ") && errors.contains(part) && errors.lines().count() == 1, "{what}");
+    }
+}

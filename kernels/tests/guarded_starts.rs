@@ -6,6 +6,7 @@ mod delta_net;
 mod guarded;
 mod kernels;
 mod quant;
+mod skipped;
 mod turbo;
 mod turbo_golden;
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 /// Measure the cost of masks, and generation under JSON schemas with and without speculation, interleaved.
 #[derive(Parser)]
+#[command(version)]
 struct Args {
     #[command(flatten)]
     load: arguments::Load,

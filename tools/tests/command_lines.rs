@@ -67,9 +67,11 @@ fn utf8(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 15] = [
     "acceptance",
+    "batch",
     "bench_matrix",
+    "constraint",
     "convert",
     "depth",
     "doctor",
@@ -82,6 +84,21 @@ const COMMANDS: [&str; 13] = [
     "trace_view",
     "verify_curve",
 ];
+
+#[test]
+fn every_command_is_listed() {
+    let mut names = Vec::new();
+    for package in ["tools", "benches"] {
+        let examples = foretoken_tools::repository().join(package).join("examples");
+        for entry in std::fs::read_dir(examples).expect("the examples") {
+            let path = entry.expect("an entry").path();
+            assert!(path.extension().is_none_or(|end| end == "rs"), "{}", path.display());
+            names.push(path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned());
+        }
+    }
+    names.sort_unstable();
+    assert_eq!(names, COMMANDS);
+}
 
 // ---- generate ----
 
@@ -830,8 +847,10 @@ fn kv_quality_compares_formats() {
     // bits, divergences (median, mean, 99.9 %), the same best token, acceptance.
     let [exact, turbo2] = &rows[..] else { panic!("{csv}") };
     assert_eq!(exact[..5], [16.0, 0.0, 0.0, 0.0, 1.0]);
-    assert!(turbo2[0] > 2.0 && turbo2[0] < 3.0 && turbo2[2] > 0.0 && turbo2[3] >= turbo2[1], "{csv}");
-    assert!(exact[5] > 0.0 && exact[5] <= 1.0, "{csv}");
+    assert!(turbo2[0] > 2.0 && turbo2[0] < 3.0, "{csv}");
+    // A few positions diverge most.
+    assert!(turbo2[2] > 2.0 * turbo2[1] && turbo2[3] > 2.0 * turbo2[2], "{csv}");
+    assert!(turbo2[4] > 0.5 && exact[5] > 0.2 && turbo2[5] > 0.2, "{csv}");
     assert!(std::fs::read_to_string(svg).expect("a plot").starts_with("<svg"));
     let unknown = run("kv_quality", &["--only", "turbo9"]);
     assert!(text(&unknown.stderr).contains("--only turbo9: there are exact; "), "{}", text(&unknown.stderr));
@@ -878,9 +897,15 @@ fn verify_curve_measures_sixteen_row_counts() {
     let recurrent = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-qwen");
     let report = json("verify_curve", &["--json", "--repeats", "1", "--threads", "1", "--model", recurrent]);
     let rollbacks = report["rollback"].as_array().expect("a list");
-    assert_eq!(rollbacks.len(), 4, "{report}");
-    assert!(rollbacks.iter().all(|of| number(&of["verify_ms"]) > 0.0 && number(&of["of_round"]) < 1.0), "{report}");
-    assert!(number(&report["draft_ms"]) > 0.0, "{report}");
+    let rounds: Vec<_> = rollbacks.iter().map(|of| (number(&of["rows"]), number(&of["keep"]))).collect();
+    assert_eq!(rounds, [(3.0, 1.0), (3.0, 3.0), (5.0, 1.0), (5.0, 5.0)]);
+    let draft_ms = number(&report["draft_ms"]);
+    assert!(draft_ms > 0.0, "{report}");
+    for (of, (rows, _)) in rollbacks.iter().zip(rounds) {
+        let [verify, rollback, share] = ["verify_ms", "ms", "of_round"].map(|name| number(&of[name]));
+        assert!(verify > 0.0, "{of}");
+        assert!((share - rollback / (verify + rollback + draft_ms * (rows - 1.0))).abs() < 1e-9, "{report}");
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! models: kernels, grids and blocks, in order. The device here computes nothing, so it needs no compiler.
 
 mod cases;
+#[path = "../kernels/tests/skipped/mod.rs"]
+mod skipped;
 #[path = "on_device/widened.rs"]
 mod widened;
 
@@ -118,8 +120,7 @@ fn config(folder: &Path) -> Value {
 #[test]
 fn launches_are_those_of_the_roofline_model() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: launches of the roofline model: python3 is not installed");
-        return;
+        return skipped::skipped("launches of the roofline model", "python3 is not installed");
     }
     let files = tempfile::tempdir().expect("a folder");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

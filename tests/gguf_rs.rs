@@ -111,8 +111,9 @@ fn small_files_read_alike() {
 
 /// `FORETOKEN_GGUF=FILE[:FILE...]`: real files.
 #[test]
+#[ignore = "FORETOKEN_GGUF names the files"]
 fn given_files_read_alike() {
     let Some(program) = program() else { return };
-    let files = std::env::var("FORETOKEN_GGUF").unwrap_or_default();
-    files.split(':').filter(|file| !file.is_empty()).for_each(|file| compare(&program, file.as_ref()));
+    let files = std::env::var_os("FORETOKEN_GGUF").expect("FORETOKEN_GGUF names files");
+    std::env::split_paths(&files).for_each(|file| compare(&program, &file));
 }

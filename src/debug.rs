@@ -8,7 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device::DeviceChoice;
 use crate::hub::HubOptions;
 use crate::tokenizer::Tokenizer;
-use crate::{Engine, Generation, Probe, Session};
+use crate::{Engine, EngineOptions, Generation, Probe, Session};
 
 macro_rules! by_name {
     ($($type:ident),*) => {$(
@@ -49,6 +49,16 @@ impl fmt::Debug for DeviceChoice {
             Self::Auto => f.write_str("Auto"),
             Self::Given(_) => f.write_str("Given(..)"),
         }
+    }
+}
+
+impl fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, assistant, draft_model, threads, device, isa, quantize, .. } = self;
+        let mut all = f.debug_struct("EngineOptions");
+        all.field("model", model).field("assistant", assistant).field("draft_model", draft_model);
+        all.field("threads", threads).field("device", device).field("isa", isa).field("quantize", quantize);
+        all.finish_non_exhaustive()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sampler::{LogitsProcessor, Sampling};
 use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters, Trace};
 
 /// Options of an engine.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineOptions {
     /// The target's checkpoint: a directory or a GGUF file.
     pub model: PathBuf,

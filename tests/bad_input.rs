@@ -399,7 +399,7 @@ fn pairs_that_do_not_fit() {
     let pair = Pair::new();
     pair.set(TARGET, "num_kv_shared_layers", json!(0));
     pair.set(TARGET, "layer_types", json!(vec!["full_attention"; 8]));
-    let problem = pair.engine().err().expect("the shapes differ, too").to_string();
+    let problem = pair.engine().expect_err("the shapes differ, too").to_string();
     says(&problem, &["target"]);
 
     let pair = Pair::new();
@@ -879,7 +879,7 @@ fn causes_in_files() {
     let cause = |spoil: &dyn Fn(&Pair)| {
         let pair = Pair::new();
         spoil(&pair);
-        pair.engine().err().expect("a spoilt pair")
+        pair.engine().expect_err("a spoilt pair")
     };
     let missing = cause(&|pair| std::fs::remove_file(pair.path(TARGET)).expect("it was there"));
     assert!(matches!(&missing, Error::Io { path, .. } if path.ends_with(TARGET)), "{missing:?}");
@@ -908,7 +908,7 @@ fn causes_in_weights() {
     let generate = |pair: &Pair| {
         let engine = pair.engine().expect("values are not looked at while loading");
         let mut session = engine.session(&SessionOptions::default()).expect("a session");
-        session.generate(&[2, 3, 5], &GenerateOptions::default()).err().expect("no finite numbers")
+        session.generate(&[2, 3, 5], &GenerateOptions::default()).expect_err("no finite numbers")
     };
     let pair = Pair::new();
     // What token 5 adds to the first layer's output.
@@ -943,19 +943,19 @@ fn causes_in_requests() {
         change(&mut options);
         engine.session(&options)
     };
-    let error = session(&|options| options.kv.memory = Some(1000)).err().expect("1000 bytes are too few");
+    let error = session(&|options| options.kv.memory = Some(1000)).expect_err("1000 bytes are too few");
     let Error::Memory { needed: Some(needed), available: Some(1000), fits: Some(fits), .. } = error else {
         panic!("{error:?}");
     };
     assert!(needed > 1000 && fits < 32, "{error:?}");
     says(&error.to_string(), &["context of 32", "1000 bytes available", "use a smaller cache type or context"]);
 
-    let error = session(&|options| options.kv.max_round_rows = 0).err().expect("a round has rows");
+    let error = session(&|options| options.kv.max_round_rows = 0).expect_err("a round has rows");
     assert!(matches!(error, Error::Argument { name: "max_round_rows", .. }), "{error:?}");
     let mut session = session(&|_| ()).expect("a session");
     let mut refuse = |prompt: &[u32], sampling| {
         let options = GenerateOptions { sampling, ..GenerateOptions::default() };
-        session.generate(prompt, &options).err().expect("a refusal")
+        session.generate(prompt, &options).expect_err("a refusal")
     };
     let greedy = Sampling::default;
     let error = refuse(&[2; 33], greedy());
@@ -969,7 +969,7 @@ fn causes_in_requests() {
         let error = refuse(prompt, sampling);
         assert!(matches!(error, Error::Argument { name, .. } if name == argument), "{argument}: {error:?}");
     }
-    let unknown = "tpu".parse::<DeviceChoice>().err().expect("no device");
+    let unknown = "tpu".parse::<DeviceChoice>().expect_err("no device");
     assert!(matches!(unknown, Error::Argument { name: "device", .. }), "{unknown:?}");
     let message = Message::user("Hello");
     let error = engine.encode_chat(&[message], &ChatOptions::default()).expect_err("no template");
@@ -984,7 +984,7 @@ fn a_device_that_is_not_there_is_an_error_and_the_processor_still_works() {
     let pair = Pair::new();
     let load =
         |device| Engine::load(&EngineOptions { device, ..EngineOptions::new(pair.directory.path().join("target")) });
-    let error = load(DeviceChoice::Metal(0)).err().expect("no Mac");
+    let error = load(DeviceChoice::Metal(0)).expect_err("no Mac");
     assert!(matches!(&error, Error::Device { device, .. } if device == "Metal"), "{error:?}");
     assert!(error.to_string().contains("use the CPU"), "{error}");
     load(DeviceChoice::Cpu).expect("an engine");

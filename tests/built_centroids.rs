@@ -59,7 +59,7 @@ fn the_text_is_the_same_with_any_centroids() {
     assert_eq!(written(faster(3)), (text, own));
     // Sizes that do not divide the vocabulary are an error if centroids are required.
     let options = EngineOptions { centroids: built(3, 1, None), ..EngineOptions::new(demo("target")) };
-    let error = Engine::load(&options.with_assistant(demo("assistant"))).err().expect("a refusal");
+    let error = Engine::load(&options.with_assistant(demo("assistant"))).expect_err("a refusal");
     assert!(error.to_string().contains("3, of 4096 tokens"), "{error}");
 }
 

@@ -440,10 +440,10 @@ fn it_composes_with_processors_and_penalties() {
 
     let nothing = GenerateOptions { constraint: Some(Constraint::regex("[0-9]{12}")), ..options };
     let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
-    let error = session.generate(&prompt(), &nothing).err().expect("an error");
+    let error = session.generate(&prompt(), &nothing).expect_err("an error");
     assert!(matches!(&error, Error::Argument { name: "constraint", .. }), "{error:?}");
     let simulated = GenerateOptions { simulate_acceptance: vec![0.5], ..plain(Constraint::regex("a")) };
-    let error = session.generate(&prompt(), &simulated).err().expect("an error");
+    let error = session.generate(&prompt(), &simulated).expect_err("an error");
     assert!(error.to_string().starts_with("simulate_acceptance"), "{error}");
 }
 

@@ -128,7 +128,7 @@ fn auto_computes_somewhere() {
 
 #[test]
 fn a_device_that_is_not_there_is_an_error() {
-    let error = demo(DeviceChoice::Cuda(usize::MAX), None).err().expect("no such device").to_string();
+    let error = demo(DeviceChoice::Cuda(usize::MAX), None).expect_err("no such device").to_string();
     assert!(error.starts_with("CUDA: "), "{error}");
     assert!(["no driver", "no device", "the driver"].iter().any(|part| error.contains(part)), "{error}");
 }

@@ -638,7 +638,7 @@ fn keys_that_are_not_finite_are_an_error() {
     let options = plain(4);
     let problem = |engine: &Engine, prompt: &[u32]| {
         let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
-        let error = session.generate(prompt, &options).err().expect("an error").to_string();
+        let error = session.generate(prompt, &options).expect_err("an error").to_string();
         assert!(error.contains("checkpoint is damaged"), "{error}");
         let first = session.generate(good, &options).expect("a generation");
         let ids: Vec<u32> = first.flat_map(|piece| piece.expect("a piece").tokens).collect();
@@ -874,7 +874,7 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     let (whole, used) = (std::fs::read(&path).expect("the file"), pair.machine.used());
     let refused = |bytes: &[u8], why: &str| {
         std::fs::write(&path, bytes).expect("a file");
-        let error = pair.device.load_session(&path).err().expect("a refusal").to_string();
+        let error = pair.device.load_session(&path).expect_err("a refusal").to_string();
         assert!(error.contains(why) && !error.contains('\n'), "{error}");
         assert_eq!(pair.machine.used(), used, "bytes are left");
     };
@@ -896,7 +896,7 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     };
     std::fs::write(&path, &whole).expect("a file");
     let taken = pair.machine.fill(session_bytes + 100_000);
-    let error = pair.device.load_session(&path).err().expect("no memory").to_string();
+    let error = pair.device.load_session(&path).expect_err("no memory").to_string();
     assert!(error.contains("out of memory") || error.contains(" available"), "{error}");
     pair.machine.empty(taken);
     assert_eq!(pair.machine.used(), used, "bytes are left");
@@ -914,7 +914,7 @@ fn devices_have_names() {
         assert_eq!(matches!(choice, DeviceChoice::Cpu), cpu, "{name}");
     }
     for wrong in ["gpu", "cpu:0", "auto:1", "cuda:", "metal:x", ""] {
-        let error = wrong.parse::<DeviceChoice>().err().expect("an error").to_string();
+        let error = wrong.parse::<DeviceChoice>().expect_err("an error").to_string();
         assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N, auto"), "{error}");
     }
 }

@@ -206,7 +206,7 @@ fn a_write_that_fails_is_an_error_with_the_tensor() {
     let _alone = alone();
     for (quantize, write) in [(None, 1), (Some(WeightType::Q8_0), 1), (Some(WeightType::Q8_0), 20)] {
         let (engine, machine, _) = load(&EngineOptions { quantize, threads: Some(1), ..pair() }, write);
-        let error = engine.err().expect("an error");
+        let error = engine.expect_err("an error");
         assert!(matches!(error, Error::Device { .. }), "{error:?}");
         let text = error.to_string();
         assert!(["emulated", "the bus is lost"].iter().all(|part| text.contains(part)), "{text}");

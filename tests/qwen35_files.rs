@@ -610,7 +610,7 @@ fn other_models_and_fields_are_refused_by_name() {
                 fields.extend(change.as_object().expect("an object").clone());
             },
         );
-        let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+        let message = Engine::load(&EngineOptions::new(folder.path())).expect_err("a refusal").to_string();
         assert!(why.iter().all(|why| message.contains(why)) && !message.contains('\n'), "{message}");
     };
     refused(json!({"model_type": "qwen3_next"}), &["model_type", "Qwen3-Next", "Qwen3.5"]);
@@ -675,18 +675,18 @@ fn a_head_is_there_or_not() {
     assert!(Engine::load(&EngineOptions::new(folder.path())).expect("a head").has_mtp());
     for part in ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.pre_fc_norm_hidden.weight"] {
         let folder = directory(case, |name| name != part, no_change);
-        let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+        let message = Engine::load(&EngineOptions::new(folder.path())).expect_err("a refusal").to_string();
         assert!(message.contains(part) && message.contains("is missing"), "{message}");
     }
     // A head with its own embedding.
     let dedicated = |config: &mut Value| config["mtp_use_dedicated_embeddings"] = json!(true);
     let folder = directory(case, |_| true, dedicated);
-    let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+    let message = Engine::load(&EngineOptions::new(folder.path())).expect_err("a refusal").to_string();
     assert!(message.contains("mtp.embed_tokens.weight") && message.contains("is missing"), "{message}");
     // An assistant is Gemma 4's.
     let folder = directory(case, |_| true, no_change);
     let options = EngineOptions::new(folder.path()).with_assistant(folder.path());
-    let message = Engine::load(&options).err().expect("a refusal").to_string();
+    let message = Engine::load(&options).expect_err("a refusal").to_string();
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
 }
 

@@ -92,7 +92,7 @@ fn a_session_of_other_weights_is_refused() {
     generate(&mut saved, &prompt(20), 4);
     let path = folder.path().join("session");
     saved.save(&path).expect("a file");
-    let error = other.load_session(&path).err().expect("a refusal").to_string();
+    let error = other.load_session(&path).expect_err("a refusal").to_string();
     assert!(error.contains("another model"), "{error}");
 }
 
@@ -119,7 +119,7 @@ fn files_that_are_no_such_session_are_refused() {
     let whole = std::fs::read(&path).expect("the file");
     let refused = |bytes: &[u8], why: &str| {
         std::fs::write(&path, bytes).expect("a file");
-        let message = engine.load_session(&path).err().expect("a refusal").to_string();
+        let message = engine.load_session(&path).expect_err("a refusal").to_string();
         assert!(message.contains(why) && message.contains("session") && !message.contains('\n'), "{message}");
     };
     for (len, why) in [
@@ -176,7 +176,7 @@ fn a_context_that_does_not_fit_is_reduced() {
     assert_eq!(generate(&mut loaded, &prompt(5), 8), generate(&mut saved, &prompt(5), 8));
     // The positions of the file must fit.
     let of_file = saved.kv().bytes_at(104) as u64;
-    let error = load(of_file / 2).load_session(&path).err().expect("no memory");
+    let error = load(of_file / 2).load_session(&path).expect_err("no memory");
     assert!(matches!(error, Error::Memory { .. }), "{error}");
 }
 
@@ -200,7 +200,7 @@ fn a_recurrent_state_goes_on_as_the_saved_one() {
         }
         let whole = std::fs::read(&path).expect("the file");
         std::fs::write(&path, &whole[..whole.len() - 8]).expect("a file");
-        let message = engine.load_session(&path).err().expect("cut short").to_string();
+        let message = engine.load_session(&path).expect_err("cut short").to_string();
         assert!(message.contains("bytes"), "{message}");
     }
 }

@@ -273,6 +273,6 @@ fn a_tokenizer_beside_a_file_is_compared() {
         Checkpoint::open(&file).and_then(|checkpoint| checkpoint.tokenizer(4096))
     };
     assert!(tokenizer(&json).expect("the same").is_some());
-    let error = tokenizer(&json.replace("<0x00>", "<zero>")).err().expect("another token").to_string();
+    let error = tokenizer(&json.replace("<0x00>", "<zero>")).expect_err("another token").to_string();
     assert!(error.contains("tokenizer.ggml.tokens") && error.contains("<zero>"), "{error}");
 }

@@ -214,7 +214,7 @@ stage_acceptance() {
     e2b_pair
     local named
     for named in 31b=.92,.78,.67,.57 0.9=.9 0.8=.8 0.7=.7; do
-        matrix "e2b-acceptance-${named%=*}" "${e2b[@]}" --kv f16 --mixture mtp --prompts short --max-tokens "$long" --runs 1 \
+        matrix "e2b-acceptance-${named%=*}" "${e2b[@]}" --kv f16 --mixture mtp --prompts short --max-tokens "$long" --runs "$runs" \
             --simulate-acceptance "${named#*=}"
     done
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, ReplyPart, Thinking};
-use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
+use foretoken::rand::rngs::StdRng;
+use foretoken::speculative::{
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Drafters,
+};
 use foretoken::{
     Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
     LogitsProcessor, Piece, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
@@ -163,6 +166,35 @@ fn every_text_is_valid_and_speculation_changes_none() {
     }
     let [drafted, accepted] = of_all;
     assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} accepted");
+}
+
+/// Drafts a token that does not exist.
+struct Absurd;
+
+impl Drafter for Absurd {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn draft(&mut self, _: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        draft.tokens.resize(most, u32::MAX - 1);
+        Ok(())
+    }
+}
+
+#[test]
+fn drafts_outside_the_vocabulary_leave_the_text_as_it_is() {
+    let options = plain(Constraint::json_schema(schemas()[0].to_string()));
+    let (want, _) = write(&options);
+    let drafters = Drafters::Custom(CustomDrafter::new("absurd", || Box::new(Absurd)));
+    let block = BlockSize::Fixed(4);
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
+    let (got, _) = write(&GenerateOptions { speculation, ..options });
+    assert_eq!(got, want);
 }
 
 #[test]

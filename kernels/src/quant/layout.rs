@@ -92,6 +92,9 @@
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;
 
+/// The most panels that are read side by side.
+pub const STREAMS: usize = 4;
+
 /// Bytes of a packed quad: four inputs of 16 rows, one byte each.
 pub(super) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 

@@ -51,7 +51,7 @@ mod weight_type;
 pub use activations::{ActivationFormat, ActivationLayout, Activations, ActivationsPart};
 pub use encode::{quantize_row, quantize_row_by_importance};
 pub use ggml::dequantize_row;
-pub use layout::PANEL_ROWS;
+pub use layout::{PANEL_ROWS, STREAMS};
 pub use matmul::{dot_rows, matmul};
 pub use pack::pack;
 pub use packed_matrix::{PackedMatrix, dequantize_packed_row};

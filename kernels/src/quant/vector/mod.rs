@@ -17,14 +17,14 @@ use std::ops::Range;
 
 use crate::columns::ColumnsMut;
 use crate::quant::activations::Activations;
-use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
+use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::unpack::{Format, with_format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::dispatch::VectorIsa;
 use rows::{PASS_BLOCKS, Results};
-use streams::{STREAMS, reads_one_run_faster, streams};
+use streams::{reads_one_run_faster, streams};
 use unpacked::unpacked_panel;
 
 /// As [`super::matmul`]. Without inputs the results are zeros.

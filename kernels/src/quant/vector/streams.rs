@@ -4,15 +4,12 @@ use std::marker::PhantomData;
 
 use super::rows::{Results, align_frame, stride, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
-use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
+use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
 use crate::quant::source::{PackedSource, prefetched_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
-
-/// The most panels that are read side by side.
-pub(super) const STREAMS: usize = 4;
 
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;

@@ -278,8 +278,10 @@ impl Session {
                 list.insert(0, DrafterOptions::Forced);
             }
         }
-        let SpeculativeDecoder { backend, drafting, .. } = self.decoder().0;
-        drafting.set_drafters(list, |options| engine.parts.sources.drafter(options, backend, &kv_options))?;
+        let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder().0;
+        drafting.set_drafters(list, state.kv().max_context(), |options| {
+            engine.parts.sources.drafter(options, backend, &kv_options)
+        })?;
         let settings = Settings {
             sampler,
             constraint: constraint.map(Mutex::new),

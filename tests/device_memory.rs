@@ -105,10 +105,11 @@ impl Recording for Nothing {
     }
 }
 
-/// A fixture with heads of 512 and a context of [`DEPTH`] and more.
+/// A fixture with heads of 512 and a context of [`DEPTH`] and more, in which full attention is also in a layer before the
+/// last one with K and V, which attends for all rows of a prompt.
 fn deep(to: &Path) {
     let widths = Widths { sliding: Heads { width: 128, pairs: 64 }, full: Heads { width: 512, pairs: 64 } };
-    widen(&cases::named("dense").path.join("target"), to, widths);
+    widen(&cases::named("nested").path.join("target"), to, widths);
     let path = to.join("config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("config.json")).expect("JSON");
     let text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };

@@ -63,11 +63,17 @@ fn dry(fields: &mut Fields, base: Option<&Dry>) -> Result<Option<Dry>> {
     let off = Dry { multiplier: 0.0, ..Dry::default() };
     let given = base.unwrap_or(&off);
     let multiplier = real(fields, "dry_multiplier")?.unwrap_or(given.multiplier);
-    let growth = real(fields, "dry_base")?.unwrap_or(given.base);
+    if multiplier == 0.0 {
+        // Clients send the parameters of samplers that are off, whatever they are.
+        ["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"]
+            .map(|name| fields.value(name));
+        return Ok(None);
+    }
+    // Below 1, llama.cpp takes its default.
+    let growth = real(fields, "dry_base")?.filter(|base| *base >= 1.0).unwrap_or(given.base);
     let allowed_length = fields.count("dry_allowed_length", 0..=usize::MAX)?.unwrap_or(given.allowed_length);
     let last_n = last_n(fields, "dry_penalty_last_n", given.last_n)?;
-    let is_on = multiplier != 0.0;
-    Ok(is_on.then(|| Dry { multiplier, base: growth, allowed_length, last_n, breakers: given.breakers.clone() }))
+    Ok(Some(Dry { multiplier, base: growth, allowed_length, last_n, breakers: given.breakers.clone() }))
 }
 
 /// llama.cpp's `xtc_probability` and `xtc_threshold`. A threshold above 0.5 turns it off there, too.

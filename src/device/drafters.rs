@@ -233,11 +233,12 @@ impl Drafter for DeviceDraftModel {
             self.run(chunk, OutputRows::None).map(drop)?;
             self.read.extend(chunk);
         }
+        self.sure = self.read.len();
         Ok(())
     }
 
-    fn begin(&mut self, _: &[u32]) {
-        self.sure = 0;
+    fn begin(&mut self, tokens: &[u32]) {
+        self.sure = self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count();
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
@@ -268,6 +269,10 @@ impl Drafter for DeviceDraftModel {
             })?;
         }
         Ok(())
+    }
+
+    fn max_context(&self) -> usize {
+        self.max_context
     }
 
     fn fork(&self) -> Option<Box<dyn Drafter>> {

@@ -126,10 +126,12 @@ impl<'a> Job<'a> {
     }
 
     /// The columns of a task, whole panels, if of a product alone it should read `bytes` bytes of weights. They are read
-    /// four side by side, so a task has a multiple of four, unless that would leave threads without one. (With one to
-    /// three panels, where rows are long, one row of 12B took 58 ms with two threads of a Zen 5 instead of 40.)
-    fn columns_per_task(&self, bytes: usize) -> usize {
-        let least = if bytes > MOST_BYTES { quant::STREAMS } else { 1 };
+    /// four side by side, so a task has a multiple of four, unless that would leave one of the `threads` without any.
+    /// (With one to three panels, where rows are long, one row of 12B took 58 ms with two threads of a Zen 5 instead of
+    /// 40.)
+    fn columns_per_task(&self, bytes: usize, threads: usize) -> usize {
+        let are_many = bytes > MOST_BYTES && self.outputs >= threads * quant::STREAMS * quant::PANEL_ROWS;
+        let least = if are_many { quant::STREAMS } else { 1 };
         let bytes = bytes.clamp(LEAST_BYTES, MOST_BYTES);
         let panels = (bytes / self.row_bytes().max(1)).div_ceil(quant::PANEL_ROWS).max(least);
         panels.next_multiple_of(quant::STREAMS.min(panels)) * quant::PANEL_ROWS
@@ -174,7 +176,7 @@ pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
         if threads == 1 {
             run_task(isa, Task { matrix, rows, gated, y });
         } else {
-            let columns = job.columns_per_task(bytes / (TASKS_PER_THREAD * threads));
+            let columns = job.columns_per_task(bytes / (TASKS_PER_THREAD * threads), threads);
             tasks.extend(split(y, columns).map(|y| Task { matrix, rows, gated, y }));
         }
     }

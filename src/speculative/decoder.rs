@@ -52,17 +52,16 @@ pub(crate) struct Step<'s> {
 }
 
 impl Step<'_> {
-    /// Whether the step without its draft may succeed, and yields what it would have yielded: a greedy
-    /// text depends on no draft. Other texts wait for memory with theirs. A row that is not finite may be
-    /// the draft's, if only the drafter chose that.
+    /// Whether the step without its draft may succeed, and yields what it would have yielded: a text depends on no
+    /// draft unless both are sampled. Such a text waits for memory with its drafts. A row that is not finite may be the
+    /// draft's.
     fn fails_for_draft(&self, error: &Error) -> bool {
         let Some(Work::Verify(proposal)) = &self.work else { return false };
-        let is_greedy = self.decoder.drafting.is_greedy();
+        let is_independent = self.decoder.drafting.is_greedy() || proposal.draft.probs.is_none();
         match error {
-            Error::Memory { .. } => is_greedy,
+            Error::Memory { .. } => is_independent,
             // On a device, it may be because a drafter's scores were not, whose tokens stay there: a damaged file.
-            Error::NotFinite { .. } if self.decoder.backend.device.is_some() => false,
-            Error::NotFinite { .. } => is_greedy || proposal.draft.probs.is_none(),
+            Error::NotFinite { .. } => is_independent && self.decoder.backend.device.is_none(),
             _ => false,
         }
     }

@@ -207,6 +207,11 @@ pub trait Drafter: Send {
         let _ = len;
     }
 
+    /// The longest sequence that it drafts for. Default: any.
+    fn max_context(&self) -> usize {
+        usize::MAX
+    }
+
     /// A copy for a fork of the sequence. Default: `None`, the fork's drafter starts from its text.
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         None

@@ -54,14 +54,16 @@ impl Drafting {
         Self { tokens, newest: None, drafters, list, forked: Vec::new(), planner, settings, rng, failed: None }
     }
 
-    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state. A model
-    /// whose K and V do not fit memory drafts nothing in this generation.
+    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state, for a
+    /// sequence of at most `max_context` tokens. A model whose K and V do not fit memory drafts nothing in this
+    /// generation.
     ///
     /// # Errors
     /// Those of `new`.
     pub fn set_drafters(
         &mut self,
         list: Vec<DrafterOptions>,
+        max_context: usize,
         new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
     ) -> Result<()> {
         if self.list.as_ref() == Some(&list) {
@@ -69,7 +71,14 @@ impl Drafting {
         }
         let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
         for options in &list {
-            let drafter = self.take_forked(options).map_or_else(|| new(options), Ok);
+            let drafter = match self.take_forked(options) {
+                Some(forked) if forked.max_context() >= max_context => Ok(forked),
+                // The sequence that it was forked from may have been shorter.
+                Some(forked) => {
+                    new(options).map(|new| if new.max_context() > forked.max_context() { new } else { forked })
+                }
+                None => new(options),
+            };
             drafters.push(match drafter {
                 Err(error @ Error::Memory { .. }) => {
                     tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
@@ -177,7 +186,7 @@ impl Drafting {
         self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(self.tokens.len()));
     }
 
-    /// Whether the text does not depend on its drafts.
+    /// Whether the text is greedy: it does not depend on its drafts, sampled or not.
     pub fn is_greedy(&self) -> bool {
         self.settings.sampler.is_greedy()
     }

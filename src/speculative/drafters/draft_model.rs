@@ -121,16 +121,24 @@ impl Drafter for DraftModel {
         Some(self)
     }
 
+    fn max_context(&self) -> usize {
+        self.state.kv().max_context()
+    }
+
+    /// `None` with a recurrent state, of which every fork would hold a copy.
     fn fork(&self) -> Option<Box<dyn Drafter>> {
-        Some(Box::new(Self {
-            model: self.model.clone(),
-            state: self.state.fork(),
-            kv: self.kv.clone(),
-            pages: self.pages.clone(),
-            read: self.read.clone(),
-            reading: Vec::new(),
-            behind: self.behind.clone(),
-        }))
+        let forks = self.state.recurrent_bytes() == 0;
+        forks.then(|| -> Box<dyn Drafter> {
+            Box::new(Self {
+                model: self.model.clone(),
+                state: self.state.fork(),
+                kv: self.kv.clone(),
+                pages: self.pages.clone(),
+                read: self.read.clone(),
+                reading: Vec::new(),
+                behind: self.behind.clone(),
+            })
+        })
     }
 
     fn holds_pages(&self) -> bool {

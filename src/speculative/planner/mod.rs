@@ -372,7 +372,7 @@ impl Planner {
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
         // A plain step is assumed to cost its lower bound: while that is uncertain, less may be lost.
-        let drafted = round.rows > 1 || round.steps.is_some();
+        let drafted = round.rows > 1 || round.steps.is_some_and(|(_, tokens, _)| tokens > 0);
         self.gained += round.emitted as f64 - if drafted { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
     }

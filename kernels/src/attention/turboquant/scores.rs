@@ -1,4 +1,4 @@
-//! Scores of quantized keys, in vectors: up to eight queries share every unpacked vector of levels.
+//! Scores of quantized keys, in vectors: all queries share every unpacked vector of levels.
 //!
 //! Lanes are tokens, so nothing is reduced across lanes. Integer sums are exact, and the float operations per output
 //! are those of `scalar.rs` in their order: neither the number of queries nor the instruction set changes a bit.

@@ -65,8 +65,9 @@ fn dry(fields: &mut Fields, base: Option<&Dry>) -> Result<Option<Dry>> {
     let multiplier = real(fields, "dry_multiplier")?.unwrap_or(given.multiplier);
     if multiplier == 0.0 {
         // Clients send the parameters of samplers that are off, whatever they are.
-        ["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"]
-            .map(|name| fields.value(name));
+        for name in ["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"] {
+            fields.value(name);
+        }
         return Ok(None);
     }
     // Below 1, llama.cpp takes its default.

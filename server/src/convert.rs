@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::defaults::GenerateDefaults;
 use crate::fields::{Fields, kind};
+use crate::ignored::defaults_in_use;
 use crate::sampling::sampling;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -62,7 +63,7 @@ pub(crate) fn common(
     max_tokens: Option<usize>,
 ) -> Result<Common> {
     let seeds = seeds(fields, defaults);
-    let sampling = sampling(fields, base)?;
+    let sampling = sampling(fields, &defaults_in_use(fields, base))?;
     let has_breakers = fields.peek("dry_sequence_breakers").is_some();
     let breakers = strings(fields, "dry_sequence_breakers")?;
     let speculation = speculation(fields, &defaults.speculation)?;

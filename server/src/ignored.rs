@@ -111,17 +111,48 @@ const SAMPLERS: [(&str, char); 9] = [
     ("temperature", 't'),
 ];
 
-/// Takes llama.cpp's `samplers`, names in an array or letters in a string: their order is fixed,
-/// and one that is left out must be off.
-fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
-    let position =
-        |name: &str| SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p");
-    let places: Option<Vec<usize>> = match fields.value("samplers") {
-        None => return Ok(()),
-        Some(Value::String(letters)) => {
+/// The index in [`SAMPLERS`] of a sampler.
+fn position(name: &str) -> Option<usize> {
+    SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p")
+}
+
+/// Those of `samplers`, names in an array or letters in a string; `None` if one is unknown.
+fn positions(samplers: &Value) -> Option<Vec<usize>> {
+    match samplers {
+        Value::String(letters) => {
             letters.chars().map(|letter| SAMPLERS.iter().position(|(_, known)| *known == letter)).collect()
         }
-        Some(Value::Array(names)) => names.iter().map(|name| position(name.as_str()?)).collect(),
+        Value::Array(names) => names.iter().map(|name| position(name.as_str()?)).collect(),
+        _ => None,
+    }
+}
+
+/// The server's `defaults`, without the samplers that the request's `samplers` leave out: in llama.cpp these are off.
+pub(crate) fn defaults_in_use(fields: &Fields, defaults: &Sampling) -> Sampling {
+    let mut own = defaults.clone();
+    let Some(places) = fields.peek("samplers").and_then(positions) else { return own };
+    let off = Sampling::default();
+    for (_, (name, _)) in SAMPLERS.iter().enumerate().filter(|(i, _)| !places.contains(i)) {
+        match *name {
+            "penalties" => own.penalties = off.penalties.clone(),
+            "dry" => own.dry = None,
+            "top_n_sigma" => own.top_n_sigma = None,
+            "top_k" => own.top_k = None,
+            "typ_p" => own.typical_p = off.typical_p,
+            "top_p" => own.top_p = off.top_p,
+            "min_p" => own.min_p = off.min_p,
+            "xtc" => own.xtc = None,
+            _ => {} // the temperature is always in use
+        }
+    }
+    own
+}
+
+/// Takes llama.cpp's `samplers`: their order is fixed, and one that is left out must be off.
+fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
+    let places = match fields.value("samplers") {
+        None => return Ok(()),
+        Some(given @ (Value::String(_) | Value::Array(_))) => positions(&given),
         Some(other) => return Err(fields.error("samplers", format!("is {}, must be an array of names", kind(&other)))),
     };
     let off = Penalties::default();

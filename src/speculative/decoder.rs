@@ -8,8 +8,8 @@ use rand::rngs::StdRng;
 
 use super::chain::{Link, lengthen};
 use super::decode_state::DecodeState;
-use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
+use super::round_result::PassTiming;
 use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, Others, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};

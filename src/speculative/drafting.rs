@@ -11,7 +11,9 @@ use rand::{Rng, SeedableRng};
 use super::chain::Link;
 use super::drafters::OutOfMemory;
 use super::drafting_context::DraftingContext;
-use super::proposal::Call;
+use super::forked_drafters::ForkedDrafters;
+use super::proposal::{Call, outcomes};
+use super::round_result::PassTiming;
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
     DrafterOptions, ForwardOutput, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal,
@@ -30,19 +32,11 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     /// Options of the drafters; `None` if one of them had no memory: the next generation makes all anew.
     list: Option<Vec<DrafterOptions>>,
-    forked: Vec<(DrafterOptions, Box<dyn Drafter>)>, // from the session that this is a fork of, until drafters are made
+    forked: ForkedDrafters,
     planner: Planner,
     settings: Settings,
     rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
     failed: Option<Error>, // of a drafter, after a round that succeeded
-}
-
-/// Position and timing of the pass of a proposal.
-pub(crate) struct PassTiming {
-    /// Position of the pass's first row.
-    pub position: usize,
-    pub verify: Duration,
-    pub others: Others,
 }
 
 impl Drafting {
@@ -51,7 +45,17 @@ impl Drafting {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
         let (tokens, drafters, list) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
-        Self { tokens, newest: None, drafters, list, forked: Vec::new(), planner, settings, rng, failed: None }
+        Self {
+            tokens,
+            newest: None,
+            drafters,
+            list,
+            forked: ForkedDrafters::default(),
+            planner,
+            settings,
+            rng,
+            failed: None,
+        }
     }
 
     /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state, for a
@@ -71,15 +75,7 @@ impl Drafting {
         }
         let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
         for options in &list {
-            let drafter = match self.take_forked(options) {
-                Some(forked) if forked.max_context() >= max_context => Ok(forked),
-                // The sequence that it was forked from may have been shorter.
-                Some(forked) => {
-                    new(options).map(|new| if new.max_context() > forked.max_context() { new } else { forked })
-                }
-                None => new(options),
-            };
-            drafters.push(match drafter {
+            drafters.push(match self.forked.take_or(options, max_context, &new) {
                 Err(error @ Error::Memory { .. }) => {
                     tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
                     complete = false;
@@ -95,15 +91,7 @@ impl Drafting {
     /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no
     /// generation has begun since.
     pub fn fork_drafters(&self, to: &mut Self) {
-        let forked = self.forked.iter().map(|(options, drafter)| (options, drafter));
-        let drafters = self.list.iter().flatten().zip(&self.drafters).chain(forked);
-        to.forked = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
-    }
-
-    /// The forked drafter with these options, if there is one.
-    fn take_forked(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
-        let index = self.forked.iter().position(|(of, _)| of == options)?;
-        Some(self.forked.swap_remove(index).1)
+        to.forked = ForkedDrafters::of(self.list.iter().flatten().zip(&self.drafters).collect(), &self.forked);
     }
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
@@ -182,8 +170,8 @@ impl Drafting {
         self.tokens.truncate(len);
         self.tokens.extend(newest.iter().map(|newest| newest.last));
         self.newest = newest;
-        let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
-        self.drafters.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(self.tokens.len()));
+        self.drafters.iter_mut().for_each(|drafter| drafter.truncate(self.tokens.len()));
+        self.forked.truncate(self.tokens.len());
     }
 
     /// Whether the text is greedy: it does not depend on its drafts, sampled or not.
@@ -498,14 +486,6 @@ impl Drafting {
         accept_time: Duration,
     ) {
         let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
-        let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
-        let found: Vec<_> = found
-            .map(|(drafter, found)| DraftOutcome {
-                drafter,
-                drafted: found.tokens.len().min(tokens.len()),
-                accepted: found.tokens.iter().zip(tokens).take_while(|(found, token)| found == token).count(),
-            })
-            .collect();
         self.planner.observe(&Observation {
             context: timing.position,
             rows,
@@ -513,7 +493,7 @@ impl Drafting {
             verify_ms: milliseconds(timing.verify + accept_time),
             steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
             verified,
-            found: &found,
+            found: &outcomes(found, tokens),
             emitted: tokens.len(),
         });
     }

@@ -22,6 +22,7 @@ mod drafter_options;
 mod drafters;
 mod drafting;
 mod drafting_context;
+mod forked_drafters;
 mod pipeline;
 mod planner;
 mod proposal;

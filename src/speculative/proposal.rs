@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use super::{Cancel, Decision, Draft, Plan, Reason};
+use super::{Cancel, Decision, Draft, DraftOutcome, Plan, Reason};
 
 /// One drafter's work in a round.
 #[derive(Clone, Copy, Debug)]
@@ -66,4 +66,15 @@ pub(super) fn count_call(calls: &mut Vec<Call>, new: Call) {
         Some(call) => (call.tokens, call.time) = (call.tokens + new.tokens, call.time + new.time),
         None => calls.push(new),
     }
+}
+
+/// What prompt lookup drafters would have got accepted of `found`, by drafter, where `tokens` were emitted.
+pub(super) fn outcomes(found: &[Draft], tokens: &[u32]) -> Vec<DraftOutcome> {
+    let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
+    let outcome = |(drafter, found): (usize, &Draft)| DraftOutcome {
+        drafter,
+        drafted: found.tokens.len().min(tokens.len()),
+        accepted: found.tokens.iter().zip(tokens).take_while(|(found, token)| found == token).count(),
+    };
+    found.map(outcome).collect()
 }

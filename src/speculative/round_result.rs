@@ -3,8 +3,16 @@
 use std::time::Duration;
 
 use super::proposal::Call;
-use super::{Decision, Draft};
+use super::{Decision, Draft, Others};
 use crate::sampler::TokenLogprobs;
+
+/// Position and timing of the pass of a proposal.
+pub(crate) struct PassTiming {
+    /// Position of the pass's first row.
+    pub position: usize,
+    pub verify: Duration,
+    pub others: Others,
+}
 
 /// Result of a round.
 pub(crate) struct RoundResult {

@@ -73,9 +73,11 @@ fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<(A, Opt
         if !error.use_stderr() {
             error.exit();
         }
-        // After the first empty line there are hints and the usage.
+        // After an empty line there are hints and the usage. A value that is quoted may have one as well.
         let message = error.to_string();
-        let problem = one_line(message.split("\n\n").next().unwrap_or(&message));
+        let ends = ["\n\nUsage:", "\n\nFor more information", "\n\n  tip:", "\n\n  note:"];
+        let end = ends.iter().filter_map(|end| message.find(end)).min().unwrap_or(message.len());
+        let problem = one_line(message[..end].trim_end());
         anyhow!("{}; see --help", problem.strip_prefix("error: ").unwrap_or(&problem))
     })
 }

@@ -108,6 +108,8 @@ fn dry_by_default() {
     assert_ne!(greedy, want);
     assert_eq!(ask(Some(dry.clone()), json!({})), want);
     assert_eq!(ask(Some(dry.clone()), json!({"dry_multiplier": 0})), greedy);
+    // Left out by a client that does not know of it.
+    assert_eq!(ask(Some(dry.clone()), json!({"samplers": ["top_k", "temperature"]})), greedy);
     let off = Dry { multiplier: 0.0, ..dry };
     assert_eq!(ask(Some(off.clone()), json!({})), greedy);
     assert_eq!(ask(Some(off), json!({"dry_multiplier": 2})), want);

@@ -91,7 +91,8 @@ impl Drafting {
     /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no
     /// generation has begun since.
     pub fn fork_drafters(&self, to: &mut Self) {
-        to.forked = ForkedDrafters::of(self.list.iter().flatten().zip(&self.drafters).collect(), &self.forked);
+        let drafters = self.drafters.iter().map(|drafter| &**drafter);
+        to.forked = ForkedDrafters::of(self.list.iter().flatten().zip(drafters), &self.forked);
     }
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.

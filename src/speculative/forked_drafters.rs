@@ -9,9 +9,8 @@ pub(super) struct ForkedDrafters(Vec<(DrafterOptions, Box<dyn Drafter>)>);
 
 impl ForkedDrafters {
     /// Copies of `drafters` and `forked` with their state, where they can be copied.
-    pub fn of(drafters: Vec<(&DrafterOptions, &Box<dyn Drafter>)>, forked: &Self) -> Self {
-        let forked = forked.0.iter().map(|(options, drafter)| (options, drafter));
-        let all = drafters.into_iter().chain(forked);
+    pub fn of<'a>(drafters: impl Iterator<Item = (&'a DrafterOptions, &'a dyn Drafter)>, forked: &'a Self) -> Self {
+        let all = drafters.chain(forked.0.iter().map(|(options, drafter)| (options, &**drafter)));
         Self(all.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect())
     }
 

@@ -134,7 +134,7 @@ pub(crate) fn defaults_in_use(fields: &Fields, defaults: &Sampling) -> Sampling 
     let off = Sampling::default();
     for (_, (name, _)) in SAMPLERS.iter().enumerate().filter(|(i, _)| !places.contains(i)) {
         match *name {
-            "penalties" => own.penalties = off.penalties.clone(),
+            "penalties" => own.penalties = off.penalties,
             "dry" => own.dry = None,
             "top_n_sigma" => own.top_n_sigma = None,
             "top_k" => own.top_k = None,

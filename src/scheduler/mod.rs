@@ -63,8 +63,9 @@ pub struct Event {
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each
 /// writes what it would have written alone, whatever the others do: on the CPU byte for byte, greedy or sampled. Only if
-/// drafts are sampled as well ([`DraftSampling::Sampled`](crate::DraftSampling)) does a sampled text depend on what is drafted, and
-/// keeps no more than its distribution. Finished sequences keep their K/V until [`Scheduler::remove`].
+/// drafts are sampled as well ([`DraftSampling::Sampled`](crate::speculative::DraftSampling)) does a sampled text depend
+/// on what is drafted, and keeps no more than its distribution. Finished sequences keep their K/V until
+/// [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};

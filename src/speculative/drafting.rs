@@ -1,6 +1,5 @@
 //! Per-sequence speculation: tokens, drafters and planner. Proposes a draft before the pass and verifies it after.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use super::chain::Link;
 use super::drafters::OutOfMemory;
 use super::drafting_context::DraftingContext;
 use super::forked_drafters::ForkedDrafters;
-use super::proposal::{Call, outcomes};
+use super::proposal::{Call, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
@@ -122,6 +121,10 @@ impl Drafting {
     /// Time spent in the constraint since the generation began.
     pub fn constraint_time(&self) -> Duration {
         self.settings.constraint.as_ref().map_or(Duration::ZERO, |constraint| constraint.lock().time())
+    }
+
+    fn is_model(&self, drafter: usize) -> bool {
+        self.drafters[drafter].cost() == DraftCost::PerToken
     }
 
     fn offers_forced(&self) -> bool {
@@ -290,8 +293,7 @@ impl Drafting {
         if let Plan::Draft { drafter, tokens } = decision.plan {
             draft = found[drafter].clone();
             draft.truncate(tokens);
-            let is_model = self.drafters[drafter].cost() == DraftCost::PerToken;
-            (chosen, planned_len) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
+            (chosen, planned_len) = (Some(drafter), if self.is_model(drafter) { tokens } else { draft.tokens.len() });
         }
         let time = start.elapsed();
         Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time, rng })
@@ -409,13 +411,11 @@ impl Drafting {
         self.observe(timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
-        let compared = match count.cmp(&accepted) {
-            // A draft cut by the end of the text says nothing about the drafts after the cut.
-            Ordering::Greater => accepted,
-            // A constraint rejected the model's next token, before the pass.
-            _ if accepted == drafted && self.was_refused(&calls, drafter, drafted) => drafted + 1,
-            _ => drafted,
-        };
+        let of_model = drafter.filter(|one| self.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));
+        // If a constraint rejected the model's next token before the pass, it counts as rejected here.
+        let refused = usize::from(accepted == drafted && of_model > drafted);
+        // A draft cut by the end of the text says nothing about the drafts after the cut.
+        let compared = if accepted < count { accepted } else { drafted + refused };
         let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: compared, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
@@ -434,13 +434,6 @@ impl Drafting {
             verify_time,
             accept_time,
         })
-    }
-
-    /// Whether a model drafted more than the `drafted` tokens that were verified.
-    fn was_refused(&self, calls: &[Call], drafter: Option<usize>, drafted: usize) -> bool {
-        let is_model = |call: &&Call| self.drafters[call.drafter].cost() == DraftCost::PerToken;
-        let own = calls.iter().find(|call| Some(call.drafter) == drafter).filter(is_model);
-        own.is_some_and(|call| call.tokens > drafted)
     }
 
     /// Reads a round's tokens up to one that ends the text, and returns how many these are.
@@ -486,7 +479,7 @@ impl Drafting {
         timing: &PassTiming,
         accept_time: Duration,
     ) {
-        let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
+        let steps = calls.iter().find(|call| self.is_model(call.drafter));
         self.planner.observe(&Observation {
             context: timing.position,
             rows,

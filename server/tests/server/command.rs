@@ -80,6 +80,21 @@ fn wrong_arguments_are_refused() {
         (&["--model", &nowhere], &*nowhere),
         (&["--port", port], "pass another --port or --host"),
         (&["--log-level", "loud"], "--log-level"),
+        (&["--ctx-size", "0"], "Error: --context: is 0, must be at least 1"),
+        (&["--draft-block-size", "600"], "Error: --draft-block-size: is 600, must be from 1 to 512"),
+        (
+            &["--spec-type", "draft-model"],
+            "Error: --spec-type: draft-model needs a draft model; pass --draft-model, or omit it",
+        ),
+        (&["--max-connections", "0"], "Error: --max-connections must be at least 1"),
+        (&["--max-tokens", "0"], "Error: --max-tokens must be at least 1; omit it for no limit"),
+        (&["--top-p", "2"], "Error: --top-p: must be above 0 and at most 1"),
+        (&["--dry-multiplier", "101"], "Error: --dry-multiplier: must be from 0 to 100"),
+        (&["--xtc-threshold", "0.6"], "Error: --xtc-threshold: must be from 0 to 0.5"),
+        (
+            &["--chat-template-kwargs", "[]"],
+            "Error: invalid value '[]' for '--chat-template-kwargs <JSON>': is a sequence",
+        ),
         (&["model.gguf"], "model.gguf"),
         (&["--no-such-flag"], "--no-such-flag"),
     ] {

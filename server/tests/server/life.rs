@@ -80,36 +80,6 @@ async fn a_missing_cache_directory_is_said_at_the_start() {
     assert!(error.starts_with(&format!("{}: is not a directory", directory.display())), "{error}");
 }
 
-/// The command ends with one line that names the option.
-#[test]
-fn options_that_are_wrong_are_named() {
-    let cases: [(&[&str], &str); 9] = [
-        (&["--ctx-size", "0"], "--context: is 0, must be at least 1"),
-        (&["--draft-block-size", "600"], "--draft-block-size: is 600, must be from 1 to 512"),
-        (
-            &["--spec-type", "draft-model"],
-            "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it",
-        ),
-        (&["--max-connections", "0"], "--max-connections must be at least 1"),
-        (&["--max-tokens", "0"], "--max-tokens must be at least 1; omit it for no limit"),
-        (&["--top-p", "2"], "--top-p: must be above 0 and at most 1"),
-        (&["--dry-multiplier", "101"], "--dry-multiplier: must be from 0 to 100"),
-        (&["--xtc-threshold", "0.6"], "--xtc-threshold: must be from 0 to 0.5"),
-        (&["--chat-template-kwargs", "[]"], "invalid value '[]' for '--chat-template-kwargs <JSON>': is a sequence"),
-    ];
-    for (arguments, what) in cases {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_foretoken-server"));
-        let output = command
-            .args(["--port", "0", "--threads", "1", "--log-level", "error"])
-            .args(arguments)
-            .output()
-            .expect("a run");
-        let line = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(1) && line.lines().count() == 1, "{line}");
-        assert!(line.starts_with(&format!("Error: {what}")), "{line}");
-    }
-}
-
 /// The largest limits are as none, not more than deadlines and permits can count.
 #[test]
 fn the_largest_limits_serve() {

@@ -15,6 +15,7 @@ use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::loading::{self, ReadModels};
 use crate::model::Model;
+use crate::nn::enlist;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
 use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, Sources};
@@ -66,6 +67,19 @@ impl Parts {
             costs: Mutex::new(Costs::new(machine)),
             batches: Mutex::default(),
             sessions: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs passes on the pool. On the CPU its threads are a team meanwhile.
+    pub(crate) fn run<R: Send>(&self, passes: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(|| self.on_thread(passes))
+    }
+
+    /// As [`Parts::run`], on a thread of the pool.
+    pub(crate) fn on_thread<R>(&self, passes: impl FnOnce() -> R) -> R {
+        match &self.models {
+            Some(_) => passes(),
+            None => enlist(passes),
         }
     }
 }

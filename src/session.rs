@@ -239,10 +239,13 @@ impl Session {
     pub(crate) fn submit(&mut self, most_rows: usize) {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
+                let engine = self.engine.clone();
                 let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
-                    let mut proposal = decoder.propose(most_rows, Others::default())?;
-                    decoder.complete(&mut proposal, cancel)?;
-                    Ok(proposal)
+                    engine.parts.on_thread(|| {
+                        let mut proposal = decoder.propose(most_rows, Others::default())?;
+                        decoder.complete(&mut proposal, cancel)?;
+                        Ok(proposal)
+                    })
                 };
                 Place::Drafting(Pending::submit(&self.engine.parts.pool, decoder, draft))
             }

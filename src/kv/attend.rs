@@ -6,17 +6,15 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
-use foretoken_kernels::Isa;
-use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_back};
-use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
-use rayon::prelude::*;
-
 use super::cache::KvCache;
 use super::layout::PAGE;
 use super::store::{Reading, Store};
 use crate::Result;
-use crate::nn::{Aligned, F32View, blocks, divides, tensor};
+use crate::nn::{Aligned, F32View, blocks, divides, for_each, tensor, threads};
+use candle_core::Tensor;
+use foretoken_kernels::Isa;
+use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_back};
+use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
 
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
@@ -66,16 +64,45 @@ pub(super) fn attend(
     }
     let view = F32View::new(q)?;
     // Blocks run in parallel; where these are few, their tasks do.
-    let threads = rayon::current_num_threads();
+    let threads = threads();
     let num_blocks = rows.div_ceil(QUERY_BLOCK).max(1); // there may be no rows
-    let least_tasks = if threads == 1 { 1 } else { (2 * threads).div_ceil(num_blocks) };
+    let least_tasks = if num_blocks >= 2 * threads || threads == 1 { 1 } else { 2 * threads };
     let block_len = QUERY_BLOCK * heads * head_dim;
-    let y = blocks(view.len(), block_len, |i, y| {
+    let of_block = |i: usize, y: &mut [f32]| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);
         let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, least_tasks);
         attend_rows(cache, store, &queries, y);
-    });
+    };
+    let y = match least_tasks {
+        1 => blocks(view.len(), block_len, of_block),
+        _ => {
+            let mut y = vec![0.0; view.len()];
+            y.chunks_mut(block_len).enumerate().for_each(|(i, y)| of_block(i, y));
+            y
+        }
+    };
     tensor(y, (rows, heads * head_dim))
+}
+
+/// `attend` of every sequence, `(rows, heads * head_dim)` together. `keys` estimates its work. All threads share that of
+/// a sequence with so much of the whole that one thread alone would end last; each of the others is a task.
+///
+/// # Errors
+/// The first of `attend`.
+pub(super) fn attend_sequences<T: Sync>(
+    sequences: &[T],
+    keys: impl Fn(&T) -> usize,
+    attend: impl Fn(&T) -> Result<Tensor> + Sync,
+) -> Result<Tensor> {
+    let keys: Vec<usize> = sequences.iter().map(keys).collect();
+    let most = keys.iter().sum::<usize>() / (2 * threads());
+    let mut attended: Vec<_> = sequences.iter().map(|_| None).collect();
+    let (alone, shared): (Vec<_>, Vec<_>) =
+        attended.iter_mut().zip(sequences).zip(keys).partition(|(_, keys)| *keys <= most);
+    shared.into_iter().for_each(|((attended, sequence), _)| *attended = Some(attend(sequence)));
+    for_each(alone.into_iter(), |((attended, sequence), _)| *attended = Some(attend(sequence)));
+    let attended: Result<Vec<_>> = attended.into_iter().flatten().collect();
+    Ok(Tensor::cat(&attended?, 0)?)
 }
 
 /// The attention of the queries: `y` is `(rows, heads, head_dim)`.
@@ -136,7 +163,7 @@ fn attend_wave(
     };
     match queries.least_tasks {
         1 => tasks.for_each(run),
-        _ => tasks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(run),
+        _ => for_each(tasks, run),
     }
 }
 
@@ -158,7 +185,7 @@ fn merge_wave(
         }
     };
     if queries.least_tasks > 1 && divides(splits * y.len()) {
-        totals.par_iter_mut().zip(y.par_chunks_exact_mut(head_dim)).enumerate().for_each(merge_query);
+        for_each(totals.iter_mut().zip(y.chunks_exact_mut(head_dim)).enumerate(), merge_query);
     } else {
         totals.iter_mut().zip(y.chunks_exact_mut(head_dim)).enumerate().for_each(merge_query);
     }

@@ -1,10 +1,9 @@
 //! The rounds of a batch: rows of several sequences in one pass.
 
-use candle_core::Tensor;
-use rayon::prelude::*;
-
+use super::attend::attend_sequences;
 use super::round::{KvAccess, Round};
 use crate::{Error, Result};
+use candle_core::Tensor;
 
 /// Rows to be computed in one pass: any number of sequences, any number of consecutive positions of each.
 ///
@@ -116,13 +115,10 @@ impl KvAccess for BatchKv<'_, '_> {
             segments.push((round, query_rows, q.narrow(0, first, query_rows.len())?));
             first += query_rows.len();
         }
-        let attend =
-            |(round, query_rows, q): &(&Round<'_>, &Vec<usize>, Tensor)| round.attend_rows(layer, q, query_rows);
-        let attended: Result<Vec<_>> = match rayon::current_num_threads() {
-            1 => segments.iter().map(attend).collect(),
-            _ => segments.par_iter().map(attend).collect(),
+        let keys = |(round, query_rows, _): &(&Round<'_>, &Vec<usize>, Tensor)| {
+            query_rows.len() * (round.position() + round.rows())
         };
-        Ok(Tensor::cat(&attended?, 0)?)
+        attend_sequences(&segments, keys, |(round, query_rows, q)| round.attend_rows(layer, q, query_rows))
     }
 
     fn positions(&self) -> Vec<usize> {

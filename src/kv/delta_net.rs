@@ -9,10 +9,9 @@
 use std::sync::Arc;
 
 use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, replay, scratch_len};
-use rayon::prelude::*;
 
 use super::recurrent::Recurrent;
-use crate::nn::{DeltaNet, HeadOrder, for_row_blocks, row_blocks};
+use crate::nn::{DeltaNet, HeadOrder, for_each, for_row_blocks, row_blocks};
 
 /// Maximum logged rows until the next pass; a larger log would exceed the matrices.
 const MOST_LOGGED: usize = 64;
@@ -108,19 +107,21 @@ impl DeltaNet {
     }
 
     /// Calls `of(head, part, scratch)` with every head's part, on all threads.
-    fn for_heads<T: Send>(
-        &self,
-        parts: impl IndexedParallelIterator<Item = T>,
-        of: impl Fn(usize, T, &mut [f32]) + Sync,
-    ) {
-        let scratch = || vec![0.0; scratch_len(self.dims.key_head_dim)];
-        let parts = parts.enumerate().with_min_len(HEADS_PER_TASK);
-        parts.for_each_init(scratch, |scratch, (head, part)| of(head, part, scratch));
+    fn for_heads<T: Send>(&self, parts: impl Iterator<Item = T>, of: impl Fn(usize, T, &mut [f32]) + Sync) {
+        let mut parts = parts.enumerate();
+        let tasks = std::iter::from_fn(|| {
+            let task: Vec<_> = parts.by_ref().take(HEADS_PER_TASK).collect();
+            (!task.is_empty()).then_some(task)
+        });
+        for_each(tasks, |heads| {
+            let mut scratch = vec![0.0; scratch_len(self.dims.key_head_dim)];
+            heads.into_iter().for_each(|(head, part)| of(head, part, &mut scratch));
+        });
     }
 
     /// Advances `matrices` by `rows`.
     fn advance(&self, matrices: &mut [f32], rows: &Rows) {
-        self.for_heads(matrices.par_chunks_mut(self.matrix()), |head, state, scratch| {
+        self.for_heads(matrices.chunks_mut(self.matrix()), |head, state, scratch| {
             advance(self.isa, state, self.dims.key_head_dim, self.head(head, rows), scratch, &mut []);
         });
     }
@@ -170,13 +171,13 @@ impl Layer {
         let window_and_rows: Vec<&[f32]> = window_and_rows.collect();
         let rows = Rows::new(net.convolved(&window_and_rows), inputs, heads);
         let mut by_head = vec![0.0; y.len()]; // (heads, rows, value_head_dim)
-        let outputs_of = by_head.par_chunks_mut(rows.count * value_dim);
+        let outputs_of = by_head.chunks_mut(rows.count * value_dim);
         if whole && rows.count > MOST_LOGGED {
             let mut matrices = self.matrices.to_vec();
             if let Some(accepted) = &self.accepted {
                 net.advance(&mut matrices, accepted);
             }
-            let states = matrices.par_chunks_mut(net.matrix()).zip(outputs_of);
+            let states = matrices.chunks_mut(net.matrix()).zip(outputs_of);
             net.for_heads(states, |head, (state, y), scratch| {
                 advance(*isa, state, key_dim, net.head(head, &rows), scratch, y);
             });
@@ -185,14 +186,14 @@ impl Layer {
         } else {
             match self.accepted.take() {
                 Some(accepted) => {
-                    let states = Arc::make_mut(&mut self.matrices).par_chunks_mut(net.matrix()).zip(outputs_of);
+                    let states = Arc::make_mut(&mut self.matrices).chunks_mut(net.matrix()).zip(outputs_of);
                     net.for_heads(states, |head, (state, y), scratch| {
                         let both = [net.head(head, &accepted), net.head(head, &rows)];
                         replay(*isa, state, key_dim, both, scratch, y);
                     });
                 }
                 None => {
-                    let states = self.matrices.par_chunks(net.matrix()).zip(outputs_of);
+                    let states = self.matrices.chunks(net.matrix()).zip(outputs_of);
                     net.for_heads(states, |head, (state, y), scratch| {
                         outputs(*isa, state, key_dim, net.head(head, &rows), scratch, y);
                     });

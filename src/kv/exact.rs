@@ -4,13 +4,12 @@ use std::ops::Range;
 
 use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
-use rayon::prelude::*;
 
 use super::layout::PAGE;
 use super::options::SMALLER;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::Retention;
-use crate::nn::{cast, cast_mut, divides};
+use crate::nn::{cast, cast_mut, map};
 use crate::{Error, Result};
 
 /// The largest magnitude representable in every format: that of `f16`. Normalized K and V stay far below it.
@@ -110,11 +109,7 @@ impl ExactRows {
                 write_row(element, row, bytes).map(|value| NotFinite { position, value })
             })
         };
-        let failed = if divides(rows.len()) {
-            tasks.collect::<Vec<_>>().into_par_iter().filter_map(write).min_by_key(|failed| failed.position)
-        } else {
-            tasks.filter_map(write).min_by_key(|failed| failed.position)
-        };
+        let failed = map(tasks, rows.len(), write).into_iter().flatten().min_by_key(|failed| failed.position);
         failed.map_or(Ok(()), Err)
     }
 

@@ -9,7 +9,6 @@ use foretoken_kernels::attention::turboquant::{
     CodeFormat, Page, PageLayout, PageMut, RotationGroups, Side, encode_page, rotate,
 };
 use foretoken_kernels::{Elements, Isa};
-use rayon::prelude::*;
 
 use super::exact::{ExactRows, NotFinite, out_of_memory};
 use super::format::ExactZones;
@@ -17,7 +16,7 @@ use super::layout::PAGE;
 use super::options::KvOptions;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::{Retention, first_exact_page};
-use crate::nn::{cast, cast_mut, row_blocks};
+use crate::nn::{cast, cast_mut, for_each, row_blocks};
 use crate::{Error, Result};
 
 /// K or V of one layer: exact first and last rows, quantized pages between them. A clone shares the pages.
@@ -126,7 +125,7 @@ impl QuantizedKv {
         for pages in self.retention.distinct(self.quantized_by(first, end)) {
             let pages = self.retention.pages_mut(&mut self.pages, self.num_kv_heads, pages);
             let of_heads = pages.flat_map(|(page, heads)| (0..).zip(heads).map(move |(head, to)| (page, head, to)));
-            of_heads.collect::<Vec<_>>().into_par_iter().for_each(|(page, head, to)| {
+            for_each(of_heads, |(page, head, to)| {
                 let mut rows = vec![0.0; PAGE * width];
                 self.exact.rows(page, head, PAGE).widen(&mut rows);
                 let (codes, halves) = page_mut(to).split_at_mut(layout.code_bytes());

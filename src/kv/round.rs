@@ -8,14 +8,12 @@
 
 use std::any::Any;
 
-use candle_core::Tensor;
-use rayon::prelude::*;
-
-use super::attend;
+use super::attend::{attend, attend_sequences};
 use super::cache::KvCache;
 use super::recurrent::Recurrent;
 use crate::nn::F32View;
 use crate::{Error, Result};
+use candle_core::Tensor;
 
 /// The cache operations of a decoder layer.
 pub trait KvAccess {
@@ -152,7 +150,7 @@ impl<'a> Round<'a> {
             let problem = format!("attend: queries {:?} of {} rows", q.dims(), rows.len());
             return Err(candle_core::Error::Msg(problem).into());
         }
-        attend::attend(self.cache, store, q, |row| {
+        attend(self.cache, store, q, |row| {
             let position = self.cache.len + rows[row];
             position..position + 1
         })
@@ -210,7 +208,7 @@ impl<'a> Committed<'a> {
     pub fn attend(self, layer: usize, q: &Tensor) -> Result<Tensor> {
         let store = &self.cache.stores[self.cache.layout.store_of(layer)?];
         let position = self.cache.len;
-        attend::attend(self.cache, store, q, |_| position..position)
+        attend(self.cache, store, q, |_| position..position)
     }
 }
 
@@ -232,12 +230,8 @@ impl KvAccess for Borrowed<'_> {
         if let [only] = self.committed[..] {
             return only.attend(donor, q);
         }
-        let attend = |(row, kv): (usize, &Committed<'_>)| kv.attend(donor, &q.narrow(0, row, 1)?);
-        let attended: Result<Vec<_>> = match rayon::current_num_threads() {
-            1 => self.committed.iter().enumerate().map(attend).collect(),
-            _ => self.committed.par_iter().enumerate().map(attend).collect(),
-        };
-        Ok(Tensor::cat(&attended?, 0)?)
+        let rows: Vec<_> = self.committed.iter().enumerate().collect();
+        attend_sequences(&rows, |(_, kv)| kv.position(), |(row, kv)| kv.attend(donor, &q.narrow(0, *row, 1)?))
     }
 
     fn positions(&self) -> Vec<usize> {

@@ -85,7 +85,7 @@ impl Experts {
             .collect();
 
         let buckets: Vec<_> = buckets.iter().zip(&matrices).collect();
-        let inputs = map(&buckets, num_rows * hidden, |(bucket, (gate_up, _))| {
+        let inputs = map(buckets.iter(), num_rows * hidden, |(bucket, (gate_up, _))| {
             let mut rows = Vec::with_capacity(bucket.len() * hidden);
             bucket.iter().for_each(|c| rows.extend_from_slice(&x[c.row * hidden..(c.row + 1) * hidden]));
             Input::new(rows, (bucket.len(), hidden)).prepared_for(self.isa, gate_up)
@@ -95,7 +95,7 @@ impl Experts {
         let gated = multiply(self.isa, &jobs.collect::<Vec<_>>());
 
         let gated: Vec<_> = buckets.iter().zip(gated).collect();
-        let inputs = map(&gated, num_rows * intermediate, |((bucket, (_, down)), rows)| {
+        let inputs = map(gated.iter(), num_rows * intermediate, |((bucket, (_, down)), rows)| {
             Input::new(&rows[..], (bucket.len(), intermediate)).prepared_for(self.isa, down)
         });
         let jobs = matrices.iter().zip(&inputs).map(|((_, down), input)| Job::product(*down, input));

@@ -5,9 +5,9 @@ use std::cell::OnceCell;
 
 use foretoken_kernels::quant::{self, ActivationFormat, Activations};
 use foretoken_kernels::{ColumnsMut, ElementType, Isa, WrittenColumns, gemm};
-use rayon::prelude::*;
 
 use super::parallel::{VALUES_PER_TASK, divides};
+use super::team::{for_each, threads};
 use super::{Aligned, Gate, Matrix};
 
 /// Input rows and their prepared forms (aligned, packed, quantized), each computed once and shared by all matrices.
@@ -70,7 +70,7 @@ impl<'a> Input<'a> {
             let write = |words: &mut [_]| {
                 let parts = Activations::parts(format, &self.x, self.inputs, words, VALUES_PER_TASK);
                 match divides(self.x.len()) {
-                    true => parts.collect::<Vec<_>>().into_par_iter().for_each(|part| part.quantize(isa)),
+                    true => for_each(parts, |part| part.quantize(isa)),
                     false => parts.for_each(|part| part.quantize(isa)),
                 }
             };
@@ -162,7 +162,7 @@ struct Gated<'a> {
 pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
     // Uninitialised: zeroing would cost 1 % of a round of four rows of E2B.
     let mut outputs: Vec<_> = jobs.iter().map(|job| Vec::with_capacity(job.input.rows * job.outputs)).collect();
-    let threads = rayon::current_num_threads();
+    let threads = threads();
     let bytes: usize = jobs.iter().map(|job| job.row_bytes() * job.outputs).sum();
     let mut tasks = Vec::new();
     for (job, y) in jobs.iter().zip(&mut outputs) {
@@ -180,7 +180,7 @@ pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
             tasks.extend(split(y, columns).map(|y| Task { matrix, rows, gated, y }));
         }
     }
-    tasks.into_par_iter().with_max_len(1).for_each(|task| run_task(isa, task));
+    for_each(tasks.into_iter(), |task| run_task(isa, task));
     for (job, y) in jobs.iter().zip(&mut outputs) {
         // SAFETY: the tasks cover all columns of all rows, and `run_task` wrote every one.
         unsafe { y.set_len(job.input.rows * job.outputs) };

@@ -2,14 +2,14 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
+use super::team::{for_each, threads};
 
 /// Values per task; below twice that one thread does all. A task must outweigh a few microseconds of scheduling.
 pub(super) const VALUES_PER_TASK: usize = 1 << 14;
 
 /// Whether work on so many values is to be divided.
 pub(crate) fn divides(values: usize) -> bool {
-    values >= 2 * VALUES_PER_TASK && rayon::current_num_threads() > 1
+    values >= 2 * VALUES_PER_TASK && threads() > 1
 }
 
 /// Calls `work(first_row, rows)` for blocks of whole rows that together cover `y`, which is `(rows, width)`.
@@ -18,7 +18,7 @@ pub(crate) fn divides(values: usize) -> bool {
 pub(crate) fn for_row_blocks(y: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     if divides(y.len()) {
         let rows = (VALUES_PER_TASK / width).max(1);
-        y.par_chunks_mut(rows * width).enumerate().for_each(|(task, y)| work(task * rows, y));
+        for_each(y.chunks_mut(rows * width).enumerate(), |(task, y)| work(task * rows, y));
     } else {
         work(0, y);
     }
@@ -40,8 +40,8 @@ pub(crate) fn blocks(len: usize, block_len: usize, work: impl Fn(usize, &mut [f3
         work(index, unsafe { &mut *(std::ptr::from_mut(block) as *mut [f32]) });
     };
     let of_len = &mut all.spare_capacity_mut()[..len];
-    if len > block_len && rayon::current_num_threads() > 1 {
-        of_len.par_chunks_mut(block_len).enumerate().for_each(clear_and_work);
+    if len > block_len && threads() > 1 {
+        for_each(of_len.chunks_mut(block_len).enumerate(), clear_and_work);
     } else {
         of_len.chunks_mut(block_len).enumerate().for_each(clear_and_work);
     }
@@ -51,12 +51,17 @@ pub(crate) fn blocks(len: usize, block_len: usize, work: impl Fn(usize, &mut [f3
 }
 
 /// `work` of every item, in order. `values` is the work of all.
-pub(super) fn map<'t, T: Sync, R: Send>(
-    items: &'t [T],
+pub(crate) fn map<T: Send, R: Send>(
+    items: impl Iterator<Item = T>,
     values: usize,
-    work: impl Fn(&'t T) -> R + Sync + Send,
+    work: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
-    if divides(values) { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
+    if !divides(values) {
+        return items.map(work).collect();
+    }
+    let mut results: Vec<(Option<T>, Option<R>)> = items.map(|item| (Some(item), None)).collect();
+    for_each(results.iter_mut(), |(item, result)| *result = item.take().map(&work));
+    results.into_iter().filter_map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

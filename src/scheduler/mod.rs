@@ -269,7 +269,7 @@ impl Scheduler {
                 events.push(slot.event(Ok(piece)));
             }
         }
-        let done = engine.run(|| {
+        let done = engine.parts.run(|| {
             let mut planned = self.plan(&mut events);
             self.drop_prefixes_for(&planned);
             self.draft(&mut planned, &mut events);

@@ -1,0 +1,247 @@
+//! Parallel regions whose threads stay awake between them.
+//!
+//! A step of E2B has some 250 regions, with a few to a hundred microseconds of one thread's work between two. In a
+//! fork-join pool the threads fall asleep there and are woken again, which takes ten to thirty microseconds (record:
+//! `2026-11-29-xeon-2vcpu/regions.txt`). [`enlist`] keeps the pool's threads for the time of a pass; a region is then
+//! a store that they wait for. They take tasks one at a time, so a thread that arrives late, or whose processor is
+//! taken away, delays nobody but for the task it has.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+/// Polls before a waiting thread offers its processor to others at each further one.
+const SPINS: u32 = 1 << 12;
+
+/// What a region calls with every index.
+type Work<'a> = &'a (dyn Fn(usize) + Sync);
+
+/// The regions of one thread, its leader, and their state.
+#[derive(Default)]
+struct Team {
+    tasks: AtomicU64, // of the current region: how many in the upper half, how many were taken in the lower
+    work: AtomicPtr<Work<'static>>,
+    done: AtomicUsize, // tasks of the current region
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    ended: AtomicBool,
+}
+
+/// What a thread is in parallel regions.
+enum Role {
+    /// No team's: regions are rayon's.
+    Free,
+    /// The leader of a team, in none of its regions.
+    Leader(Arc<Team>),
+    /// In a task, or waiting for one: regions within are loops.
+    InTask,
+}
+
+thread_local! {
+    static ROLE: RefCell<Role> = const { RefCell::new(Role::Free) };
+}
+
+/// Sets the role of this thread, until it is dropped.
+struct Acting;
+
+impl Acting {
+    fn new(role: Role) -> Self {
+        ROLE.set(role);
+        Self
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        if let Role::Leader(team) = ROLE.replace(Role::Free) {
+            team.ended.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs `pass` with the threads of the current pool in a team that the calling thread leads. Threads busy with
+/// something else join when they are done with it. Work of `pass` that rayon divides is done by the leader alone.
+pub(crate) fn enlist<R>(pass: impl FnOnce() -> R) -> R {
+    let is_free = || ROLE.with_borrow(|role| matches!(role, Role::Free));
+    let Some(leader) = rayon::current_thread_index().filter(|_| threads() > 1 && is_free()) else {
+        return pass();
+    };
+    let team = Arc::new(Team::default());
+    let joined = team.clone();
+    rayon::spawn_broadcast(move |context| {
+        // A leader that waits for rayon may be offered membership, and would not return before the other's pass ends.
+        if context.index() != leader && is_free() {
+            let _acting = Acting::new(Role::InTask);
+            joined.follow();
+        }
+    });
+    let _acting = Acting::new(Role::Leader(team));
+    pass()
+}
+
+/// Threads that would share a region of this one.
+pub(crate) fn threads() -> usize {
+    ROLE.with_borrow(|role| match role {
+        Role::InTask => 1,
+        Role::Free | Role::Leader(_) => rayon::current_num_threads(),
+    })
+}
+
+/// Calls `work` with every task, on the threads of the team, or of the pool if there is no team.
+pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T) + Sync) {
+    if threads() == 1 {
+        return tasks.for_each(work);
+    }
+    match ROLE.replace(Role::InTask) {
+        Role::Leader(team) => {
+            let tasks: Vec<_> = tasks.map(|task| Mutex::new(Some(task))).collect();
+            let panic = team.region(tasks.len(), &|index| {
+                let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+                task.into_iter().for_each(&work);
+            });
+            ROLE.set(Role::Leader(team));
+            if let Some(panic) = panic {
+                resume_unwind(panic);
+            }
+        }
+        role => {
+            ROLE.set(role);
+            let tasks: Vec<_> = tasks.collect();
+            tasks.into_par_iter().with_max_len(1).for_each(|task| work(task));
+        }
+    }
+}
+
+impl Team {
+    /// Calls `work` with every index below `count`, and returns the first panic. Only the leader calls this, and not
+    /// within `work`.
+    fn region(&self, count: usize, work: Work<'_>) -> Option<Box<dyn Any + Send>> {
+        let erased = std::ptr::from_ref(&work).cast::<Work<'static>>().cast_mut();
+        self.work.store(erased, Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
+        self.tasks.store((count as u64) << 32, Ordering::Release);
+        self.take_tasks();
+        let mut polls = 0;
+        while self.done.load(Ordering::Acquire) < count {
+            pause(&mut polls);
+        }
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Takes tasks of the leader's regions until the team is dismissed.
+    fn follow(&self) {
+        let mut polls = 0;
+        while !self.ended.load(Ordering::Relaxed) {
+            if self.take_tasks() { polls = 0 } else { pause(&mut polls) }
+        }
+    }
+
+    /// Runs tasks until none is left; whether there were any.
+    fn take_tasks(&self) -> bool {
+        let mut any = false;
+        loop {
+            let tasks = self.tasks.load(Ordering::Relaxed);
+            let (count, index) = (tasks >> 32, tasks & u64::from(u32::MAX));
+            if index >= count {
+                return any;
+            }
+            // Acquires `work` of the region that the task is of, even if `tasks` was of an earlier one.
+            if self.tasks.compare_exchange_weak(tasks, tasks + 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            // SAFETY: this thread has taken a task of the current region, which the leader does not leave before
+            // `done` counts it: until then `work` is that region's, and alive with all it borrows.
+            let work: Work<'_> = unsafe { *self.work.load(Ordering::Relaxed) };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index as usize))) {
+                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            }
+            self.done.fetch_add(1, Ordering::Release);
+            any = true;
+        }
+    }
+}
+
+/// Waits for a moment, the longer the more often it was called.
+fn pause(polls: &mut u32) {
+    if *polls < SPINS {
+        *polls += 1;
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    fn pool(threads: usize) -> rayon::ThreadPool {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool")
+    }
+
+    /// Regions of every size, one after the other, and within each other.
+    #[test]
+    fn every_task_is_done_once() {
+        for threads in [1, 2, 3, 8] {
+            let mut counts = vec![0; 3000];
+            pool(threads).install(|| {
+                enlist(|| {
+                    for region in (0..300).map(|region| region % 17) {
+                        for_each(counts[..region].iter_mut(), |count| *count += 1);
+                    }
+                    for_each(counts.chunks_mut(100), |counts| {
+                        assert_eq!(super::threads(), 1);
+                        for_each(counts.iter_mut(), |count| *count += 1);
+                    });
+                    assert_eq!(super::threads(), threads);
+                });
+            });
+            let regions = |index| (0..300).filter(|region| region % 17 > index).count();
+            assert!(counts.iter().enumerate().all(|(index, count)| *count == 1 + regions(index)), "{threads} threads");
+        }
+    }
+
+    /// Tasks that wait for each other need as many threads.
+    #[test]
+    fn all_threads_of_the_pool_take_tasks() {
+        let meeting = Barrier::new(3);
+        pool(3).install(|| enlist(|| for_each(0..3, |_| drop(meeting.wait()))));
+    }
+
+    #[test]
+    fn a_panic_ends_the_region_and_not_the_team() {
+        let done = AtomicUsize::new(0);
+        pool(2).install(|| {
+            enlist(|| {
+                let panicking = || for_each(0..10, |task| if task == 3 { panic!("task {task}") } else { count(&done) });
+                let panic = catch_unwind(AssertUnwindSafe(panicking)).expect_err("a panic");
+                assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some("task 3"));
+                for_each(0..10, |_| count(&done));
+            });
+        });
+        assert_eq!(done.into_inner(), 9 + 10);
+    }
+
+    /// The other thread of the pool waits for the leader's work, outside.
+    #[test]
+    fn a_region_waits_for_no_busy_thread() {
+        let (pool, done) = (pool(2), AtomicUsize::new(0));
+        let (started, ended) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| pool.install(|| (started.wait(), ended.wait())));
+            started.wait();
+            pool.install(|| enlist(|| for_each(0..10, |_| count(&done))));
+            ended.wait();
+        });
+        assert_eq!(done.into_inner(), 10);
+    }
+
+    fn count(done: &AtomicUsize) {
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -44,18 +44,15 @@ impl<W: Element> Op for MatMul<'_, W> {
                 let wide = columns.end - column >= 4;
                 let mut row = block;
                 while row < end {
-                    // AVX-512 has 32 registers: six rows by four columns take 24 accumulators and 5 operands. AVX2 has
-                    // 16: two rows take 8 and 5. NEON has 32, but also uses two rows.
-                    let most = if L::LANES == 16 { 6 } else { 2 };
                     // SAFETY: `run` entered the features; `matmul` checked that rows and columns are in `x` and `w`.
                     unsafe {
-                        row += match (most.min(end - row), wide) {
+                        row += match (block_rows::<L>(end - row), wide) {
                             (1, true) => self.register_block::<L, 1, 4>(l, row, column),
                             (2, true) => self.register_block::<L, 2, 4>(l, row, column),
-                            (3, true) => self.register_block::<L, 3, 4>(l, row, column),
-                            (4, true) => self.register_block::<L, 4, 4>(l, row, column),
-                            (5, true) => self.register_block::<L, 5, 4>(l, row, column),
-                            (_, true) => self.register_block::<L, 6, 4>(l, row, column),
+                            (3, true) => self.four_columns::<L, 3>(l, row, column),
+                            (4, true) => self.four_columns::<L, 4>(l, row, column),
+                            (5, true) => self.four_columns::<L, 5>(l, row, column),
+                            (_, true) => self.four_columns::<L, 6>(l, row, column),
                             (_, false) => self.register_block::<L, 1, 1>(l, row, column),
                         };
                     }
@@ -66,7 +63,33 @@ impl<W: Element> Op for MatMul<'_, W> {
     }
 }
 
+/// Rows of the next register block, if `left` are left: blocks of about the same number.
+///
+/// AVX-512 has 32 registers: six rows by four columns take 24 accumulators and 5 operands. AVX2 has 16: two rows by four
+/// columns take 8 and 5, six by two 12 and 3, and widen half as many weights per product. NEON has 32, but uses two rows.
+#[inline(always)]
+fn block_rows<L: Lanes>(left: usize) -> usize {
+    let most = if L::LANES >= 8 { 6 } else { 2 };
+    left.div_ceil(left.div_ceil(most))
+}
+
 impl<W: Element> MatMul<'_, W> {
+    /// [`MatMul::register_block`] of more than two rows by four columns.
+    ///
+    /// # Safety
+    /// As [`MatMul::register_block`].
+    #[inline(always)]
+    unsafe fn four_columns<L: Lanes, const R: usize>(&mut self, l: L, row: usize, column: usize) -> usize {
+        // SAFETY: the caller's.
+        unsafe {
+            if L::LANES == 16 {
+                return self.register_block::<L, R, 4>(l, row, column);
+            }
+            self.register_block::<L, R, 2>(l, row, column);
+            self.register_block::<L, R, 2>(l, row, column + 2)
+        }
+    }
+
     /// Computes `R` rows by `C` columns of `y`. Returns `R`.
     ///
     /// # Safety
@@ -95,7 +118,7 @@ impl<W: Element> MatMul<'_, W> {
                 for (c, column) in columns.iter_mut().enumerate() {
                     let at = w.add(c * inputs + i);
                     if streams {
-                        prefetch(at.wrapping_add(C * inputs).cast());
+                        prefetch(at.wrapping_add(4 * inputs).cast());
                     }
                     *column = W::load_half::<L, 0>(l, at);
                 }

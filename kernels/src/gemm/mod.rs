@@ -77,13 +77,13 @@ fn write(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>)
     assert!(needed.is_some_and(|needed| needed <= weight.len()), "matmul: the weight has too few rows");
     let scratch = PreparedRows::scratch_len(isa, weight.element_type(), y.rows(), inputs);
     assert_eq!(words.len(), scratch, "matmul: x was prepared for another instruction set or weight type");
+    if y.rows() == 0 || y.range().is_empty() {
+        return;
+    }
     #[cfg(target_arch = "x86_64")]
     if let (Isa::Amx(isa), Elements::Bf16(w)) = (isa, weight)
         && inputs > 0
     {
-        if y.rows() == 0 || y.range().is_empty() {
-            return;
-        }
         return amx::matmul(isa, words, inputs, w, y);
     }
     match weight {

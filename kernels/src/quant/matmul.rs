@@ -26,7 +26,9 @@ pub fn matmul<'y>(
     x: &Activations<'_>,
     mut y: ColumnsMut<'y>,
 ) -> WrittenColumns<'y> {
-    check(weights, x);
+    assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight differ in inputs");
+    let expected = weights.weight_type().activation_type();
+    assert_eq!(x.format().blocks, expected, "matmul: x is quantized for another weight type");
     let has_tiles = isa.has_tiles() && has_tiles(weights.weight_type());
     assert!(
         has_tiles || x.format().layout == ActivationLayout::RowBlocks,
@@ -52,28 +54,4 @@ fn write(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMu
             None => scalar::matmul(weights, x, y),
         },
     }
-}
-
-/// `out[k] = sum_i x[i] * weights[indices[k]][i]`, with the bits that [`matmul`] gives.
-///
-/// A panel's 16 rows are always computed together: consecutive `indices` in one panel cost one panel.
-///
-/// # Panics
-/// If the shapes do not match, `x` does not have exactly one row, in row blocks, or an index is not below `outputs`.
-pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
-    check(weights, x);
-    assert_eq!(x.rows(), 1, "dot_rows: x is not one row");
-    assert_eq!(x.format().layout, ActivationLayout::RowBlocks, "dot_rows: x is in tiles");
-    assert_eq!(indices.len(), out.len(), "dot_rows: lengths differ");
-    assert!(indices.iter().all(|i| (*i as usize) < weights.outputs()), "dot_rows: index out of range");
-    match isa.vectors() {
-        Some(isa) => vector::dot_rows(isa, weights, indices, x, out),
-        None => scalar::dot_rows(weights, indices, x, out),
-    }
-}
-
-fn check(weights: &PackedMatrix<'_>, x: &Activations<'_>) {
-    assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight differ in inputs");
-    let expected = weights.weight_type().activation_type();
-    assert_eq!(x.format().blocks, expected, "matmul: x is quantized for another weight type");
 }

@@ -52,7 +52,7 @@ pub use activations::{ActivationFormat, ActivationLayout, Activations, Activatio
 pub use encode::{quantize_row, quantize_row_by_importance};
 pub use ggml::dequantize_row;
 pub use layout::{PANEL_ROWS, STREAMS};
-pub use matmul::{dot_rows, matmul};
+pub use matmul::matmul;
 pub use pack::pack;
 pub use packed_matrix::{PackedMatrix, dequantize_packed_row};
 pub use weight_type::{ActivationType, WeightType};

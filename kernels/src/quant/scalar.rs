@@ -84,35 +84,23 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
     }
 }
 
-/// One output column, for every row: `set(row, value)`.
-fn column(matrix: &PackedMatrix<'_>, x: &Activations<'_>, column: usize, mut set: impl FnMut(usize, f32)) {
-    let weight_type = matrix.weight_type();
+pub(super) fn matmul(matrix: &PackedMatrix<'_>, x: &Activations<'_>, mut y: ColumnsMut<'_>) {
+    let (weight_type, columns) = (matrix.weight_type(), y.range());
     let row_blocks = x.row_blocks();
     let activation_blocks = weight_type.block_len() / weight_type.activation_type().block_len();
-    for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
-        let mut y = [0.0; ROW_BLOCK];
-        for b in 0..matrix.blocks() {
-            let block = block(matrix, column, b);
-            for (row, y) in y[..rows.rows].iter_mut().enumerate() {
-                *y =
-                    add_block(weight_type, &block, &Row { words: x.words(rows, b * activation_blocks), rows, row }, *y);
+    for column in columns.clone() {
+        for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
+            let mut sums = [0.0; ROW_BLOCK];
+            for b in 0..matrix.blocks() {
+                let block = block(matrix, column, b);
+                for (row, sum) in sums[..rows.rows].iter_mut().enumerate() {
+                    let words = x.words(rows, b * activation_blocks);
+                    *sum = add_block(weight_type, &block, &Row { words, rows, row }, *sum);
+                }
+            }
+            for (row, sum) in sums[..rows.rows].iter().enumerate() {
+                y.row_mut(rows.first + row)[column - columns.start].write(*sum);
             }
         }
-        y[..rows.rows].iter().enumerate().for_each(|(row, y)| set(rows.first + row, *y));
-    }
-}
-
-pub(super) fn matmul(matrix: &PackedMatrix<'_>, x: &Activations<'_>, mut y: ColumnsMut<'_>) {
-    let range = y.range();
-    for j in range.clone() {
-        column(matrix, x, j, |row, value| {
-            y.row_mut(row)[j - range.start].write(value);
-        });
-    }
-}
-
-pub(super) fn dot_rows(matrix: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
-    for (index, out) in indices.iter().zip(out) {
-        column(matrix, x, *index as usize, |_, value| *out = value);
     }
 }

@@ -99,10 +99,12 @@ pub(super) fn mxfp4(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     }
     let weights: [f32; 32] = error_weights(importance);
     let rule = (largest.to_bits() >> 23) as i32 - 2;
-    let (mut best, mut scale) = (f32::INFINITY, 1.0);
-    for exponent in rule - 1..=rule + 1 {
-        // Below 2, the scale is subnormal and its inverse infinite.
-        let exponent = exponent.clamp(2, 254) as u8;
+    // Below 2, the scale is subnormal and its inverse infinite.
+    let valid = |exponent: i32| exponent.clamp(2, 254) as u8;
+    // If all errors overflow, the rule's is the exponent.
+    out[0] = valid(rule);
+    let (mut best, mut scale) = (f32::INFINITY, half_power_of_two(out[0]));
+    for exponent in (rule - 1..=rule + 1).map(valid) {
         let candidate = half_power_of_two(exponent);
         let inverse = 1.0 / candidate;
         let [error] = sums(x, &weights, |x, w| {

@@ -32,31 +32,10 @@ pub(super) fn matmul(isa: VectorIsa, weights: &PackedMatrix<'_>, x: &Activations
     with_format!(weights.weight_type(), |F| isa.run_panels(MatMul::<F> { weights, x, y, format: PhantomData }));
 }
 
-/// As [`super::dot_rows`].
-pub(super) fn dot_rows(
-    isa: VectorIsa,
-    weights: &PackedMatrix<'_>,
-    indices: &[u32],
-    x: &Activations<'_>,
-    out: &mut [f32],
-) {
-    with_format!(weights.weight_type(), |F| {
-        isa.run_panels(DotRows::<F> { weights, indices, x, out, format: PhantomData })
-    });
-}
-
 struct MatMul<'a, F> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
     y: ColumnsMut<'a>,
-    format: PhantomData<F>,
-}
-
-struct DotRows<'a, F> {
-    weights: &'a PackedMatrix<'a>,
-    indices: &'a [u32],
-    x: &'a Activations<'a>,
-    out: &'a mut [f32],
     format: PhantomData<F>,
 }
 
@@ -109,34 +88,6 @@ impl<F: Format> MatMul<'_, F> {
             for (stream, panel) in panels.iter().enumerate() {
                 store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
             }
-        }
-    }
-}
-
-impl<F: Format> PanelOp for DotRows<'_, F> {
-    #[inline(always)]
-    fn eval<L: ByteLanes>(self, l: L) {
-        let mut results: Results = [[0.0; PANEL_ROWS]; _];
-        let rows = self.x.row_blocks().get(0);
-        let panel = |index: u32| index as usize / PANEL_ROWS;
-        let (mut indices, mut out) = (self.indices, self.out);
-        while !indices.is_empty() {
-            // Adjacent indices within a panel share it.
-            let (mut panels, mut count, mut taken) = ([0; STREAMS], 0, 0);
-            for same in indices.chunk_by(|a, b| panel(*a) == panel(*b)).take(STREAMS) {
-                panels[count] = panel(same[0]);
-                count += 1;
-                taken += same.len();
-            }
-            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
-            unsafe { streams::<L, F>(l, self.weights, self.x, &panels[..count], rows, &mut results) };
-            let (done, rest) = std::mem::take(&mut out).split_at_mut(taken);
-            let mut stream = 0;
-            for (index, out) in indices.iter().zip(done) {
-                stream += usize::from(panel(*index) != panels[stream]);
-                *out = results[stream * ROW_BLOCK][*index as usize % PANEL_ROWS];
-            }
-            (indices, out) = (&indices[taken..], rest);
         }
     }
 }

@@ -15,7 +15,8 @@ use foretoken::kv::{Batch, KvOptions, PagePool};
 use foretoken::nn::tensor;
 use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows};
+use foretoken::verify::{Outcome, VerifyOptions, verify};
+use foretoken::{Drafts, ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows, target_facts};
 use gguf_writer::{GgufFile, Written, array, bool_value, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
@@ -259,8 +260,8 @@ fn load(file: &GgufFile, folder: &Path) -> foretoken::Result<Target> {
     Target::load(&Checkpoint::open(&path)?, Isa::best())
 }
 
-/// Logits, and the head's states, over the prompt.
-fn computes_the_references(case: &Case, target: &Target) {
+/// The trunk's states over the prompt, and its logits, which are checked.
+fn computes_the_logits(case: &Case, target: &Target) -> Vec<f32> {
     let options = KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() };
     let pool = PagePool::new(None);
     let mut state = target.new_state(&options, &pool).expect("a state");
@@ -268,10 +269,17 @@ fn computes_the_references(case: &Case, target: &Target) {
     let round = state.begin_round(ids.len()).expect("a round");
     let output = target.forward_one(&ids, round, OutputRows::All, ids.len()).expect("a pass");
     let (logits, hidden) = (values(&output.logits), values(&output.hidden));
-    let (of_logits, of_hidden) = case.tolerances();
     let error = max_difference(&logits, &case.floats("logits"));
-    assert!(error <= of_logits, "{}: logits {error}", case.name);
+    assert!(error <= case.tolerances().0, "{}: logits {error}", case.name);
+    hidden
+}
 
+/// Logits, and the head's states, over the prompt.
+fn computes_the_references(case: &Case, target: &Target) {
+    let hidden = computes_the_logits(case, target);
+    let (ids, of_hidden) = (case.ids("input_ids"), case.tolerances().1);
+    let options = KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() };
+    let pool = PagePool::new(None);
     let mut cache = target.nextn_cache(&options, &pool).expect("a cache");
     let rows = ids.len() - 1;
     let states = tensor(hidden[..rows * target.hidden_size()].to_vec(), (rows, target.hidden_size())).expect("states");
@@ -402,6 +410,9 @@ fn files_of_other_converters_are_read_or_refused() {
         tensor.name = name.replace("ssm_dt.bias", "ssm_dt").into();
     }
     computes_the_references(case, &load(&file, folder.path()).expect("a blob"));
+    for case in shipped() {
+        has_a_head_that_is_not_read(&case, folder.path());
+    }
 
     let refused = |file: GgufFile, about: [&str; 2]| {
         let message = load(&file, folder.path()).err().expect("a refusal").to_string();
@@ -416,6 +427,36 @@ fn files_of_other_converters_are_read_or_refused() {
     rates.bytes =
         rates.bytes.as_chunks::<4>().0.iter().flat_map(|x| f32::from_le_bytes(*x).abs().to_le_bytes()).collect();
     refused(file, ["A_log", "is above 0"]);
+}
+
+/// Ollama's blobs have the head's tensors under names of their own, experts apart, outside the blocks.
+fn has_a_head_that_is_not_read(case: &Case, folder: &Path) {
+    let mut file = converted(case);
+    let block = Converter::new(&config(case)).layers;
+    let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".block_count")).expect("the key");
+    key.1 = u32_value(block);
+    let of_block = format!("blk.{block}.");
+    let moved = |name: &str| match name.strip_prefix(&of_block) {
+        Some("nextn.eh_proj.weight") => Some("mtp.fc.weight".to_owned()),
+        Some("nextn.enorm.weight") => Some("mtp.pre_fc_norm_embedding.weight".to_owned()),
+        Some("nextn.hnorm.weight") => Some("mtp.pre_fc_norm_hidden.weight".to_owned()),
+        Some("nextn.shared_head_norm.weight") => Some("mtp.norm.weight".to_owned()),
+        Some(rest) => Some(format!("mtp.layers.0.{rest}")),
+        None => None,
+    };
+    for tensor in &mut file.tensors {
+        let name = String::from_utf8(tensor.name.clone()).expect("a name");
+        tensor.name = moved(&name).unwrap_or(name).into();
+    }
+    file = file.floats("mtp.layers.0.mlp.experts.0.gate_proj.weight", &[2, 2], &[0.0; 4]);
+    let target = load(&file, folder).expect("a blob with a head");
+    assert!(!target.has_nextn(), "{}", case.name);
+    computes_the_logits(case, &target);
+    let checkpoint = Checkpoint::open(folder.join("model.gguf")).expect("a blob");
+    let facts = target_facts(&checkpoint).expect("facts");
+    assert!(matches!(facts.drafts, Drafts::NoHead), "{}", case.name);
+    let findings = verify(&VerifyOptions { target: Some(folder.join("model.gguf")), ..VerifyOptions::default() });
+    assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{}: {findings:?}", case.name);
 }
 
 /// A head's own embedding and output head, which some converters write: copies of the trunk's, or others.

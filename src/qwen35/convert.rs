@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::implied::implied;
 use super::names::{names, of_expert};
+use super::nextn::has_nextn;
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
@@ -23,7 +24,7 @@ use crate::nn::{Bytes, DeltaNetConfig};
 pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Description> {
     let config = TextConfig::of(source)?;
     let (prefix, layers, tied) = (source.text_prefix()?, config.layers.len(), config.tie_word_embeddings);
-    let has_head = source.names().iter().any(|name| name.starts_with("mtp."));
+    let has_head = has_nextn(source);
     let names = names(has_head.then_some(layers as u32));
     let name = |own: &str| {
         let own = if is_head(own) { "lm_head.weight" } else { own.strip_prefix(prefix).unwrap_or(own) };

@@ -1,7 +1,7 @@
 //! Summary of a Qwen3.5 checkpoint.
 
 use super::config::{LayerType, TextConfig};
-use super::nextn::LM_HEAD;
+use super::nextn::{LM_HEAD, has_nextn};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -41,7 +41,6 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         checkpoint.sum_of_tensors(
             |name, n, bytes| if name.starts_with("mtp.") || is_table(name) { of(name, n, bytes) } else { 0 },
         );
-    let has_head = checkpoint.names().iter().any(|name| name.starts_with("mtp."));
     Ok(TargetFacts {
         family: "Qwen3.5",
         layers: format!("{}: {linear} delta nets, {} full", config.layers.len(), config.layers.len() - linear),
@@ -52,6 +51,6 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         kv_layout: config.kv_layout(),
         state_bytes: 4 * (linear * state) as u64,
         step_bytes,
-        drafts: if has_head { Drafts::OwnHead(draft_bytes) } else { Drafts::NoHead },
+        drafts: if has_nextn(checkpoint) { Drafts::OwnHead(draft_bytes) } else { Drafts::NoHead },
     })
 }

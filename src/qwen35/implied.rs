@@ -1,8 +1,10 @@
 //! The tensors implied by a configuration, listed separately from the modules that load them: a
 //! loader stops at its first error, a report must not.
 
+use std::collections::BTreeSet;
+
 use super::config::{LayerType, TensorLayout, TextConfig};
-use super::nextn::{EMBED_TOKENS, LM_HEAD};
+use super::nextn::{EMBED_TOKENS, LM_HEAD, has_nextn, is_unread_nextn};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, is_head};
@@ -25,7 +27,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     for (i, layer) in config.layers.iter().enumerate() {
         list.layer(&format!("{prefix}layers.{i}."), *layer);
     }
-    let has_head = checkpoint.names().iter().any(|name| name.starts_with("mtp."));
+    let has_head = has_nextn(checkpoint);
     if has_head {
         for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
             list.norm(format!("mtp.{norm}.weight"), hidden);
@@ -43,7 +45,10 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let tensors = list.tensors;
     let head = if has_head { ", a NextN head" } else { "" };
     let summary = format!("{} layers, hidden size {hidden}{head}", config.layers.len());
-    let is_known = |name: &str| is_vision(name) || is_head(name);
+    let mut unread = checkpoint.names();
+    unread.retain(|name| is_unread_nextn(checkpoint, name));
+    let unread = BTreeSet::from_iter(unread);
+    let is_known = move |name: &str| is_vision(name) || is_head(name) || unread.contains(name);
     Ok(Implied { summary, vocab_size: vocab, tensors, is_known: Box::new(is_known) })
 }
 

@@ -26,6 +26,19 @@ pub(crate) struct Head<O: Ops> {
 pub(super) const EMBED_TOKENS: &str = "mtp.embed_tokens.weight";
 pub(super) const LM_HEAD: &str = "mtp.shared_head.head.weight";
 
+/// Whether the checkpoint has a head that is read: in a GGUF file a block with `nextn.*`.
+pub(super) fn has_nextn(checkpoint: &Checkpoint) -> bool {
+    match checkpoint.gguf() {
+        Some(gguf) => gguf.names().nextn().is_some(),
+        None => checkpoint.names().iter().any(|name| name.starts_with("mtp.")),
+    }
+}
+
+/// Whether a tensor belongs to a head that is not read: Ollama's GGUF files have it under `mtp.*`.
+pub(super) fn is_unread_nextn(checkpoint: &Checkpoint, name: &str) -> bool {
+    name.starts_with("mtp.") && checkpoint.gguf().is_some_and(|gguf| gguf.info(name).is_some())
+}
+
 impl<O: Ops> Head<O> {
     /// Loads the head to `to`, if the checkpoint has one.
     ///
@@ -37,9 +50,11 @@ impl<O: Ops> Head<O> {
         checkpoint: &Checkpoint,
         config: &TextConfig,
     ) -> Result<Option<Self>> {
-        if !checkpoint.names().iter().any(|name| name.starts_with("mtp.")) {
-            if config.mtp_num_hidden_layers.is_some_and(|layers| layers > 0) {
-                let path = checkpoint.path().display();
+        if !has_nextn(checkpoint) {
+            let path = checkpoint.path().display();
+            if checkpoint.names().iter().any(|name| is_unread_nextn(checkpoint, name)) {
+                tracing::warn!(%path, "the file's NextN head is under mtp.* instead of nextn.*; it is not used");
+            } else if config.mtp_num_hidden_layers.is_some_and(|layers| layers > 0) {
                 tracing::warn!(%path, "the configuration has a NextN head, but there are no mtp.* tensors; it is not used");
             }
             return Ok(None);

@@ -5,7 +5,7 @@ use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
-use super::nextn::Head;
+use super::nextn::{Head, is_unread_nextn};
 use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
@@ -74,7 +74,7 @@ impl Target {
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
         let nextn = Head::load(&mut root, to, checkpoint, &config)?;
         loader.absorb(root);
-        loader.finish(|name| is_vision(name) || is_head(name))?;
+        loader.finish(|name| is_vision(name) || is_head(name) || is_unread_nextn(checkpoint, name))?;
         let rotary = to.rotary(Rotary::of_leading(config.inverse_frequencies(), options.isa))?;
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");

@@ -2451,6 +2451,22 @@ fn a_blob_with_towers_computes_the_references() {
     refused(target(&short), &["short", "not a GGUF file", "use the checkpoint's directory"]);
 }
 
+/// Ollama's name of the factor of each expert.
+#[test]
+fn factors_of_experts_have_either_name() {
+    let (twin, case) = (Twin::of("moe"), case("moe"));
+    let mut file = twin.gguf("target");
+    let mut renamed = 0;
+    for tensor in &mut file.tensors {
+        let name = String::from_utf8(tensor.name.clone()).expect("a name");
+        let other = name.replace("ffn_down_exps.scale", "ffn_gate_inp.per_expert_scale");
+        renamed += usize::from(other != name);
+        tensor.name = other.into();
+    }
+    assert!(renamed > 0);
+    computes_the_references(&case, &target(&twin.write("blobs/sha256-0", file.bytes())).expect("a target"));
+}
+
 /// As in transformers: a head with other values than the embedding is used, also if the configuration ties them.
 #[test]
 fn a_head_that_differs_from_the_embedding_is_the_head() {

@@ -46,7 +46,7 @@ const GLOBAL: [(&str, &str); 20] = [
 ];
 
 /// Names inside layer `i`: after `blk.i.`, and after `layers.i.`.
-const LAYER: [(&str, &str); 26] = [
+const LAYER: [(&str, &str); 27] = [
     ("attn_norm.weight", "input_layernorm.weight"),
     ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -68,6 +68,7 @@ const LAYER: [(&str, &str); 26] = [
     ("ffn_gate_inp.weight", "router.proj.weight"),
     ("ffn_gate_inp.scale", "router.scale"),
     ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("ffn_gate_inp.per_expert_scale", "router.per_expert_scale"),
     (GATE_UP, GATE_UP_HF),
     ("ffn_down_exps.weight", "experts.down_proj"),
     ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),

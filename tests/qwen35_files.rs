@@ -674,6 +674,30 @@ fn other_models_and_fields_are_refused_by_name() {
     refused(json!({"vocab_size": 193}), &["embed_tokens.weight", "has shape"]);
 }
 
+/// Names of experts apart are listed before a tensor could contradict their number.
+#[test]
+fn claimed_numbers_of_experts_are_limited() {
+    let is_moe = |case: &Case| config(case)["model_type"] == "qwen3_5_moe_text";
+    let case = &shipped().into_iter().find(is_moe).expect("a mixture of experts");
+    let folder = directory(
+        case,
+        |name| !name.contains(".experts."),
+        |config| {
+            let text = if config.get("text_config").is_some() { &mut config["text_config"] } else { config };
+            text["num_experts"] = json!(1_000_000);
+        },
+    );
+    let opened = Checkpoint::open(folder.path()).expect("a directory");
+    let message = Target::load(&opened, Isa::best()).err().expect("a refusal").to_string();
+    assert!(message.contains("num_experts: is 1000000, must be at most 4096"), "{message}");
+    let mut file = converted(case);
+    file.tensors.retain(|tensor| !String::from_utf8_lossy(&tensor.name).contains("_exps."));
+    let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".expert_count")).expect("the key");
+    key.1 = u32_value(1_000_000);
+    let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+    assert!(message.contains("expert_count: is 1000000, must be at most 4096"), "{message}");
+}
+
 #[test]
 fn a_head_is_there_or_not() {
     let case = &shipped()[0];

@@ -79,11 +79,13 @@ pub struct TextConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Limits above any Qwen's: layouts are allocated by these sizes before a tensor could contradict them.
+/// Limits above any Qwen's: layouts and lists of names are allocated by these sizes before a tensor could contradict
+/// them.
 pub(super) const MAX_LAYERS: usize = 1024;
 pub(super) const MAX_HEADS: usize = 1024;
 pub(super) const MAX_HEAD_DIM: usize = 8192;
 pub(super) const MAX_TAPS: usize = 64;
+pub(super) const MAX_EXPERTS: usize = 4096;
 
 impl TextConfig {
     /// Reads config.json: the text model's fields at top level, or inside `text_config`. Vision fields are ignored.
@@ -284,6 +286,9 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
 
 fn moe(fields: &Fields) -> Result<MoeConfig> {
     let num_experts = fields.size("num_experts", Some(256))?;
+    if num_experts > MAX_EXPERTS {
+        return Err(fields.error("num_experts", format!("is {num_experts}, must be at most {MAX_EXPERTS}")));
+    }
     let num_experts_per_tok = fields.size("num_experts_per_tok", Some(8))?;
     if num_experts_per_tok > num_experts {
         return Err(fields.error("num_experts_per_tok", format!("is {num_experts_per_tok} of {num_experts} experts")));

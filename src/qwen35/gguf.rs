@@ -2,7 +2,8 @@
 //! and `qwen35moe`), validated like config.json.
 
 use super::config::{
-    LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family,
+    LayerType, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig,
+    other_family,
 };
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
@@ -173,6 +174,9 @@ fn divides(keys: &Keys<'_>, key: &str, part: usize, whole: usize) -> Result<()> 
 
 fn moe(keys: &Keys<'_>) -> Result<MoeConfig> {
     let (num_experts, num_experts_per_tok) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
+    if num_experts > MAX_EXPERTS {
+        return Err(keys.error("expert_count", format!("is {num_experts}, must be at most {MAX_EXPERTS}")));
+    }
     if num_experts_per_tok > num_experts {
         let problem = format!("is {num_experts_per_tok} of {num_experts} experts");
         return Err(keys.error("expert_used_count", problem));

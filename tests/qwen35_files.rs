@@ -674,6 +674,29 @@ fn other_models_and_fields_are_refused_by_name() {
     refused(json!({"vocab_size": 193}), &["embed_tokens.weight", "has shape"]);
 }
 
+/// Q, K and V of attention layers in one tensor, as llama.cpp's converter writes with `--fuse-qkv`.
+#[test]
+fn fused_projections_are_their_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in shipped() {
+        let mut file = converted(&case);
+        let mut fused = 0;
+        for block in 0..=Converter::new(&config(&case)).layers {
+            let of = |part: &str| format!("blk.{block}.attn_{part}.weight").into_bytes();
+            let at = |part: &str| file.tensors.iter().find(|tensor| tensor.name == of(part)).cloned();
+            let [Some(mut all), Some(k), Some(v)] = ["q", "k", "v"].map(at) else { continue };
+            all.name = of("qkv");
+            all.shape[0] += k.shape[0] + v.shape[0];
+            all.bytes = [all.bytes, k.bytes, v.bytes].concat();
+            file.tensors.retain(|tensor| !["q", "k", "v"].map(of).contains(&tensor.name));
+            file.tensors.push(all);
+            fused += 1;
+        }
+        assert!(fused >= 2, "{}: {fused} layers", case.name);
+        computes_the_references(&case, &load(&file, folder.path()).expect(&case.name));
+    }
+}
+
 /// Names of experts apart are listed before a tensor could contradict their number.
 #[test]
 fn claimed_numbers_of_experts_are_limited() {

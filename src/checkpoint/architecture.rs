@@ -26,6 +26,14 @@ impl Architecture {
         }
     }
 
+    /// Rows of the query projection per query channel: Qwen3.5's has a gate next to each query.
+    pub fn rows_per_query(self) -> usize {
+        match self {
+            Self::Gemma4 => 1,
+            Self::Qwen35 => 2,
+        }
+    }
+
     /// Whether targets have assistants, in checkpoints of their own.
     pub fn takes_assistants(self) -> bool {
         self == Self::Gemma4

@@ -9,29 +9,30 @@ use crate::checkpoint::architecture::Architecture;
 const PARTS: [&str; 3] = ["attn_q.weight", "attn_k.weight", "attn_v.weight"];
 
 impl Gguf {
-    /// Splits the fused projections of a Gemma 4. (Those of a Qwen's linear attention are one matrix.)
+    /// Splits the fused projections of attention layers. (Those of delta nets, which have no `attn_output`, are one
+    /// matrix.)
     pub(super) fn split_qkv(mut self) -> Self {
         let architecture = self.metadata("general.architecture").and_then(|value| value.as_str()).unwrap_or_default();
-        if Architecture::of(architecture) != Architecture::Gemma4 {
-            return self;
-        }
-        let split = |tensor: &TensorInfo| self.qkv(tensor).map_or_else(|| vec![tensor.clone()], Vec::from);
+        let per_query = Architecture::of(architecture).rows_per_query();
+        let split = |tensor: &TensorInfo| self.qkv(tensor, per_query).map_or_else(|| vec![tensor.clone()], Vec::from);
         self.tensors = self.tensors.iter().flat_map(split).collect();
         self.index = self.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         self
     }
 
-    /// The parts of a fused tensor; `None` for any other, and if the rows do not add up.
-    fn qkv(&self, fused: &TensorInfo) -> Option<[TensorInfo; 3]> {
+    /// The parts of a fused tensor, with `per_query` rows of Q per query channel; `None` for any other, and if the rows
+    /// do not add up.
+    fn qkv(&self, fused: &TensorInfo, per_query: usize) -> Option<[TensorInfo; 3]> {
         let (block, _) = layer(&fused.name, "blk.").filter(|(_, rest)| *rest == "attn_qkv.weight")?;
         let names = PARTS.map(|part| format!("blk.{block}.{part}"));
-        let ([_, q], &[rows, inputs]) =
+        let (&[_, queries], &[rows, inputs]) =
             (self.info(&format!("blk.{block}.attn_output.weight"))?.shape(), &fused.shape[..])
         else {
             return None;
         };
+        let q = queries.checked_mul(per_query)?;
         // K and V have equally many.
-        let kv = rows.checked_sub(*q).filter(|both| *both > 0 && both.is_multiple_of(2))? / 2;
+        let kv = rows.checked_sub(q).filter(|both| *both > 0 && both.is_multiple_of(2))? / 2;
         if names.iter().any(|name| self.info(name).is_some()) {
             return None;
         }
@@ -43,6 +44,6 @@ impl Gguf {
             len: Some(rows * row),
             ..fused.clone()
         };
-        Some([part(&names[0], 0, *q), part(&names[1], *q, kv), part(&names[2], q + kv, kv)])
+        Some([part(&names[0], 0, q), part(&names[1], q, kv), part(&names[2], q + kv, kv)])
     }
 }

@@ -259,20 +259,3 @@ fn several_defects_are_all_found() {
     change(&pair, "assistant", "masked_embd_ordering", |tensor| tensor.bytes.fill(0));
     assert_eq!(failures(&pair.verify()).len(), 3);
 }
-
-/// The tokenizer.json next to a GGUF file is compared with the file's own tokens at load.
-#[test]
-fn a_tokenizer_beside_a_file_is_compared() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    let file = directory.path().join("demo.gguf");
-    to_gguf(&Checkpoint::open(&demo).expect("the demo"), &file, &ToGguf::default()).expect("a file");
-    let json = std::fs::read_to_string(demo.join("tokenizer.json")).expect("the demo's");
-    let tokenizer = |json: &str| {
-        std::fs::write(directory.path().join("tokenizer.json"), json).expect("written");
-        Checkpoint::open(&file).and_then(|checkpoint| checkpoint.tokenizer(4096))
-    };
-    assert!(tokenizer(&json).expect("the same").is_some());
-    let error = tokenizer(&json.replace("<0x00>", "<zero>")).expect_err("another token").to_string();
-    assert!(error.contains("tokenizer.ggml.tokens") && error.contains("<zero>"), "{error}");
-}

@@ -1879,6 +1879,31 @@ fn ids_of_parts(path: &Path, parts: &[(&str, Option<u32>)]) -> Vec<u32> {
     ids
 }
 
+/// A GGUF file's own tokenizer is used, whatever is next to it; without one, or with one of a kind that is not
+/// implemented, the tokenizer.json is.
+#[test]
+fn a_tokenizer_beside_a_file_replaces_a_missing_one() {
+    let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
+    let json = vocabulary.json(bos_post_processor());
+    let foreign = json.replace("<|image|>", "<|other|>");
+    assert_ne!(foreign, json);
+    let file = vocabulary.in_gguf(twin.gguf("target"), "gemma4", &[]);
+    let ids = |model: &str, beside: &str| {
+        twin.write("tokenizer.json", beside);
+        let path = twin.write("model.gguf", file.clone().with("tokenizer.ggml.model", str_value(model)).bytes());
+        engine(&path, None).and_then(|engine| engine.tokenizer()?.encode("the<|image|>"))
+    };
+    let want = ids("gemma4", &json).expect("ids");
+    for (model, beside) in [("gemma4", &foreign[..]), ("gemma4", "{}"), ("unigram", &json), ("no_vocab", &json)] {
+        assert_eq!(ids(model, beside).expect("ids"), want, "{model}");
+    }
+    assert_ne!(ids("no_vocab", &foreign).expect("ids"), want);
+    for beside in [&foreign, "{}"] {
+        refused(ids("unigram", beside), &["model.gguf", "tokenizer.ggml.model", "unigram"]);
+    }
+    refused(ids("no_vocab", "{}"), &["tokenizer.json"]);
+}
+
 /// A message's content is text, whatever it spells: it ends no turn and begins none.
 #[test]
 fn messages_forge_no_control_tokens() {

@@ -140,12 +140,12 @@ impl Checkpoint {
         }
     }
 
-    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For
-    /// a GGUF file it is the file's own, compared id by id with a tokenizer.json next to it if
-    /// there is one; without its own, it is that one.
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For a GGUF file it is the
+    /// file's own, with a warning if a tokenizer.json next to it has other tokens. That one is used if the file has no
+    /// tokenizer, or one that cannot be read and has the same tokens.
     ///
     /// # Errors
-    /// If it is malformed, an id is outside the model's vocabulary, or the two differ.
+    /// If it is malformed, or an id is outside the model's vocabulary.
     pub fn tokenizer(&self, vocab_size: usize) -> Result<Option<Tokenizer>> {
         match &self.files {
             Files::HuggingFace(_) => {
@@ -154,12 +154,19 @@ impl Checkpoint {
             }
             Files::Gguf(gguf) => {
                 let beside = self.path.with_file_name("tokenizer.json");
-                let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size)).transpose()?;
-                let Some(own) = gguf::tokenizer(gguf)? else { return Ok(beside) };
-                if let Some(beside) = &beside {
-                    gguf::check_tokenizer(gguf, beside)?;
+                let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size));
+                let same = |beside: Tokenizer| gguf::check_tokenizer(gguf, &beside).map(|()| beside);
+                match (gguf::tokenizer(gguf), beside) {
+                    (Ok(Some(own)), beside) => {
+                        if let Some(Err(error)) = beside.map(|beside| beside.and_then(same)) {
+                            tracing::warn!(%error, "the tokenizer.json next to the GGUF file is not used");
+                        }
+                        Tokenizer::new(own, &self.path, vocab_size).map(Some)
+                    }
+                    (Ok(None), beside) => beside.transpose(),
+                    (Err(error), Some(beside)) => beside.and_then(same).map(Some).map_err(|_| error),
+                    (Err(error), None) => Err(error),
                 }
-                Tokenizer::new(own, &self.path, vocab_size).map(Some)
             }
         }
     }

@@ -35,7 +35,8 @@ pub(crate) struct Parts {
     pub(crate) models: Option<Arc<Models>>,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) constraints: Compiler,
-    pub(crate) chat: Option<ChatTemplate>,
+    /// The chat template, if there is one, or why it cannot be used.
+    chat: Result<Option<ChatTemplate>, String>,
     pub(crate) end_of_generation: Vec<u32>,
     pub(crate) suppressed: Vec<u32>,
     sampling_defaults: Option<Sampling>,
@@ -58,7 +59,7 @@ impl Parts {
             models: None,
             tokenizer: None,
             constraints: Compiler::default(),
-            chat: None,
+            chat: Ok(None),
             end_of_generation: Vec::new(),
             suppressed: Vec::new(),
             sampling_defaults: None,
@@ -107,6 +108,7 @@ impl Engine {
         };
         let checkpoint = Checkpoint::open(&options.model)?;
         let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
+        let (chat, sampling_defaults) = (chat_template(&checkpoint)?, checkpoint.sampling_defaults()?);
         // On the pool: all threads pack quantized weights.
         let read =
             pool.install(|| loading::read_anywhere(options, &load, &checkpoint, device.as_ref(), &suppressed))?;
@@ -122,7 +124,6 @@ impl Engine {
         } = read;
         let Loaded { model, gemma4, nextn, .. } = target;
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
-        let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
         let processor = models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name());
         let pages = models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone());
         let sources = Sources {
@@ -261,10 +262,13 @@ impl Engine {
     /// The checkpoint's chat template.
     ///
     /// # Errors
-    /// If it has none.
+    /// If it has none, or it does not compile.
     pub fn chat_template(&self) -> Result<&ChatTemplate> {
         let missing = || Error::Template("the checkpoint has no chat template; use a plain prompt instead".into());
-        self.parts.chat.as_ref().ok_or_else(missing)
+        match &self.parts.chat {
+            Ok(template) => template.as_ref().ok_or_else(missing),
+            Err(problem) => Err(Error::Template(problem.clone())),
+        }
     }
 
     /// End-of-generation tokens.
@@ -302,6 +306,20 @@ impl Engine {
     /// Threads of the pool.
     pub fn threads(&self) -> usize {
         self.parts.pool.current_num_threads()
+    }
+}
+
+/// The chat template. One that does not compile does not prevent plain prompts: its problem is kept for chats.
+///
+/// # Errors
+/// If a file is malformed.
+fn chat_template(checkpoint: &Checkpoint) -> Result<Result<Option<ChatTemplate>, String>> {
+    match ChatTemplate::of(checkpoint) {
+        Err(Error::Template(problem)) => {
+            tracing::warn!(path = %checkpoint.path().display(), problem, "the chat template cannot be used");
+            Ok(Err(problem))
+        }
+        read => read.map(Ok),
     }
 }
 

@@ -369,8 +369,14 @@ fn tokenizers() {
 #[test]
 fn chat_templates() {
     let pair = Pair::new();
+    // One that does not compile is an error of chats alone.
     pair.write("target/chat_template.jinja", "{% for message in messages %}\nno end");
-    pair.refused(&["chat template"]);
+    let engine = pair.engine().expect("an engine");
+    let chat = engine.encode_chat(&[Message::user("Hello")], &ChatOptions::default());
+    refused(chat, &["chat template", "syntax error"]);
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let options = GenerateOptions { max_tokens: 1, ..GenerateOptions::default() };
+    session.generate(&[2, 3], &options).expect("a generation").for_each(|piece| drop(piece.expect("a piece")));
     pair.write("target/chat_template.jinja", b"\xFF");
     pair.refused(&["chat_template.jinja", "UTF-8"]);
 

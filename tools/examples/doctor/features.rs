@@ -6,7 +6,7 @@ use anyhow::Result;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
-use foretoken::{Drafts, TargetFacts};
+use foretoken::{Drafts, Error, TargetFacts};
 use foretoken_tools::println;
 
 /// A target and its features; `assistant` is the one that it is used with.
@@ -69,7 +69,11 @@ fn text(checkpoint: &Checkpoint, vocab_size: usize) -> Result<String> {
         Some(_) => "a tokenizer",
         None => "no tokenizer (token ids only)",
     };
-    let template = if ChatTemplate::of(checkpoint)?.is_some() { "a chat template" } else { "no chat template" };
+    let template = match ChatTemplate::of(checkpoint) {
+        Ok(Some(_)) => "a chat template",
+        Err(Error::Template(_)) => "a chat template that does not compile (plain prompts only)",
+        read => read.map(|_| "no chat template")?,
+    };
     let sampling = match checkpoint.sampling_defaults()? {
         Some(s) => format!("temperature {} by default in chats", s.temperature),
         None => "no sampling parameters (greedy)".into(),

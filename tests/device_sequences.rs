@@ -273,6 +273,46 @@ fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
     bytes
 }
 
+/// Where memory ends while shared pages are copied, later drafts do not read those that are freed since: the fork's,
+/// which is removed, while another sequence goes on.
+#[test]
+fn drafts_do_not_read_freed_pages() {
+    let (pair, session) = (pair("nested", NARROW, None), exact(ElementType::F32));
+    // Too little for a whole chunk, so that pages are allocated and freed one by one.
+    pair.machine.fill(20 << 20);
+    let (prompt, options) = (text(140), mtp(3, &plain(12)));
+    let want = run(&pair.cpu, &session, &prompt, &options).0;
+    // Also so that the passes below take no more memory for activations.
+    for options in [&options, &plain(4)] {
+        assert!(want.starts_with(&run(&pair.device, &session, &prompt, options).0));
+    }
+    // From less than a page to more than all.
+    for left in (0..20).map(|i| 20_000 + 32_768 * i) {
+        let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+        let mut add = |prompt: &[u32], options: &GenerateOptions| {
+            let session = scheduler.session(&session).expect("a session");
+            scheduler.add(session, prompt, options).expect("added")
+        };
+        let (origin, _) = (add(&prompt, &options), add(&text(3), &plain(100)));
+        let mut ids = Vec::new();
+        let mut step = |scheduler: &mut Scheduler| {
+            for event in scheduler.step() {
+                let tokens = event.piece.expect("a piece").tokens;
+                ids.extend(tokens.into_iter().filter(|_| event.id == origin));
+            }
+            ids.len()
+        };
+        while step(&mut scheduler) == 0 {}
+        let fork = scheduler.fork_prompt(origin, &options).expect("a fork");
+        let taken = pair.machine.fill(left);
+        step(&mut scheduler);
+        drop(scheduler.remove(fork));
+        while step(&mut scheduler) < want.len() {}
+        assert_eq!(ids, want, "{left} bytes left");
+        pair.machine.empty(taken);
+    }
+}
+
 fn text(len: usize) -> Vec<u32> {
     (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
 }

@@ -78,6 +78,18 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory; earlier allocations stay.
     pub fn reserve(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
+        let allocated = self.allocate(launcher, first, end);
+        // Also after an error: drafts read the tables without reserving, and pages that were copied may be freed.
+        if !self.written {
+            self.tables.write(0, &self.addresses)?;
+            self.written = true;
+        }
+        allocated?;
+        self.reserved = self.reserved.max(end);
+        Ok(())
+    }
+
+    fn allocate(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
         let out_of_memory = |error| page_memory_error(error, &**self.memory.device(), end, self.reserved);
         for (table, held) in self.plan.held(end) {
             let pages = &mut self.pages[table.index];
@@ -99,11 +111,6 @@ impl DeviceKv {
                 }
             }
         }
-        if !self.written {
-            self.tables.write(0, &self.addresses)?;
-            self.written = true;
-        }
-        self.reserved = self.reserved.max(end);
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
     DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Probe, Sampling,
-    Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
+    Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
@@ -346,6 +346,31 @@ fn states_of_delta_nets() {
     });
     let far = cpu.iter().zip(&device).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
     assert!(far < 1e-4, "logits are {far} from the CPU's");
+}
+
+/// Prompts that are read in one pass write their matrices to other memory. Of that, one sequence's is kept, for the next.
+#[test]
+fn matrices_of_delta_nets_are_freed_or_used_again() {
+    let pair = pair("qwen35-nested", NARROW, None);
+    let open = || pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let opened = |count: usize| {
+        let before = pair.machine.used();
+        let sessions: Vec<_> = (0..count).map(|_| open()).collect();
+        (sessions.len(), pair.machine.used() - before).1
+    };
+    let _plan = open();
+    let one = opened(1);
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    for first in 0..4 {
+        scheduler.add(open(), &text_below(192, 40 + first), &plain(4)).expect("added");
+    }
+    while scheduler.is_active() {
+        scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+    }
+    drop(scheduler);
+    // Three layers of four heads.
+    let matrices = 4 * 3 * 4 * 16 * 16;
+    assert_eq!(opened(4), 4 * one - matrices);
 }
 
 /// Their experts, with a shared one.

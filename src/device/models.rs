@@ -11,7 +11,7 @@ use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::DeviceOps;
 use super::pages::PageMemory;
 use super::passes::Passes;
-use super::recurrent::{DeltaNets, RecurrentState};
+use super::recurrent::DeltaNets;
 use super::sequence::Sequence;
 use super::target::DeviceTarget;
 use super::temporaries::activation_bytes;
@@ -140,8 +140,7 @@ impl Models {
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
         let longest = options.max_context.unwrap_or(default).min(context.max(TABLES));
         let plan = self.plan(layout, &options, longest)?;
-        let new_state = |nets| RecurrentState::new(self.passes().workspace.launcher(), nets);
-        let recurrent = nets.map(new_state).transpose()?;
+        let recurrent = self.passes().new_recurrent()?;
         Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size(), recurrent)?, context))
     }
 

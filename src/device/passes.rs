@@ -352,6 +352,15 @@ impl Passes {
         Ok(())
     }
 
+    /// The recurrent state of an empty sequence; `None` without delta nets.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn new_recurrent(&mut self) -> Result<Option<RecurrentState>> {
+        let launcher = self.workspace.launcher();
+        self.recurrent.as_mut().map(|recurrent| recurrent.new_state(launcher)).transpose()
+    }
+
     /// Ends the last round of a sequence of `len` positions: all committed rows are in the matrices
     /// of its delta nets then.
     ///

@@ -98,13 +98,12 @@ impl DeviceDeltaNet {
 }
 
 impl RecurrentState {
-    /// The state of an empty sequence.
+    /// The state of an empty sequence, with memory for its matrices.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn new(launcher: &Launcher, nets: DeltaNets) -> Result<Self> {
-        let device = launcher.device();
-        let state = Self::of(launcher, nets, nets.new_matrices(device)?, Buffer::new(device, nets.window_len())?)?;
+    pub fn new(launcher: &Launcher, nets: DeltaNets, matrices: Arc<Buffer<f32>>) -> Result<Self> {
+        let state = Self::of(launcher, nets, matrices, Buffer::new(launcher.device(), nets.window_len())?)?;
         for buffer in [&*state.matrices, &state.window].into_iter().filter(|buffer| buffer.len() > 0) {
             launcher.run(copy_words(buffer.slice().cast(), None))?;
         }

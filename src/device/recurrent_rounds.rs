@@ -23,8 +23,8 @@ pub(super) struct RecurrentRounds {
     records: List<Recurrent>,
     ended: List<Segment>,
     counts: List<u32>,
-    /// Matrices that no sequence has.
-    spare: Vec<Arc<Buffer<f32>>>,
+    /// Matrices that no sequence has: those before the last round that was committed whole.
+    spare: Option<Arc<Buffer<f32>>>,
 }
 
 /// A sequence's rows in a pass.
@@ -51,7 +51,7 @@ impl RecurrentRounds {
     /// If the device is out of memory.
     pub fn new(device: &dyn Device, nets: DeltaNets, segments: usize) -> Result<Self> {
         let (records, ended) = (List::new(device, segments)?, List::new(device, segments)?);
-        Ok(Self { nets, records, ended, counts: List::new(device, 2 * segments)?, spare: Vec::new() })
+        Ok(Self { nets, records, ended, counts: List::new(device, 2 * segments)?, spare: None })
     }
 
     /// The same for more segments.
@@ -62,6 +62,15 @@ impl RecurrentRounds {
         let Self { records, ended, counts, .. } = Self::new(device, self.nets, segments)?;
         (self.records, self.ended, self.counts) = (records, ended, counts);
         Ok(())
+    }
+
+    /// The state of an empty sequence.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn new_state(&mut self, launcher: &Launcher) -> Result<RecurrentState> {
+        let matrices = self.take_matrices(launcher.device())?;
+        RecurrentState::new(launcher, self.nets, matrices)
     }
 
     /// The address of segment `index`'s record: see [`Segment::recurrent`].
@@ -154,7 +163,7 @@ impl RecurrentRounds {
         self.counts.set(launcher, &counts)?;
         launcher.run(commit(&shape, layers, &segments, &Committed::Accepted(self.counts.slice())))?;
         for (state, committed) in ended {
-            self.spare.extend(state.end(committed.rows));
+            self.spare = state.end(committed.rows).or(self.spare.take());
         }
         Ok(())
     }
@@ -169,6 +178,6 @@ impl RecurrentRounds {
     }
 
     fn take_matrices(&mut self, device: &dyn Device) -> Result<Arc<Buffer<f32>>> {
-        self.spare.pop().map_or_else(|| self.nets.new_matrices(device), Ok)
+        self.spare.take().map_or_else(|| self.nets.new_matrices(device), Ok)
     }
 }

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// `Result` with this library's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// See [`Error::of_draft`].
+const LOGITS_OF_DRAFT: &str = "logits of a draft";
+
 /// The library's errors. Every message is one line that names the file, tensor, field or limit, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -205,10 +208,15 @@ impl Error {
     pub(crate) fn of_draft(self) -> Self {
         match self {
             Error::NotFinite { what: "logits", layer, position, found } => {
-                Error::NotFinite { what: "logits of a draft", layer, position, found }
+                Error::NotFinite { what: LOGITS_OF_DRAFT, layer, position, found }
             }
             other => other,
         }
+    }
+
+    /// Whether it is marked by [`Error::of_draft`].
+    pub(crate) fn is_of_draft(&self) -> bool {
+        matches!(self, Error::NotFinite { what: LOGITS_OF_DRAFT, .. })
     }
 
     /// Sets what the memory was needed for; other errors are unchanged.

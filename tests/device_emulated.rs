@@ -676,6 +676,19 @@ fn keys_that_are_not_finite_are_an_error() {
     }
 }
 
+/// Those of a rejected draft do not change the text.
+#[test]
+fn keys_of_rejected_drafts_may_not_be_finite() {
+    let bad = 77u32;
+    let pair = damaged("edge", NARROW, None, |target| poison(target, bad));
+    let (session, prompt) = (exact(ElementType::F32), [3, 9, 10]);
+    let want = run(&pair.cpu, &session, &prompt, &plain(8)).0;
+    assert!(!want.contains(&bad));
+    let drafts = guess(3, &[bad; 64], &plain(8));
+    assert_eq!(run(&pair.cpu, &session, &prompt, &drafts).0, want);
+    assert_eq!(run(&pair.device, &session, &prompt, &drafts).0, want);
+}
+
 /// With an assistant, and with a NextN head.
 #[test]
 fn a_round_waits_for_the_device_once() {

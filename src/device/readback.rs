@@ -5,13 +5,14 @@
 //! ```
 
 use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::vocabulary::NO_ID;
 use foretoken_gpu::plan::words::write_words;
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
 use super::kv::{NO_FAULT, check_faults};
 use super::launcher::Launcher;
-use crate::Result;
+use crate::{Error, Result};
 
 /// The words read by the host after a pass.
 pub(super) struct Readback {
@@ -68,16 +69,17 @@ impl Readback {
     /// Accepted drafts and the token after them, of every segment, and the tokens of `rows` rows.
     ///
     /// # Errors
-    /// If K or V of an earlier pass were NaN or infinite, or the driver fails.
+    /// If K or V of an earlier pass were NaN or infinite, or the driver fails. If a draft's scores were not finite, which
+    /// the host did not read, that is the error.
     pub fn read(&self, rows: usize) -> Result<(Vec<[u32; 2]>, Vec<u32>)> {
         let words = self.words.read(0, self.faults + 2 * self.segments + rows)?;
         let (faults, rest) = words.split_at(self.faults);
+        let (results, ids) = rest.split_at(2 * self.segments);
         if let Err(error) = check_faults(&self.store_of_layer, faults) {
             // Reported once: the caller drops the rows.
             self.words.write(0, &vec![NO_FAULT; self.faults])?;
-            return Err(error);
+            return Err(if ids.contains(&NO_ID) { Error::logits(None).of_draft() } else { error });
         }
-        let (results, ids) = rest.split_at(2 * self.segments);
         Ok((results.as_chunks().0.to_vec(), ids.to_vec()))
     }
 }

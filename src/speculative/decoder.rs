@@ -60,8 +60,8 @@ impl Step<'_> {
         let is_independent = self.decoder.drafting.is_greedy() || proposal.draft.probs.is_none();
         match error {
             Error::Memory { .. } => is_independent,
-            // On a device, it may be because a drafter's scores were not, whose tokens stay there: a damaged file.
-            Error::NotFinite { .. } => is_independent && self.decoder.backend.device.is_none(),
+            // A drafter's scores that were not are an error: a damaged file. On a device, its tokens stay there.
+            Error::NotFinite { .. } => is_independent && !error.is_of_draft(),
             _ => false,
         }
     }

@@ -20,7 +20,7 @@ use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
     ElementType, Engine, Error, FinishReason, GenerateOptions, LogitsProcessor, Pipeline, PrefixCacheOptions, Sampling,
-    Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions,
+    Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use on_device::pair::{NARROW, Pair, damaged, exact, mtp, pair, plain, run};
 use on_device::poison::poison;
@@ -271,6 +271,24 @@ fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
     let on_cpu = go_on(&pair.cpu);
     assert_eq!((ids, drafts), (on_cpu.0, on_cpu.1));
     bytes
+}
+
+/// Their page tables are shared as well: a fork waits for nothing.
+#[test]
+fn forks_share_page_tables() {
+    let pair = pair("nested", NARROW, None);
+    let open = || pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let mut origin = open();
+    origin.generate(&text(150), &plain(2)).expect("a generation").for_each(|piece| drop(piece.expect("a piece")));
+    let taken = |new: &mut dyn FnMut() -> Session| {
+        let (used, waits) = (pair.machine.used(), pair.machine.waits());
+        let session = new();
+        (pair.machine.used() - used, pair.machine.waits() - waits, session)
+    };
+    let (of_new, ..) = taken(&mut || open());
+    let (of_fork, waits, _fork) = taken(&mut || origin.fork().expect("a fork"));
+    assert!(of_fork < of_new, "{of_fork} of {of_new} bytes");
+    assert_eq!(waits, 0);
 }
 
 /// Where memory ends while shared pages are copied, later drafts do not read those that are freed since: the fork's,

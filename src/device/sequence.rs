@@ -54,7 +54,7 @@ impl Sequence {
     /// If the device is out of memory, or the driver fails.
     pub(super) fn fork(&self, launcher: &Launcher) -> Result<Self> {
         let recurrent = self.recurrent.as_ref().map(|state| state.fork(launcher)).transpose()?;
-        let mut fork = Self::of(launcher.device(), self.kv.fork()?, self.hidden.len(), recurrent)?;
+        let mut fork = Self::of(launcher.device(), self.kv.fork(), self.hidden.len(), recurrent)?;
         fork.set(launcher, self.known.unwrap_or_default(), Some(self.hidden.slice()))?;
         Ok(fork)
     }

@@ -15,8 +15,8 @@ pub(crate) struct DeviceKv {
     pub(super) plan: Arc<KvPlan>,
     pub(super) memory: Arc<PageMemory>,
     pub(super) pages: Vec<Vec<Arc<Page>>>, // of every table, by slot
-    /// The pages' addresses; each table is a range of it.
-    tables: Buffer<u64>,
+    /// The pages' addresses; each table is a range of it. Shared with forks until either has other addresses.
+    tables: Arc<Buffer<u64>>,
     addresses: Vec<u64>,
     written: bool, // whether `tables` equals `addresses`
     reserved: usize,
@@ -28,21 +28,22 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory.
     pub fn new(memory: Arc<PageMemory>, plan: Arc<KvPlan>) -> Result<Self> {
-        let tables = Buffer::new(&**memory.device(), plan.entries)?;
+        let tables = Arc::new(Buffer::new(&**memory.device(), plan.entries)?);
         let addresses = vec![0; plan.entries];
         let pages = std::iter::repeat_with(Vec::new).take(plan.tables).collect();
         Ok(Self { plan, memory, pages, tables, addresses, written: true, reserved: 0 })
     }
 
     /// A cache with the same rows; pages are shared until either writes them.
-    ///
-    /// # Errors
-    /// If the device is out of memory.
-    pub fn fork(&self) -> Result<Self> {
-        let (plan, memory, reserved) = (self.plan.clone(), self.memory.clone(), self.reserved);
-        let tables = Buffer::of(&**memory.device(), &self.addresses)?;
-        let (pages, addresses) = (self.pages.clone(), self.addresses.clone());
-        Ok(Self { plan, memory, pages, tables, addresses, written: true, reserved })
+    pub fn fork(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            memory: self.memory.clone(),
+            pages: self.pages.clone(),
+            tables: self.tables.clone(),
+            addresses: self.addresses.clone(),
+            ..*self
+        }
     }
 
     /// How it is stored.
@@ -78,6 +79,10 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory; earlier allocations stay.
     pub fn reserve(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
+        if Arc::strong_count(&self.tables) > 1 && self.bytes_to_reserve(first, end) > 0 {
+            let own = Buffer::new(&**self.memory.device(), self.addresses.len())?;
+            (self.tables, self.written) = (Arc::new(own), false);
+        }
         let allocated = self.allocate(launcher, first, end);
         // Also after an error: drafts read the tables without reserving, and pages that were copied may be freed.
         if !self.written {

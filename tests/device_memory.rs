@@ -7,10 +7,11 @@ mod widened;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use foretoken::device::{AnyLaunch, Device, Memory, Recording};
+use foretoken::device::{AnyLaunch, Device, Memory, Recording, out_of_memory};
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, SessionOptions, Speculation, Stop,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, Session, SessionOptions,
+    Speculation, Stop,
 };
 use serde_json::{Value, json};
 use widened::{Heads, Widths, widen};
@@ -28,6 +29,7 @@ struct Sizes {
     live: usize,
     peak: usize,
     largest: usize,
+    limit: Option<usize>,
 }
 
 /// A device that counts bytes, and computes nothing.
@@ -55,6 +57,10 @@ impl Device for Counting {
 
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
         let mut sizes = self.0.lock().expect("sizes");
+        let free = sizes.limit.unwrap_or(TOTAL).saturating_sub(sizes.live);
+        if bytes > free {
+            return Err(out_of_memory("counting", bytes, free));
+        }
         sizes.next += bytes.next_multiple_of(256) as u64 + 256;
         sizes.live += bytes;
         sizes.peak = sizes.peak.max(sizes.live);
@@ -117,11 +123,9 @@ fn deep(to: &Path) {
     std::fs::write(&path, config.to_string()).expect("config.json");
 }
 
-#[test]
-fn split_partials_stay_within_the_memory_for_activations() {
-    let files = tempfile::tempdir().expect("a folder");
-    let target = files.path().join("target");
-    deep(&target);
+/// A session on such a device, with the sizes of its allocations.
+fn deep_session(target: &Path) -> (Session, Arc<Mutex<Sizes>>) {
+    deep(target);
     let device = Arc::new(Counting::default());
     let sizes = device.0.clone();
     let device = DeviceChoice::Given(device);
@@ -129,9 +133,19 @@ fn split_partials_stay_within_the_memory_for_activations() {
     let engine = Engine::load(&options).expect("an engine");
     let (key, value, exact) = KvPreset::Balanced.formats();
     let kv = KvOptions { key, value, exact, max_context: Some(DEPTH + 64), ..KvOptions::default() };
-    let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+    (engine.session(&SessionOptions { kv }).expect("a session"), sizes)
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options = GenerateOptions { max_tokens: 8, speculation: Speculation::Off, stop, ..GenerateOptions::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
+}
+
+#[test]
+fn split_partials_stay_within_the_memory_for_activations() {
+    let files = tempfile::tempdir().expect("a folder");
+    let (mut session, sizes) = deep_session(&files.path().join("target"));
+    let options = plain(8);
     let mut generation = session.generate(&[7; DEPTH], &options).expect("a generation");
     generation.next().expect("a piece").expect("the prompt and a token");
     let largest = sizes.lock().expect("sizes").largest;
@@ -144,4 +158,19 @@ fn split_partials_stay_within_the_memory_for_activations() {
         sizes.peak >> 20,
         sizes.live >> 20
     );
+}
+
+/// A pass whose temporaries have other sizes than those of the pass before, and do not fit beside them, takes their memory.
+#[test]
+fn temporaries_of_other_sizes_are_freed_where_memory_ends() {
+    let files = tempfile::tempdir().expect("a folder");
+    let (mut session, sizes) = deep_session(&files.path().join("target"));
+    let mut generate = |prompt: &[u32]| session.generate(prompt, &plain(1))?.collect::<Result<Vec<_>>>();
+    // The last page has room.
+    generate(&[7; DEPTH - 100]).expect("a text");
+    {
+        let mut sizes = sizes.lock().expect("sizes");
+        sizes.limit = Some(sizes.live);
+    }
+    generate(&[7; 50]).expect("a text");
 }

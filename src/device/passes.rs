@@ -104,6 +104,7 @@ struct Shape {
 }
 
 /// A pass that is to be launched.
+#[derive(Clone)]
 struct Planned<'a> {
     plan: &'a KvPlan,
     tables: Vec<DeviceSlice<u64>>,
@@ -261,7 +262,7 @@ impl Passes {
     /// Launches a pass that is not recorded, once all of it is planned.
     fn launch(&mut self, models: &LoadedModels, planned: Planned<'_>) -> Result<()> {
         let Self { workspace, memory, .. } = self;
-        workspace.run(models, |workspace, ops| memory.launch(workspace, ops, models, planned))
+        workspace.run(models, |workspace, ops| memory.launch(workspace, ops, models, planned.clone()))
     }
 
     /// Launches a pass that verifies drafts.
@@ -272,7 +273,7 @@ impl Passes {
         planned.all.horizon = Some(workspace.reach(end));
         let Shape { segments, rows, longest, .. } = *shape;
         let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
-        workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned))
+        workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned.clone()))
     }
 
     /// Reserves pages, and writes what the pass reads from lists.

@@ -59,14 +59,29 @@ impl Workspace {
     ///
     /// # Errors
     /// Those of `launches`, or the driver's.
-    pub fn run(&self, models: &LoadedModels, launches: impl FnOnce(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
-        let ops = self.recorder(models);
-        launches(self, &ops)?;
-        ops.queue.launcher.launch()
+    pub fn run(&mut self, models: &LoadedModels, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
+        self.record(models, launches)?.launch()
     }
 
-    fn recorder(&self, models: &LoadedModels) -> DeviceOps {
-        self.ops.with(Launcher::recorder(models.device.clone(), self.ops.queue.temporaries.clone()))
+    /// Records the launches of `launches`. If memory is too small for their temporaries, again after all recordings were
+    /// dropped, and large temporaries of other sizes freed.
+    fn record(
+        &mut self,
+        models: &LoadedModels,
+        launches: impl Fn(&Self, &DeviceOps) -> Result<()>,
+    ) -> Result<Launcher> {
+        let record = |own: &Self| {
+            let recorder = Launcher::recorder(models.device.clone(), own.ops.queue.temporaries.clone());
+            let ops = own.ops.with(recorder);
+            launches(own, &ops).map(|()| ops.queue.launcher)
+        };
+        match record(self) {
+            Err(Error::Memory { .. }) => {
+                self.forget_recordings();
+                record(self)
+            }
+            recorded => recorded,
+        }
     }
 
     /// The horizon of recordings for positions below `end`. If it changes, what only the old ones refer to is freed.
@@ -95,12 +110,10 @@ impl Workspace {
         &mut self,
         models: &LoadedModels,
         pass: RecordedPass,
-        launches: impl FnOnce(&Self, &DeviceOps) -> Result<()>,
+        launches: impl Fn(&Self, &DeviceOps) -> Result<()>,
     ) -> Result<()> {
         if self.recordings.get(&pass).is_none() {
-            let ops = self.recorder(models);
-            launches(self, &ops)?;
-            let launcher = &ops.queue.launcher;
+            let launcher = self.record(models, launches)?;
             let recording = launcher.finish().or_else(|error| match error {
                 // Its temporaries are in the pool, and must stay there.
                 Error::Memory { .. } if !self.recordings.is_empty() => {

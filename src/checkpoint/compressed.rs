@@ -48,8 +48,7 @@ impl Fp8Block {
         let default = Self([128, 128]);
         let path = directory.join("config.json");
         let config = if path.exists() { Fields::read(&path)? } else { return Ok(default) };
-        let text = config.optional_object("text_config")?;
-        let Some(fields) = description([Some(&config), text.as_ref()])? else { return Ok(default) };
+        let Some((.., fields)) = descriptions(&config)?.into_iter().next() else { return Ok(default) };
         let of_groups = || {
             let groups = fields.get("config_groups")?.as_object()?;
             groups.values().find_map(|group| group.get("weights")?.get("block_structure"))
@@ -73,16 +72,18 @@ impl Fp8Block {
     }
 }
 
-/// The first description of a quantization in `places`.
-fn description(places: [Option<&Fields>; 2]) -> Result<Option<Fields>> {
-    for fields in places.into_iter().flatten() {
-        for name in ["quantization_config", "compression_config"] {
-            if let Some(found) = fields.optional_object(name)? {
-                return Ok(Some(found));
-            }
+/// The descriptions of a quantization in a configuration: the fields around each, its name, and its own fields.
+///
+/// # Errors
+/// If one is not an object.
+pub(super) fn descriptions(config: &Fields) -> Result<Vec<(Fields, &'static str, Fields)>> {
+    let mut found = Vec::new();
+    for fields in [Some(config.clone()), config.optional_object("text_config")?].into_iter().flatten() {
+        for name in ["quantization_config", "compression_config", "quantization"] {
+            found.extend(fields.optional_object(name)?.map(|own| (fields.clone(), name, own)));
         }
     }
-    Ok(None)
+    Ok(found)
 }
 
 /// Moves the tensors of quantized matrices of the checkpoint in `directory` out of `tensors`, by the matrix's name.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::compressed::descriptions;
 use super::fields::Fields;
 use super::files::Checkpoint;
 use super::tensor::{TensorType, tensor_type};
@@ -26,13 +27,9 @@ pub(super) enum Experts {
 /// # Errors
 /// If its configuration or tensor names are those of a quantized format.
 pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts: Experts) -> Result<()> {
-    for field in ["quantization_config", "compression_config", "quantization"] {
-        let text = config.optional_object("text_config")?;
-        let fields = [Some(config.clone()), text].into_iter().flatten();
-        for fields in fields {
-            if let Some(format) = fields.optional_object(field)?.as_ref().and_then(configured_format) {
-                return Err(fields.unsupported(field, format!("this is {format}, which is not supported; {INSTEAD}")));
-            }
+    for (fields, name, own) in descriptions(config)? {
+        if let Some(format) = configured_format(&own) {
+            return Err(fields.unsupported(name, format!("this is {format}, which is not supported; {INSTEAD}")));
         }
     }
     let names = checkpoint.names();

@@ -20,18 +20,15 @@ pub(super) struct PassAngles<O: Ops> {
 }
 
 impl<O: Ops> Rotations<O> {
+    /// Layers of one type have one head width: the configuration is refused otherwise.
+    ///
     /// # Errors
-    /// If layers of one type have different head widths, which need different angles.
+    /// Those of `to`.
     pub(super) fn new(config: &TextConfig, isa: Isa, to: &impl Destination<Ops = O>) -> Result<Self> {
         let of = |attention: AttentionType| {
-            let mut dims = config.layers.iter().filter(|l| l.attention == attention).map(|l| l.head_dim);
-            let Some(head_dim) = dims.next() else { return Ok(None) };
-            if dims.any(|other| other != head_dim) {
-                let what = format!("head_dim of {}", attention.name());
-                let problem = "differs between layers, which is not implemented".into();
-                return Err(Error::Unsupported { path: None, what, problem });
-            }
-            to.rotary(Rotary::new(config.rope(attention).inverse_frequencies(head_dim), isa)).map(Some)
+            let layer = config.layers.iter().find(|layer| layer.attention == attention);
+            let frequencies = layer.map(|layer| config.rope(attention).inverse_frequencies(layer.head_dim));
+            frequencies.map(|frequencies| to.rotary(Rotary::new(frequencies, isa))).transpose()
         };
         Ok(Self { sliding: of(AttentionType::Sliding)?, full: of(AttentionType::Full)? })
     }

@@ -2,9 +2,10 @@
 
 use super::config::TextConfig;
 
-/// Tensors of image and audio towers, which text does not use.
+/// Tensors of image and audio towers, which text does not use: of any family, and in combined GGUF files (`v.`, `a.`,
+/// `mm.`).
 pub(crate) fn is_tower(name: &str) -> bool {
-    ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
+    ["visual.", "vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }

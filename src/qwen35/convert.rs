@@ -9,12 +9,12 @@ use super::config::{LayerType, TensorLayout, TextConfig};
 use super::implied::implied;
 use super::names::{names, of_expert};
 use super::nextn::has_nextn;
-use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
+use crate::gemma4::is_tower;
 use crate::nn::{Bytes, DeltaNetConfig};
 
 /// Describes the GGUF file of a checkpoint.
@@ -28,7 +28,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let names = names(has_head.then_some(layers as u32));
     let name = |own: &str| {
         let own = if is_head(own) { "lm_head.weight" } else { own.strip_prefix(prefix).unwrap_or(own) };
-        if is_vision(own) {
+        if is_tower(own) {
             return Err("the vision tower is not part of a text model");
         }
         if tied && own == "lm_head.weight" {

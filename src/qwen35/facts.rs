@@ -2,10 +2,10 @@
 
 use super::config::{LayerType, TextConfig};
 use super::nextn::{LM_HEAD, has_nextn};
-use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::{Drafts, TargetFacts};
+use crate::gemma4::is_tower;
 
 /// Summarizes a target.
 ///
@@ -22,7 +22,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         let is_gathered = name.ends_with("embed_tokens.weight")
             && (!config.tie_word_embeddings || name.starts_with("mtp."))
             || name == head && config.tie_word_embeddings;
-        if dimensions < 2 || is_gathered || is_vision(name) {
+        if dimensions < 2 || is_gathered || is_tower(name) {
             return 0;
         }
         match config.moe.as_ref().filter(|_| name.contains(".experts.") || name.contains("_exps.")) {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::nextn::{EMBED_TOKENS, LM_HEAD, has_nextn, is_unread_nextn};
-use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, is_head};
+use crate::gemma4::is_tower;
 use crate::verify::expected::{Expected, Implied, Kind};
 
 /// What a target's configuration implies, including the NextN head's tensors if any of them is present.
@@ -48,7 +48,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let mut unread = checkpoint.names();
     unread.retain(|name| is_unread_nextn(checkpoint, name));
     let unread = BTreeSet::from_iter(unread);
-    let is_known = move |name: &str| is_vision(name) || is_head(name) || unread.contains(name);
+    let is_known = move |name: &str| is_tower(name) || is_head(name) || unread.contains(name);
     Ok(Implied { summary, vocab_size: vocab, tensors, is_known: Box::new(is_known) })
 }
 

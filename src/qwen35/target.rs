@@ -9,6 +9,7 @@ use super::nextn::{Head, is_unread_nextn};
 use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
+use crate::gemma4::is_tower;
 use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, NextnHead, Output, Request, weights_on_device};
 use crate::nn::{Rotary, linear};
@@ -74,7 +75,7 @@ impl Target {
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
         let nextn = Head::load(&mut root, to, checkpoint, &config)?;
         loader.absorb(root);
-        loader.finish(|name| is_vision(name) || is_head(name) || is_unread_nextn(checkpoint, name))?;
+        loader.finish(|name| is_tower(name) || is_head(name) || is_unread_nextn(checkpoint, name))?;
         let rotary = to.rotary(Rotary::of_leading(config.inverse_frequencies(), options.isa))?;
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");
@@ -207,12 +208,4 @@ impl NextnHead for Target {
         let own = self.nextn.as_ref().and_then(|head| head.lm_head.as_ref());
         linear(own.unwrap_or(&self.model()?.lm_head), hidden)
     }
-}
-
-/// Tensors of the vision tower, which text does not use.
-pub(super) fn is_vision(name: &str) -> bool {
-    // `v.` and `mm.` in combined GGUF files.
-    ["visual.", "vision_", "v.", "mm."]
-        .iter()
-        .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }

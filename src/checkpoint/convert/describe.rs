@@ -50,8 +50,8 @@ fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextCon
     let key = |name: &str| format!("{architecture}.{name}");
     let layers = &config.layers;
     let shared = layers.iter().filter(|layer| layer.kv_shared).count();
-    let full = head_dim(path, layers, AttentionType::Full)?;
-    let sliding = head_dim(path, layers, AttentionType::Sliding)?;
+    let head_dim = |of: AttentionType| layers.iter().find(|layer| layer.attention == of).map(|layer| layer.head_dim);
+    let (full, sliding) = (head_dim(AttentionType::Full), head_dim(AttentionType::Sliding));
     let (full, sliding) = (full.or(sliding).unwrap_or(0), sliding.or(full).unwrap_or(0));
     if (config.rope_sliding.partial_rotary_factor, config.rope_sliding.factor) != (1.0, 1.0) {
         let field = "rope_parameters.sliding_attention".into();
@@ -102,22 +102,6 @@ fn per_layer(
     match layers.windows(2).all(|pair| size(&pair[0]) == size(&pair[1])) {
         true => file.value(key, layers.first().map_or(0, &size) as u32),
         false => file.array(key, layers.iter().map(|layer| size(layer) as i32)),
-    }
-}
-
-/// The head width of all layers of a type; `None` if there is no such layer.
-fn head_dim(path: &Path, layers: &[LayerConfig], attention: AttentionType) -> Result<Option<usize>> {
-    let mut widths = layers.iter().filter(|layer| layer.attention == attention).map(|layer| layer.head_dim);
-    let first = widths.next();
-    match widths.find(|width| Some(*width) != first) {
-        None => Ok(first),
-        Some(other) => {
-            let problem = format!(
-                "is {first:?} and {other} in layers of {}, which a GGUF file cannot represent",
-                attention.name()
-            );
-            Err(Error::Config { path: path.to_owned(), field: "head_dim".into(), problem })
-        }
     }
 }
 

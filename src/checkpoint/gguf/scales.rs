@@ -28,12 +28,8 @@ impl Gguf {
         let mut scales = Scales::default();
         let mut of_parts = Vec::new();
         for part in &parts {
-            let base = part.name().strip_suffix(".weight").unwrap_or(part.name());
-            let has = |name: &String| self.info(name).is_some() && self.hugging_face_name(name).is_none();
-            let unneeded = ["input_scale", "weight.input_scale"].map(|last| format!("{base}.{last}"));
-            scales.tensors.extend(unneeded.into_iter().filter(has));
-            let spelled = ["scale", "weight.scale"].map(|last| format!("{base}.{last}"));
-            let found = spelled.into_iter().find(has);
+            scales.tensors.extend(self.spelled(part.name(), "input_scale"));
+            let found = self.spelled(part.name(), "scale").next();
             of_parts.push(found.as_ref().map(|name| self.scale(name, part, count)).transpose()?);
             scales.tensors.extend(found);
         }
@@ -54,9 +50,14 @@ impl Gguf {
 
     /// Whether the tensor with this name has a separate scale.
     pub(crate) fn has_scale(&self, name: &str) -> bool {
+        self.spelled(name, "scale").next().is_some()
+    }
+
+    /// The tensors that are the `last` of the tensor `name`, in either spelling, and no weights themselves.
+    fn spelled(&self, name: &str, last: &str) -> impl Iterator<Item = String> {
         let base = name.strip_suffix(".weight").unwrap_or(name);
-        let spelled = ["scale", "weight.scale"].map(|last| format!("{base}.{last}"));
-        spelled.iter().any(|name| self.info(name).is_some() && self.hugging_face_name(name).is_none())
+        let spelled = ["", "weight."].map(|before| format!("{base}.{before}{last}"));
+        spelled.into_iter().filter(|name| self.info(name).is_some() && self.hugging_face_name(name).is_none())
     }
 
     /// The values of a scale: one, or one for each of `count` matrices.

@@ -10,7 +10,7 @@ use crate::fields::{Fields, kind};
 use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
-const NO_EFFECT: [&str; 20] = [
+const NO_EFFECT: [&str; 21] = [
     "cache_prompt",
     "dynatemp_exponent",
     "id_slot",
@@ -22,6 +22,7 @@ const NO_EFFECT: [&str; 20] = [
     "prediction",
     "priority",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "reasoning_format",
     "return_progress",

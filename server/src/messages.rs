@@ -130,7 +130,7 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
             return Err(fields.error("content", "is required, or tool_calls"));
         }
         // Fields that clients send back from the replies of other services.
-        fields.ignore(&["refusal", "annotations", "audio", "id", "cache_control"]);
+        fields.ignore(&["refusal", "annotations", "audio", "id", "cache_control", "parsed"]);
         fields.ignore(&["provider_specific_fields", "reasoning_details", "thinking_blocks"]);
         conversation.push(Message { reasoning, ..Message::assistant(content.unwrap_or_default()) });
         for (i, call) in calls.into_iter().enumerate() {
@@ -163,6 +163,7 @@ fn openai_call(mut fields: Fields) -> Result<ToolCall> {
 /// Takes `name` and `arguments`, the JSON text of an object.
 pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
     let name = required(fields, "name")?;
+    fields.ignore(&["parsed_arguments"]); // of OpenAI's client
     let spelled = fields.string("arguments")?.filter(|text| !text.trim().is_empty());
     let arguments =
         Json::parse(spelled.as_deref().unwrap_or("{}")).ok().filter(|json| json.clone().into_fields().is_ok());
@@ -291,7 +292,14 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
                 }
                 let text = part.string("text")?.or(part.string("refusal")?);
                 let text = text.ok_or_else(|| part.error("text", "is required"))?;
-                part.ignore(&["cache_control", "citations", "annotations", "logprobs"]);
+                part.ignore(&[
+                    "cache_control",
+                    "citations",
+                    "annotations",
+                    "logprobs",
+                    "parsed",
+                    "prompt_cache_breakpoint",
+                ]);
                 part.end()?;
                 Ok(text)
             };

@@ -126,7 +126,8 @@ fn reasoning(fields: &mut Fields) -> Result<Option<Thinking>, ApiError> {
     let unknown = |given: &Fields| given.error("effort", tools::UNKNOWN_EFFORT);
     let effort = given.string("effort")?;
     let thinking = effort.map(|effort| tools::thinking_of(&effort).ok_or_else(|| unknown(&given))).transpose()?;
-    given.ignore(&["summary", "generate_summary"]);
+    given.ignore(&["context", "generate_summary", "summary"]);
+    given.only("mode", &[json!("standard")])?;
     given.end()?;
     Ok(thinking)
 }
@@ -149,7 +150,7 @@ fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>
 }
 
 fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), ApiError> {
-    item.ignore(&["status"]);
+    item.ignore(&["id", "status"]);
     match item.string("type")?.as_deref() {
         None | Some("message") => {
             let role = match required(&mut item, "role")?.as_str() {
@@ -160,25 +161,25 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
             };
             let content = text_of(&mut item, "content")?;
             let content = content.ok_or_else(|| item.error("content", "is required"))?;
-            item.ignore(&["id", "phase"]);
+            item.ignore(&["phase"]);
             conversation.push(Message::new(role, content));
         }
         Some("function_call") => {
             let id = required(&mut item, "call_id")?;
-            item.ignore(&["id"]);
+            item.ignore(&["caller", "namespace"]);
             conversation.call(ToolCall { id: Some(id), ..function_call(&mut item)? });
         }
         Some("function_call_output") => {
             let id = required(&mut item, "call_id")?;
             let output = text_of(&mut item, "output")?;
             let output = output.ok_or_else(|| item.error("output", "is required"))?;
-            item.ignore(&["id"]);
+            item.ignore(&["caller", "name", "namespace"]);
             conversation.result(id, output, &item.name("call_id"))?;
         }
         Some("reasoning") => {
             let content = item.list("content")?.unwrap_or_default();
             content.iter().filter_map(|part| part["text"].as_str()).for_each(|text| conversation.reason(text));
-            item.ignore(&["id", "summary", "encrypted_content"]);
+            item.ignore(&["summary", "encrypted_content"]);
         }
         Some(_) => {
             let known = "message, function_call, function_call_output, reasoning";

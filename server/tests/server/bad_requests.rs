@@ -139,6 +139,7 @@ fn fields_that_are_wrong_are_named() {
         (RESPONSES, json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
         (RESPONSES, json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type"),
         (RESPONSES, json!({"reasoning": {"effort": "extreme"}}), "reasoning.effort"),
+        (RESPONSES, json!({"reasoning": {"mode": "pro"}}), "reasoning.mode"),
         (
             MESSAGES,
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),

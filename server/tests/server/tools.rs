@@ -157,6 +157,67 @@ fn openai_calls() {
     assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens(rendered, Thinking::Off));
 }
 
+/// A turn comes back with what OpenAI's client adds to it: the parsed text and arguments. Other fields do not change
+/// the prompt, either.
+#[test]
+fn fields_of_openais_client_do_not_change_the_prompt() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let with = |mut value: Value, more: Value| {
+        value.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        value
+    };
+    let (parsed, breakpoint) = (json!({"city": "Ulm"}), json!({"prompt_cache_breakpoint": {"mode": "explicit"}}));
+    let of_tools = json!({"defer_loading": false, "allowed_callers": ["direct"]});
+    let function = json!({"name": "weather", "arguments": "{\"city\":\"Ulm\"}"});
+    let count = |path: &str, more: [Value; 7]| {
+        let [of_body, of_part, of_message, of_call, of_result, of_tool, of_text] = more;
+        let part = |kind: &str, text: &str| json!({"type": kind, "text": text});
+        let body = if path == CHAT {
+            let call = json!({"id": "1", "type": "function", "function": with(function.clone(), of_call)});
+            let assistant =
+                json!({"role": "assistant", "content": [with(part("text", "I look."), of_text)], "tool_calls": [call]});
+            let question = json!({"role": "user", "content": [with(part("text", "Umbrella?"), of_part)]});
+            let result = with(json!({"role": "tool", "tool_call_id": "1", "content": "rain"}), of_result);
+            json!({"messages": [question, with(assistant, of_message), result], "tools": tools()})
+        } else {
+            let text = with(part("output_text", "I look."), of_text);
+            let message = json!({"type": "message", "id": "msg_1", "role": "assistant", "content": [text]});
+            let call = with(json!({"type": "function_call", "call_id": "1"}), with(function.clone(), of_call));
+            let question = json!({"role": "user", "content": [with(part("input_text", "Umbrella?"), of_part)]});
+            let result = json!({"type": "function_call_output", "call_id": "1", "output": "rain"});
+            let flat = |tool| with(json!({"type": "function"}), with(tool, of_tool.clone()));
+            let tools: Vec<_> = functions().into_iter().map(flat).collect();
+            json!({"input": [question, with(message, of_message), call, with(result, of_result)], "tools": tools})
+        };
+        let usage = server.ask(path, &with(body, of_body))["usage"].clone();
+        usage.get("prompt_tokens").or(usage.get("input_tokens")).cloned().expect("a number")
+    };
+    let none = || [(); 7].map(|()| json!({}));
+    let cache = json!({"prompt_cache_options": {"mode": "implicit"}});
+    let of_chats = [
+        cache.clone(),
+        breakpoint.clone(),
+        json!({"parsed": parsed}),
+        json!({"parsed_arguments": parsed}),
+        json!({}),
+        json!({}),
+        json!({}),
+    ];
+    assert_eq!(count(CHAT, of_chats), count(CHAT, none()));
+    let place = json!({"namespace": "n", "caller": {"type": "direct"}});
+    let of_responses = [
+        with(cache, json!({"reasoning": {"context": "auto", "mode": "standard"}})),
+        breakpoint,
+        json!({"id": "msg_1"}),
+        with(place.clone(), json!({"id": "fc_1", "status": "completed", "parsed_arguments": parsed})),
+        with(place, json!({"id": "fco_1", "name": "weather"})),
+        of_tools,
+        json!({"annotations": [], "logprobs": [], "parsed": parsed}),
+    ];
+    assert_eq!(count("/v1/responses", of_responses), count("/v1/responses", none()));
+}
+
 /// What the template writes of calls and tools counts against the context before it is encoded.
 #[test]
 fn long_calls_and_tools_are_refused() {

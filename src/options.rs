@@ -205,7 +205,7 @@ pub enum Pipeline {
 pub struct Stop {
     /// Handling of the checkpoint's end-of-generation tokens.
     pub end_of_generation: EndOfGeneration,
-    /// Further stop tokens. The token itself is emitted.
+    /// Further stop tokens. They are emitted, and their text is not.
     pub tokens: Vec<u32>,
     /// Stop strings. They are not part of the text.
     pub strings: Vec<String>,

@@ -52,9 +52,10 @@ impl TextEnd {
         }
     }
 
-    /// Decodes an emitted token; returns whether the text ends with it.
+    /// Decodes an emitted token; returns whether the text ends with it. A stop token's text is not part of it.
     pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
-        if let Some(tokenizer) = tokenizer {
+        let stops = self.stop_tokens.contains(&token);
+        if let Some(tokenizer) = tokenizer.filter(|tokenizer| !stops || tokenizer.is_control(token)) {
             if tokenizer.is_control(token) {
                 // Bytes of a character before it are not completed by bytes after it.
                 self.text += &self.decoder.finish(tokenizer)?;
@@ -73,7 +74,7 @@ impl TextEnd {
         }
         self.ended = match found {
             Some(_) => Some(FinishReason::StopString),
-            None => self.stop_tokens.contains(&token).then_some(FinishReason::EndOfText),
+            None => stops.then_some(FinishReason::EndOfText),
         };
         Ok(self.ended.is_some())
     }

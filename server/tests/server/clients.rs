@@ -207,6 +207,32 @@ fn short_context() -> foretoken::SessionOptions {
     session
 }
 
+/// As in vLLM: a stop token is generated, and not part of the text.
+#[test]
+fn stop_tokens_are_not_part_of_the_text() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "n_predict": 24, "return_tokens": true});
+    let whole = server.ask(LLAMA, &body);
+    let ids = whole["tokens"].as_array().expect("a list");
+    let at = (6..).find(|at| ids[..*at].iter().all(|id| *id != ids[*at])).expect("a token that is new");
+    let want = server.ask("/detokenize", &json!({"tokens": ids[..at]}))["content"].clone();
+    let stop = json!({"stop_token_ids": [ids[at]]});
+    let stopped = server.ask(LLAMA, &with(&body, &stop));
+    assert_eq!(
+        (&stopped["content"], &stopped["tokens"], &stopped["stop_type"]),
+        (&want, &json!(ids[..=at]), &json!("eos"))
+    );
+    let messages = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24});
+    for (path, body) in [(CHAT, messages), (TEXT, json!({"prompt": PROMPT, "max_tokens": 24, "logprobs": 0}))] {
+        let answer = server.ask(path, &with(&body, &stop));
+        assert_eq!(
+            (text(&answer), &answer["choices"][0]["finish_reason"]),
+            (want.as_str().expect("a text"), &json!("stop"))
+        );
+        assert_eq!(answer["usage"]["completion_tokens"], at + 1);
+    }
+}
+
 #[test]
 fn usage_of_every_chunk_and_selected_fields() {
     let server = TestServer::start(options());

@@ -42,8 +42,11 @@ fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
     let mut number = |field: &str| real(fields, field);
     let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
     let presence = number("presence_penalty")?.unwrap_or(base.presence);
-    let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
-    Ok(Penalties { repeat, frequency, presence, last_n: last_n(fields, "repeat_last_n", base.last_n)? })
+    let (own, of_vllm) = (number("repeat_penalty")?, number("repetition_penalty")?);
+    let repeat = own.or(of_vllm).unwrap_or(base.repeat);
+    // vLLM's counts the whole context.
+    let last = if own.is_none() && of_vllm.is_some() { None } else { base.last_n };
+    Ok(Penalties { repeat, frequency, presence, last_n: last_n(fields, "repeat_last_n", last)? })
 }
 
 /// A number of last tokens; -1 is all.

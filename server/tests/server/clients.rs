@@ -272,3 +272,22 @@ fn numbers_out_of_range_get_true_messages() {
         assert!(status == 400 && message.starts_with(want), "{body}: {message}");
     }
 }
+
+/// vLLM's penalty counts the whole context, llama.cpp's the last 64 tokens.
+#[test]
+fn the_range_of_repetition_penalties() {
+    let server = TestServer::start(options());
+    let settings = |more: Value| {
+        let body = with(&json!({"prompt": PROMPT, "n_predict": 1}), &more);
+        server.ask(LLAMA, &body)["generation_settings"].clone()
+    };
+    for (more, want) in [
+        (json!({"repeat_penalty": 1.5}), 64),
+        (json!({"repetition_penalty": 1.5}), -1),
+        (json!({"repetition_penalty": 1.5, "repeat_last_n": 32}), 32),
+        (json!({"repeat_penalty": 1.5, "repetition_penalty": 1.2}), 64),
+    ] {
+        let settings = settings(more.clone());
+        assert_eq!((&settings["repeat_last_n"], &settings["repeat_penalty"]), (&json!(want), &json!(1.5)), "{more}");
+    }
+}

@@ -26,7 +26,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let prompts = convert::prompts(&mut fields, "prompt")?;
     app.check_places(&fields, prompts.len())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let most = convert::max_tokens(&mut fields, "n_predict", 0)?;
+    let other_name = convert::max_tokens(&mut fields, "max_tokens", 0)?;
+    let most = convert::max_tokens(&mut fields, "n_predict", 0)?.or(other_name);
     let strings = convert::strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
@@ -155,6 +156,7 @@ impl Completion {
             "model": output.model,
             "tokens_predicted": output.tokens.len(),
             "tokens_evaluated": output.prompt_tokens,
+            "tokens_cached": output.cached_tokens,
             "generation_settings": settings,
             "truncated": false,
             "stop_type": kind,
@@ -258,16 +260,18 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) 
     Ok(reply::json(&json!({"content": text})))
 }
 
-/// `GET /props`.
+/// `GET /props`, with the defaults of `/completion`. A seed of -1 is a random one.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
     let options = GenerateOptions {
         max_tokens: app.defaults.max_tokens.unwrap_or(usize::MAX),
         sampling: app.defaults.sampling.clone(),
         ..GenerateOptions::default()
     };
+    let mut params = settings(&app, &options);
+    params["seed"] = app.defaults.seed.map_or(json!(-1), Value::from);
     let template = app.template().ok();
     reply::json(&json!({
-        "default_generation_settings": settings(&app, &options),
+        "default_generation_settings": {"n_ctx": app.context, "params": params},
         "total_slots": app.parallel,
         "model_alias": app.model,
         "model_path": app.model, // the name only: clients need not know the machine's directories

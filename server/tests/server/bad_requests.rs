@@ -175,6 +175,7 @@ fn fields_that_are_wrong_are_named() {
         (MESSAGES, json!({"system": 3}), "system"),
         (MESSAGES, json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
         ("/completion", json!({"n_predict": -2}), "n_predict"),
+        ("/completion", json!({"max_tokens": -2}), "max_tokens"),
         ("/completion", json!({"response_fields": [1]}), "response_fields[0]"),
         ("/completion", json!({"response_fields": vec!["content"; 65]}), "response_fields"),
         ("/completion", json!({"n_probs": -1}), "n_probs"),

@@ -105,6 +105,13 @@ fn llama_cpp() {
     assert_eq!(whole["completion_probabilities"].as_array().map(Vec::len), Some(12));
     let back = server.ask("/detokenize", &json!({"tokens": whole["tokens"]}));
     assert_eq!(back["content"], whole["content"]);
+    // The same prompt again is cached, except for its last token; `max_tokens` is another name.
+    let again = server.ask("/completion", &json!({"prompt": PROMPT, "max_tokens": 12}));
+    assert_eq!((&again["content"], &again["tokens_predicted"]), (&whole["content"], &json!(12)));
+    assert_eq!((&whole["tokens_cached"], &again["tokens_cached"]), (&json!(0), &again["timings"]["cache_n"]));
+    assert!(again["tokens_cached"].as_u64() > Some(0), "{again}");
+    let both = server.ask("/completion", &json!({"prompt": PROMPT, "n_predict": 3, "max_tokens": 12}));
+    assert_eq!(both["tokens_predicted"], 3);
     let word = json!({"prompt": PROMPT, "stop": ["\n"]});
     let word = server.ask("/completion", &word);
     assert_eq!((&word["stop_type"], &word["stopping_word"]), (&json!("word"), &json!("\n")));
@@ -121,6 +128,8 @@ fn llama_cpp() {
 
     let props: Value = serde_json::from_str(&server.get("/props").1).expect("JSON");
     assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(8), &json!(8192)));
+    let defaults = &props["default_generation_settings"]["params"];
+    assert_eq!((&defaults["temperature"], &defaults["seed"]), (&json!(0.0), &json!(-1)), "a random seed");
     let slots: Value = serde_json::from_str(&server.get("/slots").1).expect("JSON");
     assert_eq!(slots.as_array().map(Vec::len), Some(8));
 }

@@ -83,7 +83,7 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, generate: &mut Gene
 /// The seeds of so many prompts.
 fn prompt_seeds(generate: &Generate, prompts: usize) -> Vec<u64> {
     let first = generate.options.seed;
-    let later = |_| if generate.seeds == Seeds::Given { first } else { rand::random() };
+    let later = |_| if generate.seeds == Seeds::Given { first } else { convert::random_seed() };
     std::iter::once(first).chain((1..prompts).map(later)).collect()
 }
 

@@ -171,10 +171,15 @@ fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
     if is_given { Seeds::Given } else { Seeds::Drawn }
 }
 
+/// A seed that clients whose numbers are floating-point (JavaScript's) can repeat.
+pub(crate) fn random_seed() -> u64 {
+    rand::random::<u32>().into()
+}
+
 fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
     match fields.integer("seed")? {
-        None => Ok(defaults.seed.unwrap_or_else(rand::random)),
-        Some(-1) => Ok(rand::random()),
+        None => Ok(defaults.seed.unwrap_or_else(random_seed)),
+        Some(-1) => Ok(random_seed()),
         // Any 64-bit integer: negative ones are the seeds of their two's complement.
         Some(seed) => Ok(seed as u64),
     }

@@ -123,6 +123,8 @@ fn equal_prompts_are_sampled_apart() {
         for answer in answer.as_array().into_iter().flatten() {
             body["prompt"] = json!(PROMPT);
             body["seed"] = answer["generation_settings"]["seed"].clone();
+            let exact_in_javascript = body["seed"].as_u64().is_some_and(|seed| seed <= u32::MAX.into());
+            assert!(exact_in_javascript, "{}", body["seed"]);
             assert_eq!(server.ask(path, &body)["content"], answer["content"]);
         }
     }

@@ -120,6 +120,15 @@ await shot(page, "error");
 assert.equal(await text(), first, "the answer that was not replaced");
 assert.deepEqual(page.problems.filter((problem) => !problem.includes("400")), []);
 
+// Cleared while it is regenerated, the former answer does not come back.
+await set(page, "temperature", "0");
+await page.route("**/v1/chat/completions", () => {}); // never answered
+await page.click("#again");
+await page.evaluate(() => document.querySelector("#clear").click());
+await ended(page);
+assert.deepEqual(await page.evaluate(() => [messages.length, document.querySelectorAll(".assistant").length]), [0, 0]);
+await page.unroute("**/v1/chat/completions");
+
 // Everything is reachable by keyboard and has an accessible name.
 await page.click("#clear");
 const names = [];

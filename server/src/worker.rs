@@ -205,8 +205,11 @@ impl EngineThread {
     /// Drops waiting jobs whose clients are gone. Running ones are removed in the scheduler's next step.
     fn drop_cancelled(&mut self) {
         let before = self.waiting.len();
-        self.waiting.retain(|job| !job.is_cancelled());
-        (self.waiting.len()..before).for_each(|_| self.metrics.finished("abort"));
+        self.waiting.retain(|job| {
+            let choices = if job.is_cancelled() { 1 + job.others.len() } else { 0 };
+            (0..choices).for_each(|_| self.metrics.finished("abort"));
+            choices == 0
+        });
         if self.waiting.len() < before {
             // The next one may need less memory.
             self.full = false;

@@ -70,6 +70,21 @@ fn a_full_queue_is_429() {
     assert_eq!(post().status().as_u16(), 200);
 }
 
+/// All choices of a request that waits are counted when its client leaves.
+#[test]
+fn choices_that_wait_are_aborted_together() {
+    let server = TestServer::start(ServerOptions { parallel: 2, ..options() });
+    let mut running = server.open("/v1/completions", &long(8000));
+    first_event(&mut running);
+    let mut two = long(8);
+    two["n"] = json!(2);
+    let waiting = server.open("/v1/completions", &two);
+    wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
+    drop(waiting);
+    wait_until("an empty queue", || server.metric("vllm:num_requests_waiting") == 0.0);
+    assert_eq!(server.metric(ABORTED), 2.0);
+}
+
 #[tokio::test]
 async fn a_missing_cache_directory_is_said_at_the_start() {
     let directory = tempfile::tempdir().expect("a directory").path().join("nowhere");

@@ -338,6 +338,9 @@ fn request_ids_and_keys() {
         let get = agent().get(server.url("/v1/models")).header("host", host).header("x-api-key", "second");
         assert_eq!(get.call().expect("an answer").status().as_u16(), status, "{host}");
     }
+    let other = agent().post(server.url("/v1/messages")).header("host", "evil.example").header("x-api-key", "second");
+    let refused = other.content_type("application/json").send("{}").expect("an answer").body_mut().read_to_string();
+    assert!(refused.as_ref().is_ok_and(|error| error.contains("\"permission_error\"")), "{refused:?}");
 
     assert_eq!(models("x-request-id", "my-id_1.2").1, "my-id_1.2");
     assert_eq!(models("x-request-id", "not a plain id").1.len(), 32);

@@ -244,7 +244,12 @@ impl Scheduler {
         let unread = || Error::argument("id", "its prompt was not read completely");
         let token = fork.tokens().get(last).copied().ok_or_else(unread)?;
         fork.rewind(last)?;
-        Ok(self.add(fork, &[token], options)?)
+        let prompt_tokens = slot.run.statistics.prompt_tokens;
+        let id = self.add(fork, &[token], options)?;
+        if let Some(Slot { run, .. }) = self.slots.last_mut() {
+            (run.statistics.prompt_tokens, run.statistics.cached_tokens) = (prompt_tokens, prompt_tokens - 1);
+        }
+        Ok(id)
     }
 
     /// A sequence whose prompt is read.

@@ -104,6 +104,25 @@ fn several_prompts() {
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
 }
 
+/// The prompt of a later choice is the whole one, of which it computes the last token.
+#[test]
+fn timings_of_later_choices() {
+    let server = TestServer::start_on(load(), keeping_nothing());
+    let stream =
+        json!({"prompt": PROMPT, "max_tokens": 4, "n": 2, "stream": true, "stream_options": {"include_usage": true}});
+    let chunks = server.chunks(TEXT, &stream);
+    let prompt = chunks.last().expect("a chunk")["usage"]["prompt_tokens"].as_u64().expect("a number");
+    let mut timings = [None, None];
+    for chunk in &chunks {
+        if let Some([cached, computed]) =
+            chunk.get("timings").map(|of| ["cache_n", "prompt_n"].map(|name| of[name].as_u64()))
+        {
+            timings[chunk["choices"][0]["index"].as_u64().expect("an index") as usize] = cached.zip(computed);
+        }
+    }
+    assert_eq!(timings, [Some((0, prompt)), Some((prompt - 1, 1))]);
+}
+
 /// Without a seed, a prompt given several times gets several samples.
 #[test]
 fn equal_prompts_are_sampled_apart() {

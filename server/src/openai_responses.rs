@@ -66,14 +66,20 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 fn echoed(fields: &Fields, instructions: Option<&str>) -> Value {
     let given = |name: &str, default: Value| fields.peek(name).cloned().unwrap_or(default);
     json!({
+        "background": false,
         "instructions": instructions,
+        "max_tool_calls": given("max_tool_calls", Value::Null),
         "metadata": given("metadata", json!({})),
         "parallel_tool_calls": given("parallel_tool_calls", json!(true)),
+        "prompt_cache_key": given("prompt_cache_key", Value::Null),
+        "reasoning": given("reasoning", json!({"effort": null, "summary": null})),
+        "safety_identifier": given("safety_identifier", Value::Null),
         "temperature": given("temperature", Value::Null),
         "tool_choice": given("tool_choice", json!("auto")),
         "tools": fields.peek("tools").and_then(Value::as_array).into_iter().flatten().map(flat_tool).collect::<Vec<_>>(),
         "top_p": given("top_p", Value::Null),
         "truncation": given("truncation", json!("disabled")),
+        "user": given("user", Value::Null),
         "previous_response_id": null,
         "store": false,
     })

@@ -371,7 +371,7 @@ fn requests_that_are_refused() {
 /// `owner/name:TAG` is one GGUF file of a repository, with all its parts.
 #[test]
 fn a_gguf_file_by_its_tag() {
-    let file = |name: &str| (format!("test/files-GGUF/{name}"), name.as_bytes().to_vec());
+    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
     let parts = ["BF16/edge-BF16-00001-of-00002.gguf", "BF16/edge-BF16-00002-of-00002.gguf"];
     let all =
         ["README.md", "config.json", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "mmproj-Q8_0.gguf", parts[0], parts[1]];
@@ -382,7 +382,7 @@ fn a_gguf_file_by_its_tag() {
     let options = server.options(cache.path());
     let read = |path: &Path| String::from_utf8(std::fs::read(path).expect("a file")).expect("text");
     for (tag, name) in [("q4_k_m", "edge-Q4_K_M.gguf"), ("UD-Q8_0", "edge-UD-Q8_0.gguf"), ("edge-BF16", parts[0])] {
-        let path = resolve(&format!("test/files-GGUF:{tag}"), &options).expect(name);
+        let path = resolve(&format!("test/edge-GGUF:{tag}"), &options).expect(name);
         assert!(path.ends_with(name), "{path:?}");
         assert_eq!(read(&path), name);
         if tag == "edge-BF16" {
@@ -390,18 +390,52 @@ fn a_gguf_file_by_its_tag() {
         }
         // Existing files are used without a request to the server.
         let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
-        assert_eq!(resolve(&format!("test/files-GGUF:{tag}"), &offline).expect("the same"), path);
+        assert_eq!(resolve(&format!("test/edge-GGUF:{tag}"), &offline).expect("the same"), path);
     }
     assert!(!server.state().requests.iter().any(|request| request.contains("README") || request.contains("mmproj")));
-    let unknown = resolve("test/files-GGUF:Q5_K_M", &options);
-    refused(unknown, &["test/files-GGUF", "no GGUF file with \"Q5_K_M\"", "edge-Q4_K_M.gguf, edge-UD-Q8_0.gguf"]);
-    let several = resolve("test/files-GGUF", &options);
-    refused(several, &["several GGUF files", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "test/files-GGUF:TAG"]);
+    let unknown = resolve("test/edge-GGUF:Q5_K_M", &options);
+    refused(unknown, &["test/edge-GGUF", "no GGUF file with \"Q5_K_M\"", "edge-Q4_K_M.gguf, edge-UD-Q8_0.gguf"]);
+    let several = resolve("test/edge-GGUF", &options);
+    refused(several, &["several GGUF files", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "test/edge-GGUF:TAG"]);
     assert_eq!(read(&resolve("test/one-GGUF", &options).expect("the only one")), "one");
     refused(resolve("test/odd-GGUF", &options), &["outside the repository"]);
-    server.state().files.remove(&format!("test/files-GGUF/{}", parts[1]));
+    server.state().files.remove(&format!("test/edge-GGUF/{}", parts[1]));
     let fresh = tempfile::tempdir().expect("a directory");
-    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["missing parts", parts[0]]);
+    refused(resolve("test/edge-GGUF:BF16", &server.options(fresh.path())), &["missing parts", parts[0]]);
+}
+
+/// What is cached of a repository is taken for a tag only if no other file of the repository can have it: the Hub may
+/// have a model beside an assistant, or a shorter name.
+#[test]
+fn a_cached_file_with_the_tag_may_be_another_one() {
+    let tagged = |tag: &str| format!("test/edge-GGUF:{tag}");
+    for (first, other) in [("mtp-edge-Q8_0", "mtp-edge-Q8_0.gguf"), ("qat-Q8_0", "edge-qat-Q8_0.gguf")] {
+        let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
+        let (server, cache) = (Server::new([file(other)].into()), tempfile::tempdir().expect("a directory"));
+        let options = server.options(cache.path());
+        assert!(resolve(&tagged(first), &options).expect("the other one").ends_with(other));
+        server.state().files = [file("edge-Q8_0.gguf")].into();
+        let path = resolve(&tagged("Q8_0"), &options).expect("the model");
+        assert!(path.ends_with("edge-Q8_0.gguf"), "{path:?}");
+        // The other one by its name, without a request.
+        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+        let name = other.strip_suffix(".gguf").expect("its name");
+        assert!(resolve(&tagged(name), &offline).expect("the other one").ends_with(other));
+    }
+}
+
+/// Without a tag, the only model that is cached.
+#[test]
+fn the_only_cached_gguf_file() {
+    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
+    let (server, cache) = (Server::new([file("edge-Q4_0.gguf")].into()), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    let path = resolve("test/edge-GGUF", &options).expect("the only one");
+    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+    assert_eq!(resolve("test/edge-GGUF", &offline).expect("the same"), path);
+    server.state().files.extend([file("edge-Q8_0.gguf")]);
+    resolve("test/edge-GGUF:Q8_0", &options).expect("another one");
+    refused(resolve("test/edge-GGUF", &options), &["several GGUF files", "edge-Q4_0.gguf", "edge-Q8_0.gguf"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 
-use super::gguf_files::{in_directory, parts, tagged};
+use super::gguf_files::{certain, in_directory, parts, tagged};
 use super::name::Name;
 use super::options::{Download, HubOptions, OnDownload};
 use crate::checkpoint::{HEAD, weights};
@@ -84,14 +84,13 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
 
 /// The directory or the GGUF file of an earlier complete download.
 fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
-    if let Some(tag) = name.tag {
+    let Some(config) = cache.get(DESCRIPTIONS[0]).filter(|_| name.tag.is_none()) else {
         let snapshot = cache.get("")?;
         let files = in_directory(&snapshot);
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
-        let [file] = tagged(&files, Some(tag))[..] else { return None };
+        let file = certain(&files, name)?;
         return parts(file, &files).map(|_| snapshot.join(file));
-    }
-    let config = cache.get(DESCRIPTIONS[0])?;
+    };
     let directory = directory_of(&config);
     let whole = directory.join(WEIGHTS);
     let files = match cache.get(INDEX) {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::name::Name;
 use crate::checkpoint::is_assistants_name;
 
 /// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors
@@ -9,7 +10,7 @@ use crate::checkpoint::is_assistants_name;
 pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);
-        name.ends_with(".gguf") && !name.starts_with("mmproj") && part(&name).is_none_or(|(number, _)| number == 1)
+        name.ends_with(".gguf") && !name.contains("mmproj") && part(&name).is_none_or(|(number, _)| number == 1)
     });
     let tag = tag.map(str::to_lowercase);
     let named = |file: &&str| tag.as_ref().is_none_or(|tag| has_tag(&file_name(file), tag));
@@ -19,6 +20,24 @@ pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     }
     let targets: Vec<&str> = found.iter().copied().filter(|file| !is_assistant(file)).collect();
     if targets.is_empty() { found } else { targets }
+}
+
+/// The only one of the `cached` files, if its name says that it is what the Hub has under `name`: the tag, or the name of
+/// the repository and the tag. An assistant is that by its whole name only.
+pub(super) fn certain<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>) -> Option<&'a str> {
+    let [file] = tagged(cached, tag)[..] else { return None };
+    let (name, base) = (file_name(file), file_name(repository));
+    let base = base.strip_suffix("-gguf").unwrap_or(&base);
+    let is_model = !is_assistant(file) || is_assistants_name(base);
+    let is_it = match tag.map(str::to_lowercase) {
+        None => is_model,
+        Some(tag) => {
+            let stem = if part(&name).is_some() { &name[..name.len() - SUFFIX] } else { name.strip_suffix(".gguf")? };
+            let before = stem.strip_suffix(&tag)?;
+            before.is_empty() || is_model && before.strip_suffix(['-', '.']) == Some(base)
+        }
+    };
+    is_it.then_some(file)
 }
 
 /// All parts of the file whose first is `first`, in order; `None` if one is missing.
@@ -78,7 +97,7 @@ fn file_name(file: &str) -> String {
 mod tests {
     use super::*;
 
-    const FILES: [&str; 11] = [
+    const FILES: [&str; 12] = [
         "README.md",
         "gemma-4-E2B-it-Q4_K_M.gguf",
         "gemma-4-E2B-it-Q4_K_S.gguf",
@@ -90,6 +109,7 @@ mod tests {
         "BF16/gemma-4-E2B-it-BF16-00001-of-00002.gguf",
         "BF16/gemma-4-E2B-it-BF16-00002-of-00002.gguf",
         "F32/gemma-4-E2B-it-F32-00001-of-00002.gguf",
+        "gemma-4-E2B-it.mmproj-Q8_0.gguf",
     ];
 
     #[test]

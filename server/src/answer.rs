@@ -128,10 +128,7 @@ async fn encode_all(
 ) -> Result<(Vec<Vec<u32>>, Vec<Ticket>), ApiError> {
     let mut encoded = Vec::new();
     for (prompt, name) in prompts.into_iter().zip(names) {
-        let (tokens, held) = encode(app, tickets, name, move |app| {
-            convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, prompt)
-        })
-        .await?;
+        let (tokens, held) = encode(app, tickets, name, move |app| convert::tokens(app, prompt)).await?;
         tickets = held;
         encoded.push(tokens);
     }

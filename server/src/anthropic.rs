@@ -25,10 +25,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
     app.check_model(&mut fields)?;
     let (chat, ..) = chat(&mut fields, &app.defaults)?;
     fields.end()?;
-    let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
-        convert::chat_tokens(&app.engine, app.chat_template.as_ref(), None, &chat)
-    })
-    .await?;
+    let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| convert::chat_tokens(app, &chat)).await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Message};
+use foretoken::chat::{ChatOptions, Message};
 use foretoken::sampler::{LogitBias, LogitsProcessor};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -13,6 +13,7 @@ use foretoken::{
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::app::App;
 use crate::defaults::GenerateDefaults;
 use crate::fields::{Fields, kind};
 use crate::ignored::defaults_in_use;
@@ -219,8 +220,6 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
     own.end()?;
     match (enabled, drafters.is_some() || block.is_some()) {
-        // Neither is set: the server's default.
-        (None, false) => Ok(default.clone()),
         (Some(true), false) if matches!(default, Speculation::Off) => Ok(Speculation::WherePossible),
         (_, false) => Ok(default.clone()),
         _ => Ok(Speculation::With(options)),
@@ -328,24 +327,25 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
 /// The tokens of a prompt that a sequence can begin with. Takes time that grows with the prompt.
 ///
 /// # Errors
-/// If there are none, one is outside the vocabulary, they do not fit `context`, the checkpoint has no tokenizer or no
+/// If there are none, one is outside the vocabulary, they do not fit the context, the checkpoint has no tokenizer or no
 /// template, or the template refuses the messages.
-pub(crate) fn tokens(
-    engine: &Engine,
-    template: Option<&ChatTemplate>,
-    context: usize,
-    prompt: Prompt,
-) -> foretoken::Result<Vec<u32>> {
+pub(crate) fn tokens(app: &App, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
     let tokens = match prompt {
         Prompt::Ids(ids) => ids,
         Prompt::Text(text) => {
-            check_length(engine, context, text.len())?;
-            engine.tokenizer()?.encode(&text)?
+            check_length(app, text.len())?;
+            app.engine.tokenizer()?.encode(&text)?
         }
-        Prompt::Chat(chat) => chat_tokens(engine, template, Some(context), &chat)?,
+        Prompt::Chat(chat) => {
+            if check_length(app, chat.body_bytes).is_err() {
+                // A template need not write all that the request has.
+                check_length(app, app.template()?.render(&chat.messages, &chat.options)?.len())?;
+            }
+            chat_tokens(app, &chat)?
+        }
     };
     let outside = |problem: String| Err(foretoken::Error::Argument { name: "prompt", problem });
-    let vocab = engine.target().num_readable_tokens();
+    let (vocab, context) = (app.engine.target().num_readable_tokens(), app.context);
     match tokens.iter().find(|id| **id as usize >= vocab) {
         Some(id) => outside(format!("token id {id} is outside the vocabulary of {vocab}")),
         None if tokens.is_empty() => outside("is empty; pass at least one token".into()),
@@ -354,31 +354,20 @@ pub(crate) fn tokens(
     }
 }
 
-/// The tokens of a chat. Takes time that grows with its text.
+/// The tokens of a chat, however many. Takes time that grows with its text.
 ///
 /// # Errors
-/// If the checkpoint has no tokenizer or no template, the template refuses the messages, or they
-/// are certainly longer than `context` tokens.
-pub(crate) fn chat_tokens(
-    engine: &Engine,
-    template: Option<&ChatTemplate>,
-    context: Option<usize>,
-    chat: &Chat,
-) -> foretoken::Result<Vec<u32>> {
-    let template = template.map_or_else(|| engine.chat_template(), Ok)?;
-    if let Some(context) = context.filter(|context| check_length(engine, *context, chat.body_bytes).is_err()) {
-        // A template need not write all that the request has.
-        check_length(engine, context, template.render(&chat.messages, &chat.options)?.len())?;
-    }
-    template.encode(engine.tokenizer()?, &chat.messages, &chat.options)
+/// If the checkpoint has no tokenizer or no template, or the template refuses the messages.
+pub(crate) fn chat_tokens(app: &App, chat: &Chat) -> foretoken::Result<Vec<u32>> {
+    app.template()?.encode(app.engine.tokenizer()?, &chat.messages, &chat.options)
 }
 
 /// # Errors
-/// If a text of so many bytes is certainly longer than `context` tokens. Encoding it would take seconds for megabytes.
-pub(crate) fn check_length(engine: &Engine, context: usize, bytes: usize) -> foretoken::Result<()> {
-    let longest = engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
-    match bytes > context.saturating_mul(longest) {
-        true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: context }),
+/// If a text of so many bytes is certainly longer than the context. Encoding it would take seconds for megabytes.
+pub(crate) fn check_length(app: &App, bytes: usize) -> foretoken::Result<()> {
+    let longest = app.engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+    match bytes > app.context.saturating_mul(longest) {
+        true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: app.context }),
         false => Ok(()),
     }
 }
@@ -405,16 +394,19 @@ pub(crate) fn origins(engine: &Engine, piece: &Piece) -> Value {
 }
 
 /// A token with its log-probability: OpenAI's fields, and llama.cpp's `id`.
-pub(crate) fn logprob(engine: &Engine, id: u32, logprob: f32) -> Value {
+fn logprob(engine: &Engine, id: u32, logprob: f32) -> Value {
     let bytes = engine.tokenizer().map(|tokenizer| tokenizer.token_bytes(id)).unwrap_or_default();
     json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
 }
 
-/// A token as [`logprob`], with the most probable ones at its position.
-pub(crate) fn logprobs(engine: &Engine, of: &TokenLogprobs) -> Value {
-    let mut value = logprob(engine, of.token, of.logprob);
-    value["top_logprobs"] = of.top.iter().map(|(id, value)| logprob(engine, *id, *value)).collect();
-    value
+/// Tokens as [`logprob`], each with the most probable ones at its position.
+pub(crate) fn logprobs(engine: &Engine, tokens: &[TokenLogprobs]) -> Value {
+    let token = |of: &TokenLogprobs| {
+        let mut value = logprob(engine, of.token, of.logprob);
+        value["top_logprobs"] = of.top.iter().map(|(id, value)| logprob(engine, *id, *value)).collect();
+        value
+    };
+    tokens.iter().map(token).collect()
 }
 
 /// A number with the digits of the 32-bit one, not those of its 64-bit neighbor.

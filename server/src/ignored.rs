@@ -128,14 +128,12 @@ fn positions(samplers: &Value) -> Option<Vec<usize>> {
     }
 }
 
-/// The server's `defaults`, without the samplers that the request's `samplers` leave out: in llama.cpp these are off.
-pub(crate) fn defaults_in_use(fields: &Fields, defaults: &Sampling) -> Sampling {
-    let mut own = defaults.clone();
-    let Some(places) = fields.peek("samplers").and_then(positions) else { return own };
-    let off = Sampling::default();
+/// `sampling` with the samplers at `places` only: in llama.cpp others are off. The temperature is always in use.
+fn only(places: &[usize], sampling: &Sampling) -> Sampling {
+    let (mut own, off) = (sampling.clone(), Sampling::default());
     for (_, (name, _)) in SAMPLERS.iter().enumerate().filter(|(i, _)| !places.contains(i)) {
         match *name {
-            "penalties" => own.penalties = off.penalties,
+            "penalties" => own.penalties = Penalties { last_n: own.penalties.last_n, ..off.penalties },
             "dry" => own.dry = None,
             "top_n_sigma" => own.top_n_sigma = None,
             "top_k" => own.top_k = None,
@@ -143,10 +141,16 @@ pub(crate) fn defaults_in_use(fields: &Fields, defaults: &Sampling) -> Sampling 
             "top_p" => own.top_p = off.top_p,
             "min_p" => own.min_p = off.min_p,
             "xtc" => own.xtc = None,
-            _ => {} // the temperature is always in use
+            _ => {}
         }
     }
     own
+}
+
+/// The server's `defaults`, without the samplers that the request's `samplers` leave out.
+pub(crate) fn defaults_in_use(fields: &Fields, defaults: &Sampling) -> Sampling {
+    let places = fields.peek("samplers").and_then(positions);
+    places.map_or_else(|| defaults.clone(), |places| only(&places, defaults))
 }
 
 /// Takes llama.cpp's `samplers`: their order is fixed, and one that is left out must be off.
@@ -156,24 +160,11 @@ fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
         Some(given @ (Value::String(_) | Value::Array(_))) => positions(&given),
         Some(other) => return Err(fields.error("samplers", format!("is {}, must be an array of names", kind(&other)))),
     };
-    let off = Penalties::default();
-    let Penalties { repeat, frequency, presence, .. } = sampling.penalties;
-    let needed = [
-        ("penalties", (repeat, frequency, presence) != (off.repeat, off.frequency, off.presence)),
-        ("dry", sampling.dry.is_some()),
-        ("top_n_sigma", sampling.top_n_sigma.is_some()),
-        ("top_k", sampling.top_k.is_some()),
-        ("typ_p", sampling.typical_p < 1.0),
-        ("top_p", sampling.top_p < 1.0),
-        ("min_p", sampling.min_p > 0.0),
-        ("xtc", sampling.xtc.is_some()),
-        ("temperature", true),
-    ];
-    let in_order = |places: &Vec<usize>| {
-        let has = |name: &str| position(name).is_some_and(|at| places.contains(&at));
-        places.is_sorted_by(|a, b| a < b) && needed.iter().all(|(name, is_on)| !is_on || has(name))
+    let in_use = |places: &Vec<usize>| {
+        let is_in_order = places.is_sorted_by(|a, b| a < b) && places.last() == position("temperature").as_ref();
+        is_in_order && only(places, sampling) == *sampling
     };
-    match places.filter(in_order) {
+    match places.filter(in_use) {
         Some(_) => Ok(()),
         None => {
             let order = SAMPLERS.map(|(name, _)| name).join(", ");

@@ -110,10 +110,6 @@ struct Completion {
 }
 
 impl Completion {
-    fn probabilities(&self, output: &ChoiceOutput, of: &[foretoken::TokenLogprobs]) -> Value {
-        of.iter().map(|of| convert::logprobs(&output.engine, of)).collect()
-    }
-
     /// The requested fields, under the last names of their paths.
     fn selected(&self, value: Value) -> Value {
         if self.response_fields.is_empty() {
@@ -134,7 +130,7 @@ impl Completion {
             value["tokens"] = json!(output.tokens);
         }
         if self.logprobs {
-            value["completion_probabilities"] = self.probabilities(output, output.logprobs());
+            value["completion_probabilities"] = convert::logprobs(&output.engine, output.logprobs());
         }
         self.selected(value)
     }
@@ -177,7 +173,7 @@ impl Reply for Completion {
             "tokens_evaluated": output.prompt_tokens,
         });
         if self.logprobs {
-            value["completion_probabilities"] = self.probabilities(output, &piece.logprobs);
+            value["completion_probabilities"] = convert::logprobs(&output.engine, &piece.logprobs);
         }
         event(&value)
     }
@@ -215,7 +211,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     fields.end()?;
     let (body, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
-        convert::check_length(&app.engine, app.context, text.len())?;
+        convert::check_length(app, text.len())?;
         // `encode` refuses an empty text, whose only token is <bos>.
         let encoded = match parse_special {
             _ if text.is_empty() => Vec::new(),

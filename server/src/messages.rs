@@ -191,21 +191,17 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
             Some(_) => return Err(message.error("role", "must be user or assistant")),
             None => return Err(message.error("role", "is required: user or assistant")),
         };
-        match message.value("content") {
-            Some(Value::Array(blocks)) if blocks.is_empty() && role != Role::Assistant => {
+        if message.peek("content").is_some_and(Value::is_array) {
+            let (name, blocks) = (message.name("content"), message.list("content")?.unwrap_or_default());
+            if blocks.is_empty() && role != Role::Assistant {
                 return Err(message.error("content", "is empty; give at least one block"));
             }
-            Some(Value::Array(blocks)) => {
-                let name = message.name("content");
-                let blocks = (0..).zip(blocks).map(|(at, block)| Fields::of(block, &format!("{name}[{at}]")));
-                anthropic_blocks(role, blocks.collect::<Result<_>>()?, &mut conversation)?;
-            }
-            Some(Value::String(text)) => conversation.push(Message::new(role, text)),
-            None => return Err(message.error("content", "is required: a string or an array of blocks")),
-            Some(other) => {
-                let problem = format!("is {}, must be a string or an array of blocks", kind(&other));
-                return Err(message.error("content", problem));
-            }
+            let blocks = (0..).zip(blocks).map(|(at, block)| Fields::of(block, &format!("{name}[{at}]")));
+            anthropic_blocks(role, blocks.collect::<Result<_>>()?, &mut conversation)?;
+        } else {
+            let text = text_of(&mut message, "content")?;
+            let text = text.ok_or_else(|| message.error("content", "is required: a string or an array of blocks"))?;
+            conversation.push(Message::new(role, text));
         }
         if i == last && conversation.ends_with_assistant() {
             let problem = "prefilling the assistant's message is not supported; the last message must be the user's";

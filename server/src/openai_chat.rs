@@ -180,6 +180,5 @@ impl Reply for Completion {
 }
 
 fn content(output: &ChoiceOutput, logprobs: &[foretoken::TokenLogprobs]) -> Value {
-    let content: Vec<_> = logprobs.iter().map(|of| convert::logprobs(&output.engine, of)).collect();
-    json!({"content": content, "refusal": null})
+    json!({"content": convert::logprobs(&output.engine, logprobs), "refusal": null})
 }

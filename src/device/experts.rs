@@ -80,7 +80,7 @@ impl DeviceExperts {
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
         let gated = queue.new_tensor(entries, width)?;
-        queue.launcher.run(pointwise::gate(gate_function(self.gate), gate, up, (entries, width), gated.slice))?;
+        queue.launcher.run(pointwise::gate(self.gate, gate, up, (entries, width), gated.slice))?;
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;
@@ -96,14 +96,5 @@ impl DeviceExperts {
             true => queue.launcher.run(sort_route(scores.slice, scale, size, chosen)),
             false => Ok(()),
         }
-    }
-}
-
-/// The kernels' gate.
-pub(super) fn gate_function(gate: Gate) -> pointwise::Gate {
-    match gate {
-        Gate::GeluTanh => pointwise::Gate::GeluTanh,
-        Gate::Silu => pointwise::Gate::Silu,
-        Gate::Sigmoid => pointwise::Gate::Sigmoid,
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::delta_net::{self, Shape};
+use foretoken_gpu::plan::delta_net::Shape;
 use foretoken_gpu::plan::experts::MAX_ROUTE;
 use foretoken_gpu::plan::pages::HEAD_DIMS;
-use foretoken_gpu::plan::rows::Pairing;
+use foretoken_gpu::plan::rows::has_pairing;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
 
 use super::Device;
@@ -20,7 +20,7 @@ use super::target::DeviceTarget;
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::checkpoint::WeightUse;
 use crate::gemma4::{AssistantModel, Head};
-use crate::nn::{self, CentroidHead, DeltaNet, Embedding, Experts, HeadOrder, Linear, RmsNorm, Rotary, Weight};
+use crate::nn::{CentroidHead, DeltaNet, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
 use crate::ops::Destination;
 use crate::{Error, Result};
 
@@ -137,14 +137,8 @@ impl Destination for DeviceDestination<'_> {
     }
 
     fn rotary(&self, from: Rotary) -> Result<DeviceRotary> {
-        let (frequencies, pairing) = (
-            from.inverse_frequencies(),
-            match from.pairing() {
-                nn::Pairing::Head => Pairing::Head,
-                nn::Pairing::Leading => Pairing::Leading,
-            },
-        );
-        if !pairing.supports(frequencies.len()) {
+        let (frequencies, pairing) = (from.inverse_frequencies(), from.pairing());
+        if !has_pairing(pairing, frequencies.len()) {
             return Err(self.refuse(format!("{} rotary pairs of leading channels", frequencies.len())));
         }
         Ok(DeviceRotary { frequencies: Buffer::of(self.0, frequencies)?, pairing })
@@ -172,10 +166,7 @@ impl Destination for DeviceDestination<'_> {
             value_heads: dims.num_value_heads,
             key_dim: dims.key_head_dim,
             value_dim: dims.value_head_dim,
-            order: match from.order {
-                HeadOrder::Grouped => delta_net::HeadOrder::Grouped,
-                HeadOrder::Tiled => delta_net::HeadOrder::Tiled,
-            },
+            order: from.order,
             taps: dims.conv_kernel_dim,
             log_rows: LOG_ROWS.max(dims.conv_kernel_dim),
         };

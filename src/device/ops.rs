@@ -12,7 +12,7 @@ use foretoken_gpu::plan::vocabulary::{self, top_k};
 use foretoken_kernels::ElementType;
 
 use super::buffer::{Buffer, subslice};
-use super::experts::{DeviceExperts, gate_function};
+use super::experts::DeviceExperts;
 use super::kv::Projection;
 use super::launcher::Launcher;
 use super::matrix::{Input, Matrices};
@@ -145,7 +145,7 @@ impl Ops for DeviceOps {
 
     fn gate(&self, function: Gate, gate: &DeviceTensor, up: &DeviceTensor) -> Result<DeviceTensor> {
         let y = self.queue.new_tensor(gate.rows, gate.width)?;
-        let (function, shape) = (gate_function(function), (gate.rows, gate.width));
+        let shape = (gate.rows, gate.width);
         self.queue.launcher.run(pointwise::gate(function, gate.strided(), up.strided(), shape, y.slice))?;
         Ok(y)
     }
@@ -171,7 +171,7 @@ impl Ops for DeviceOps {
             let [gate, up, y] = [queries, x, &y].map(|tensor| tensor.some_rows(first, rows).slice);
             let gate = Strided { slice: subslice(gate, head_dim, gate.len()), stride: 2 * head_dim };
             let (up, shape) = (Strided { slice: up, stride: head_dim }, (rows * heads, head_dim));
-            self.queue.launcher.run(pointwise::gate(pointwise::Gate::Sigmoid, gate, up, shape, y))?;
+            self.queue.launcher.run(pointwise::gate(Gate::Sigmoid, gate, up, shape, y))?;
         }
         Ok(y)
     }

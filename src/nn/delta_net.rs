@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use foretoken_kernels::Isa;
+pub use foretoken_kernels::delta_net::HeadOrder;
 
 use super::F32View;
 use crate::Result;
@@ -19,15 +20,6 @@ pub struct DeltaNetConfig {
     pub value_head_dim: usize,
     /// Rows that the convolution sees, including the current one.
     pub conv_kernel_dim: usize,
-}
-
-/// Key head of a value head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadOrder {
-    /// The value heads of a key head are contiguous.
-    Grouped,
-    /// The value heads are interleaved over the key heads.
-    Tiled,
 }
 
 /// The convolution, gates and recurrence of a layer.

@@ -36,7 +36,6 @@ pub use multiply::{Input, Job, multiply};
 pub use norm::RmsNorm;
 pub(crate) use parallel::{blocks, divides, for_row_blocks, map, row_blocks};
 pub(crate) use pod::{cast, cast_mut};
-pub(crate) use rotary::Pairing;
 pub use rotary::{Angles, Rotary};
 pub(crate) use team::{enlist, for_each, threads};
 pub(crate) use unpacked::Unpacked;

@@ -1,7 +1,8 @@
 //! Rotary position embedding.
 
 use candle_core::Tensor;
-use foretoken_kernels::{Isa, rope::rotate};
+use foretoken_kernels::Isa;
+use foretoken_kernels::rope::{Pairing, rotate};
 
 use super::{RmsNorm, row_blocks, tensor};
 use crate::Result;
@@ -12,15 +13,6 @@ pub struct Rotary {
     inverse_frequencies: Vec<f32>, // (rotating pairs)
     pairing: Pairing,
     isa: Isa,
-}
-
-/// Which channels of a head form a pair.
-#[derive(Clone, Copy)]
-pub(crate) enum Pairing {
-    /// `i` and `i + head_dim / 2`.
-    Head,
-    /// `i` and `i + pairs`.
-    Leading,
 }
 
 /// Cosines and sines of the rows' positions, computed once per forward pass and shared by the layers.

@@ -110,7 +110,7 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
         role => {
             ROLE.set(role);
             let tasks: Vec<_> = tasks.collect();
-            tasks.into_par_iter().with_max_len(1).for_each(|task| work(task));
+            tasks.into_par_iter().with_max_len(1).for_each(&work);
         }
     }
 }

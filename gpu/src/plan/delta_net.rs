@@ -7,6 +7,7 @@
 
 use super::segments::{Place, Segments};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
+pub use foretoken_kernels::delta_net::HeadOrder;
 
 /// Width of a key, at most.
 pub const MAX_KEY_DIM: usize = 128;
@@ -17,15 +18,6 @@ const INPUT_WARPS: usize = 4;
 
 /// Columns of a block of [`delta_rule`].
 const COLUMNS: usize = 32;
-
-/// Key head of a value head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadOrder {
-    /// `head / (value_heads / key_heads)`: Hugging Face's.
-    Grouped,
-    /// `head % key_heads`: GGUF's.
-    Tiled,
-}
 
 /// The shape of a model's delta nets.
 #[derive(Clone, Copy, Debug)]

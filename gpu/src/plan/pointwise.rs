@@ -3,6 +3,7 @@
 use super::matmul::ActivationsParams;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
+pub use foretoken_kernels::activation::Gate;
 use foretoken_kernels::quant::{PANEL_ROWS, WeightType};
 
 /// Elements of a norm's row, at most: 256 per warp.
@@ -128,17 +129,6 @@ pub struct Strided {
     pub slice: DeviceSlice<f32>,
     /// Elements from one row to the next, a multiple of 4.
     pub stride: usize,
-}
-
-/// The function of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// The tanh form of GELU: [`foretoken_kernels::activation::gelu_gate`].
-    GeluTanh,
-    /// `x sigmoid(x)`: [`foretoken_kernels::activation::silu_gate`].
-    Silu,
-    /// `1 / (1 + e^-x)`: [`foretoken_kernels::activation::sigmoid_gate`].
-    Sigmoid,
 }
 
 /// `y = f(gate) * up` of `(rows, width)`.

@@ -6,6 +6,7 @@ use super::turboquant;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
+pub use foretoken_kernels::rope::Pairing;
 
 /// Heads to process: `x` is `(rows, heads, stride)`, of which the first `head_dim` are read.
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +46,9 @@ pub struct Rotary {
     pub pairing: Pairing,
 }
 
-/// Which channels of a head form rotary pair `i`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairing {
-    /// `i` and `i + head_dim / 2`.
-    Head,
-    /// `i` and `i + pairs`: the leading channels rotate like a head of their own. At most 64 pairs, a multiple of 4.
-    Leading,
-}
-
-impl Pairing {
-    /// Whether there is a kernel for `pairs` pairs.
-    pub fn supports(self, pairs: usize) -> bool {
-        self == Self::Head || pairs <= 64 && pairs.is_multiple_of(4)
-    }
+/// Whether there is a kernel for `pairs` pairs: at most 64 of leading channels, a multiple of 4.
+pub fn has_pairing(pairing: Pairing, pairs: usize) -> bool {
+    pairing == Pairing::Head || pairs <= 64 && pairs.is_multiple_of(4)
 }
 
 impl Rotary {
@@ -71,7 +61,7 @@ impl Rotary {
         }
         match pairing {
             Pairing::Head => Ok(head_dim / 2),
-            Pairing::Leading if pairing.supports(pairs) => Ok(pairs),
+            Pairing::Leading if has_pairing(pairing, pairs) => Ok(pairs),
             Pairing::Leading => {
                 Err(LaunchError(format!("{pairs} leading rotary pairs; supported are multiples of 4 up to 64")))
             }

@@ -5,6 +5,31 @@ use std::marker::PhantomData;
 use crate::isa::Isa;
 use crate::simd::float::{Lanes, Op};
 
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The tanh form of GELU: [`gelu_gate`].
+    GeluTanh,
+    /// `x sigmoid(x)`: [`silu_gate`].
+    Silu,
+    /// `1 / (1 + e^-x)`: [`sigmoid_gate`].
+    Sigmoid,
+}
+
+impl Gate {
+    /// `gate[i] = f(gate[i]) * up[i]`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn apply(self, isa: Isa, gate: &mut [f32], up: &[f32]) {
+        match self {
+            Gate::GeluTanh => gelu_gate(isa, gate, up),
+            Gate::Silu => silu_gate(isa, gate, up),
+            Gate::Sigmoid => sigmoid_gate(isa, gate, up),
+        }
+    }
+}
+
 /// `gate[i] = gelu_tanh(gate[i]) * up[i]`, with the tanh form of GELU (`gelu_pytorch_tanh`).
 ///
 /// # Panics

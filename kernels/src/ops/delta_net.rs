@@ -8,6 +8,15 @@ use crate::isa::Isa;
 use crate::ops::activation::{Pointwise, Silu};
 use crate::simd::float::{Lanes, Op};
 
+/// Key head of a value head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// `head / (value_heads / key_heads)`, the value heads of a key head contiguous: Hugging Face's.
+    Grouped,
+    /// `head % key_heads`, the value heads interleaved over the key heads: GGUF's.
+    Tiled,
+}
+
 /// Added to the sum of squares in [`l2_normalize`].
 const L2_EPS: f64 = 1e-6;
 

@@ -4,6 +4,15 @@ use crate::element::Elements;
 use crate::isa::Isa;
 use crate::simd::float::{Element, Lanes, Op};
 
+/// Which channels of a head form rotary pair `i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// `i` and `i + head_dim / 2`.
+    Head,
+    /// `i` and `i + pairs`: the leading channels rotate like a head of their own.
+    Leading,
+}
+
 /// Rotates each `head_dim`-long head of `x` in place.
 ///
 /// `cos` and `sin` have one entry per rotary pair, for one position; further pairs are not rotated (Gemma 4's

@@ -99,12 +99,11 @@ pub(super) fn mxfp4(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     }
     let weights: [f32; 32] = error_weights(importance);
     let rule = (largest.to_bits() >> 23) as i32 - 2;
-    // Below 2, the scale is subnormal and its inverse infinite.
-    let valid = |exponent: i32| exponent.clamp(2, 254) as u8;
-    // If all errors overflow, the rule's is the exponent.
-    out[0] = valid(rule);
-    let (mut best, mut scale) = (f32::INFINITY, half_power_of_two(out[0]));
-    for exponent in (rule - 1..=rule + 1).map(valid) {
+    // The rule's if all errors overflow.
+    let (mut best, mut chosen) = (f32::INFINITY, rule.clamp(2, 254) as u8);
+    for exponent in rule - 1..=rule + 1 {
+        // Below 2, the scale is subnormal and its inverse infinite.
+        let exponent = exponent.clamp(2, 254) as u8;
         let candidate = half_power_of_two(exponent);
         let inverse = 1.0 / candidate;
         let [error] = sums(x, &weights, |x, w| {
@@ -112,10 +111,11 @@ pub(super) fn mxfp4(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             [w * off * off]
         });
         if error < best {
-            (best, scale, out[0]) = (error, candidate, exponent);
+            (best, chosen) = (error, exponent);
         }
     }
-    let inverse = 1.0 / scale;
+    out[0] = chosen;
+    let inverse = 1.0 / half_power_of_two(chosen);
     put_nibbles(&mut out[1..], x, |x| {
         let index = e2m1_steps(x * inverse, |_, _| 1.0) as u8;
         if x < 0.0 && index > 0 { index | 8 } else { index }

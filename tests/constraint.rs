@@ -197,6 +197,84 @@ fn drafts_outside_the_vocabulary_leave_the_text_as_it_is() {
     assert_eq!(got, want);
 }
 
+/// Tokens to draft after a sequence.
+type Drafts = Arc<dyn Fn(&[u32]) -> Vec<u32> + Send + Sync>;
+
+/// Drafts what a function says.
+struct Given(Drafts);
+
+impl Drafter for Given {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn draft(
+        &mut self,
+        context: &Context<'_>,
+        most: usize,
+        draft: &mut Draft,
+        _: &mut StdRng,
+    ) -> foretoken::Result<()> {
+        draft.tokens = (self.0)(context.tokens);
+        draft.tokens.truncate(most);
+        Ok(())
+    }
+}
+
+fn given(block: usize, drafts: impl Fn(&[u32]) -> Vec<u32> + Send + Sync + 'static) -> Speculation {
+    let drafts: Drafts = Arc::new(drafts);
+    let drafters = Drafters::Custom(CustomDrafter::new("given", move || Box::new(Given(drafts.clone()))));
+    let block = BlockSize::Fixed(block);
+    Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() })
+}
+
+/// The ids of letters, one each.
+fn letters(text: &str) -> Vec<u32> {
+    let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
+    text.chars().map(|letter| tokenizer.id(&letter.to_string()).expect("an id")).collect()
+}
+
+/// The tokens, and the error that ended them.
+fn outcome(prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {
+    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+    let (mut ids, mut error) = (Vec::new(), None);
+    for piece in session.generate(prompt, options).expect("a generation") {
+        match piece {
+            Ok(piece) => ids.extend(piece.tokens),
+            Err(failed) => error = Some(failed.to_string()),
+        }
+    }
+    (ids, error)
+}
+
+/// After some letters the parser has more items than its limit: the letters before it are written, drafted or not.
+#[test]
+fn accepted_drafts_before_an_exceeded_limit_are_kept() {
+    let (prompt, text) = (prompt(), letters("abcdefghij"));
+    let names: Vec<_> = (0..40).map(|i| format!("r{i}")).collect();
+    let rules: String = (0..40).map(|i| format!("r{i}: L \"{i}\"\n")).collect();
+    for letters in 3..=7 {
+        let grammar = format!("start: {}wide\nwide: {}\n{rules}L: /[a-z]/\n", "L ".repeat(letters), names.join(" | "));
+        let limits = ConstraintLimits { row_items: 30, ..ConstraintLimits::default() };
+        let script: Arc<dyn LogitsProcessor> = Arc::new(Script(text.clone()));
+        let options =
+            GenerateOptions { logits_processor: Some(script), ..plain(Constraint::lark(grammar).with_limits(limits)) };
+        let want = outcome(&prompt, &options);
+        assert_eq!(want.0, text[..letters - 1], "{want:?}");
+        assert!(want.1.as_ref().is_some_and(|error| error.contains("max is 30")), "{want:?}");
+        for rows in 2..=6 {
+            let (text, before) = (text.clone(), prompt.len());
+            let speculation = given(rows, move |tokens| text[tokens.len() - before..].to_vec());
+            let with = GenerateOptions { speculation, ..options.clone() };
+            assert_eq!(outcome(&prompt, &with), want, "{letters} letters, rounds of {rows} rows");
+        }
+    }
+}
+
 #[test]
 fn what_is_forced_is_drafted_and_accepted() {
     let names = ["identifier", "description", "quantity", "available"];

@@ -88,8 +88,8 @@ impl ConstraintState {
         })
     }
 
-    /// Commits the round. Only a round that ends the text emits fewer tokens than were consumed, so
-    /// nothing is rolled back.
+    /// Commits the round. Only a round that ends the text emits fewer tokens than were consumed, so nothing is rolled
+    /// back. After an error, every later mask reports it.
     pub fn commit(&mut self) {
         self.consumed = 0;
     }

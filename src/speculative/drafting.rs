@@ -436,18 +436,22 @@ impl Drafting {
         })
     }
 
-    /// Reads a round's tokens up to one that ends the text, and returns how many these are.
+    /// Reads a round's tokens up to one that ends the text, and returns how many these are. A token behind others that
+    /// the constraint fails to read is left out: it fails again in the next round, as its first.
     fn emitted(&mut self, tokens: &[u32], ends: &mut dyn FnMut(u32) -> Result<bool>) -> Result<usize> {
         let mut emitted = 0;
         for token in tokens {
             emitted += 1;
-            let complete = self.settings.read(&tokens[..emitted])?;
             if ends(*token)? || complete {
                 break;
             }
         }
         self.settings.commit();
         Ok(emitted)
+            let complete = match self.settings.read(&tokens[..=emitted]) {
+                Err(_) if emitted > 0 => break,
+                complete => complete?,
+            };
     }
 
     /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a

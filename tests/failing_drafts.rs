@@ -36,7 +36,8 @@ fn plain(max_tokens: usize) -> GenerateOptions {
 /// Tokens to draft after a sequence, at most as many as given.
 type Drafts = Arc<dyn Fn(&[u32], usize) -> Vec<u32> + Send + Sync>;
 
-/// Drafts what a function says; fails to observe sequences of `fails_at` tokens and more.
+/// Drafts what a function says; fails to observe sequences of `fails_at` tokens and more, and panics if one of these
+/// begins a text.
 struct Given {
     drafts: Drafts,
     fails_at: usize,
@@ -51,7 +52,9 @@ impl Drafter for Given {
         DraftCost::Once
     }
 
-    fn begin(&mut self, _: &[u32]) {}
+    fn begin(&mut self, tokens: &[u32]) {
+        assert!(tokens.len() < self.fails_at, "the drafter's");
+    }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         draft.tokens = (self.drafts)(context.tokens, most);
@@ -101,6 +104,19 @@ fn a_drafter_s_error_does_not_end_a_later_text() {
     assert_eq!(outcome(&mut session, &[5, 6, 7], &failing).0.len(), 5);
     let (ids, error) = outcome(&mut session, &[8], &plain(5));
     assert_eq!((ids.len(), error), (5, None));
+}
+
+#[test]
+fn the_first_token_is_kept_if_a_drafter_panics_after_it() {
+    let engine = engine(None);
+    let text = alone(&engine, &[5, 6, 7], &plain(5)).0;
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let panicking = GenerateOptions { speculation: given(3, 4, |_, most| vec![9; most]), ..plain(5) };
+    let (ids, error) = outcome(&mut session, &[5, 6, 7], &panicking);
+    assert_eq!(ids, text[..1]);
+    assert!(error.is_some_and(|error| error.contains("the drafter's")));
+    assert_eq!(session.tokens(), [5, 6, 7, text[0]]);
+    assert_eq!(outcome(&mut session, &[8], &plain(5)).1, None);
 }
 
 /// Fails after a number of tokens: with an error, or a panic.

@@ -160,12 +160,20 @@ impl Drafting {
         taps.map(|(_, tap)| Ok(tap.narrow(0, rows.start, rows.len())?)).collect()
     }
 
-    /// Continues a generation after `newest`. Returns the time that the drafters took.
+    /// Continues a generation after `newest`. Returns the time that the drafters took; the next round reports their
+    /// panics.
     pub fn begin(&mut self, newest: DecodeState) -> Duration {
         self.tokens.push(newest.last);
         self.newest = Some(newest);
         let start = Instant::now();
-        self.drafters.iter_mut().for_each(|drafter| drafter.begin(&self.tokens));
+        for drafter in &mut self.drafters {
+            let begun = Error::catch(|| {
+                drafter.begin(&self.tokens);
+                Ok(())
+            });
+            self.failed = self.failed.take().or(begun.err());
+        }
+        self.handle_failure();
         start.elapsed()
     }
 
@@ -441,6 +449,10 @@ impl Drafting {
     fn emitted(&mut self, tokens: &[u32], ends: &mut dyn FnMut(u32) -> Result<bool>) -> Result<usize> {
         let mut emitted = 0;
         for token in tokens {
+            let complete = match self.settings.read(&tokens[..=emitted]) {
+                Err(_) if emitted > 0 => break,
+                complete => complete?,
+            };
             emitted += 1;
             if ends(*token)? || complete {
                 break;
@@ -448,10 +460,6 @@ impl Drafting {
         }
         self.settings.commit();
         Ok(emitted)
-            let complete = match self.settings.read(&tokens[..=emitted]) {
-                Err(_) if emitted > 0 => break,
-                complete => complete?,
-            };
     }
 
     /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a
@@ -462,6 +470,11 @@ impl Drafting {
             let observed = Error::catch(|| drafter.observe(&states.observed(&self.tokens, first, own)));
             self.failed = self.failed.take().or(observed.err());
         }
+        self.handle_failure();
+    }
+
+    /// A drafter without memory drafts nothing; any other failure is reported by the next round.
+    fn handle_failure(&mut self) {
         match &self.failed {
             Some(Error::Memory { .. }) => {
                 self.failed = None;

@@ -195,7 +195,10 @@ impl Probe {
         let depth = self.depth();
         let drafter = match &mut self.head_on_device {
             Some(drafter) => drafter,
-            none => none.insert(DeviceNextN::new(head.clone(), self.session.kv_options())?),
+            none => {
+                let (kv, context) = (self.session.kv_options(), self.session.kv().max_context());
+                none.insert(DeviceNextN::new(head.clone(), kv, context)?)
+            }
         };
         let start = Instant::now();
         drafter.chain_at(depth, last, tokens)?;

@@ -282,8 +282,9 @@ impl Session {
             }
         }
         let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder().0;
-        drafting.set_drafters(list, state.kv().max_context(), |options| {
-            engine.parts.sources.drafter(options, backend, &kv_options)
+        let context = state.kv().max_context();
+        drafting.set_drafters(list, context, |options| {
+            engine.parts.sources.drafter(options, backend, (&kv_options, context))
         })?;
         let settings = Settings {
             sampler,

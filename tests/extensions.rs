@@ -6,7 +6,7 @@ mod cases;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use foretoken::kv::{KvFormat, KvOptions, SequenceState};
+use foretoken::kv::{KvFormat, KvOptions, LayerFormat, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::sampler::Distribution;
 use foretoken::speculative::{
@@ -14,8 +14,8 @@ use foretoken::speculative::{
     Reads,
 };
 use foretoken::{
-    Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece, Pipeline, Request,
-    Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece,
+    Pipeline, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use rand::rngs::StdRng;
 
@@ -286,6 +286,41 @@ fn a_draft_model_is_rewound_with_its_session() {
         let mut fresh = open.session(&SessionOptions { kv: kv.clone() }).expect("a session");
         let want = ids(&pieces(&mut fresh, &[&past[..], &[9, 8, 7]].concat(), &options(8, Speculation::Off)));
         assert_eq!(got, want, "{len}");
+    }
+}
+
+/// The target's formats of layers are not the draft model's, which may have other layers, and a context of the target
+/// beyond the draft model's own is not either: behind that it drafts nothing.
+#[test]
+fn a_draft_model_has_its_own_layers_and_context() {
+    let case = |name: &str| cases::named(name).path.join("target");
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in std::fs::read_dir(case("edge")).expect("a checkpoint").map(|file| file.expect("a file").path()) {
+        let to = directory.path().join(file.file_name().expect("a name"));
+        std::fs::copy(&file, &to).expect("copied");
+        if to.ends_with("config.json") {
+            let config = std::fs::read_to_string(&to).expect("a configuration");
+            let short = config.replace("\"max_position_embeddings\": 4096", "\"max_position_embeddings\": 64");
+            assert_ne!(short, config);
+            std::fs::write(&to, short).expect("written");
+        }
+    }
+    let draft_model = Some(directory.path().into());
+    let engine = Engine::load(&EngineOptions { threads: Some(1), draft_model, ..EngineOptions::new(case("dense")) });
+    let engine = engine.expect("an engine");
+    let list = Drafters::Priority(vec![DrafterOptions::DraftModel]);
+    let block = BlockSize::Fixed(4);
+    let with = Speculation::With(SpeculationOptions { drafters: list, block, ..SpeculationOptions::default() });
+    // The draft model's layer 5 reads the K and V of another.
+    let format = KvFormat::Exact(ElementType::F32);
+    let layers = vec![LayerFormat { layer: 5, key: format, value: format }];
+    let kv = KvOptions { layers, max_context: Some(200), ..KvOptions::default() };
+    for (len, drafts) in [(20, true), (70, false)] {
+        let prompt: Vec<u32> = (0..len).map(|i| 3 + i * 7 % 400).collect();
+        let mut session = engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let mut generation = session.generate(&prompt, &options(20, with.clone())).expect("a generation");
+        generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+        assert_eq!(generation.statistics().drafted > 0, drafts, "{len} tokens");
     }
 }
 

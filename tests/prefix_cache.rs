@@ -296,12 +296,36 @@ fn what_is_kept_makes_room() {
     assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
 }
 
+/// A state's tokens are, which the cache and its session have.
+#[test]
+fn the_tokens_of_what_is_kept_are_counted() {
+    let demo = cases::demo().path.join("target");
+    let mut rng = StdRng::seed_from_u64(19);
+    let (prompt, more) = (text(&mut rng, 100, 4000), text(&mut rng, 10, 4000));
+    let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+    let used = |max_bytes| {
+        let engine = Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo");
+        let (mut scheduler, options) = (scheduler(&engine, Some(max_bytes)), options(4, &engine));
+        run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+        let held = engine.pages().held();
+        (held, run(&mut scheduler, &session, &[[&prompt[..], &more].concat()], &options)[0].1)
+    };
+    let (held, computed) = used(u64::MAX);
+    assert_eq!(computed, 10);
+    // States after the prompt, and after all of the text but its last token.
+    let all = held + 8 * (100 + 103);
+    assert_eq!([all, all - 1].map(|max_bytes| used(max_bytes).1), [10, 110]);
+}
+
 /// So do drafters with K and V of their own: they draft as much as if nothing were kept.
 #[test]
 fn what_is_kept_makes_room_for_drafts() {
     let (demo, qwen) = (cases::demo().path.join("target"), cases::demo_qwen().path);
     let mut rng = StdRng::seed_from_u64(13);
-    for (kind, draft_model, target) in [("mtp", None, &qwen), ("draft-model", Some(demo.clone()), &demo)] {
+    let drafters = [("mtp", None, &qwen), ("draft-model", Some(demo.clone()), &demo)];
+    for ((kind, draft_model, target), max_context) in
+        drafters.into_iter().flat_map(|drafter| [None, Some(1024)].map(|context| (drafter.clone(), context)))
+    {
         let load = |kv_memory| {
             let options = EngineOptions { kv_memory, draft_model: draft_model.clone(), ..EngineOptions::new(target) };
             Engine::load(&EngineOptions { threads: Some(2), ..options }).expect("the demo pair")
@@ -310,7 +334,7 @@ fn what_is_kept_makes_room_for_drafts() {
         let speculation = SpeculationOptions { block: BlockSize::Fixed(3), drafters, ..SpeculationOptions::default() };
         let engine = load(None);
         let options = GenerateOptions { speculation: Speculation::With(speculation), ..options(24, &engine) };
-        let kv = KvOptions { max_context: Some(1024), ..KvOptions::default() };
+        let kv = KvOptions { max_context, ..KvOptions::default() };
         let session = SessionOptions { kv };
         let prompts: Vec<_> = (0..4).map(|_| text(&mut rng, 500, 4000)).collect();
         let alone = prompts.iter().map(|prompt| {
@@ -334,7 +358,7 @@ fn what_is_kept_makes_room_for_drafts() {
             }
             let statistics = scheduler.statistics(id).expect("a sequence");
             assert!(drafted > 0);
-            assert_eq!((statistics.drafted, statistics.accepted), (drafted, accepted), "{kind}");
+            assert_eq!((statistics.drafted, statistics.accepted), (drafted, accepted), "{kind}, {max_context:?}");
             drop(scheduler.remove(id));
         }
     }

@@ -156,14 +156,17 @@ pub(crate) struct DeviceDraftModel {
 const FEW: usize = 2;
 
 impl DeviceDraftModel {
-    /// A drafter with an empty cache; see [`DraftModel::new`](crate::speculative::DraftModel::new).
-    /// `models` has `model` on the device.
+    /// A drafter for sequences of at most `context` tokens, with an empty cache; see
+    /// [`DraftModel::new`](crate::speculative::DraftModel::new). `models` has `model` on the device.
     ///
     /// # Errors
     /// If an option of the cache is out of its range, or memory is exhausted.
-    pub fn new(models: &Arc<Models>, model: &dyn Model, kv: &KvOptions) -> Result<Self> {
-        let (sequence, max_context) = models.sequence(kv, model.max_position_embeddings())?;
-        let max_round_rows = kv.max_round_rows.min(max_context);
+    pub fn new(models: &Arc<Models>, model: &dyn Model, kv: &KvOptions, context: usize) -> Result<Self> {
+        let own = model.max_position_embeddings();
+        let kv = KvOptions { max_context: kv.max_context.map(|most| most.min(own)), ..kv.clone() };
+        let (sequence, fits) = models.sequence(&kv, own)?;
+        let max_context = context.min(own).min(sequence.plan().context());
+        let max_round_rows = kv.max_round_rows.min(fits);
         let (models, sequence) = (models.clone(), Mutex::new(sequence));
         Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
     }

@@ -149,19 +149,21 @@ impl StepScores {
 }
 
 impl DeviceNextN {
-    /// The drafter of an empty sequence, with K and V made from `options`. Per-layer formats apply only to the target.
+    /// The drafter of an empty sequence of at most `context` tokens, with K and V made from `options`. Per-layer formats
+    /// apply only to the target.
     ///
     /// # Errors
     /// If an option is out of its range, or the device is out of memory.
-    pub fn new(head: Arc<DeviceNextnHead>, options: &KvOptions) -> Result<Self> {
+    pub fn new(head: Arc<DeviceNextnHead>, options: &KvOptions, context: usize) -> Result<Self> {
         let options = KvOptions { layers: Vec::new(), ..options.clone() };
-        let (sequence, max_context) = head.models.sequence(&options, head.max_position_embeddings)?;
+        let (sequence, fits) = head.models.sequence(&options, head.max_position_embeddings)?;
+        let max_context = context.min(sequence.plan().context());
         let states = Buffer::new(&**head.models.device(), MOST_UNREAD * sequence.hidden().len())?;
         Ok(Self {
             head,
             sequence: Arc::new(Mutex::new(sequence)),
             max_context,
-            max_round_rows: options.max_round_rows.min(max_context),
+            max_round_rows: options.max_round_rows.min(fits),
             first: 0,
             rows: 0,
             states,

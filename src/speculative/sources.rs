@@ -68,19 +68,29 @@ impl Sources {
         self.assistant.is_some() || self.nextn.is_some() || self.device_nextn.is_some()
     }
 
-    /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made from `kv`.
+    /// Makes a drafter for one sequence of at most `context` tokens, whose target runs in `backend` and whose cache is
+    /// made from `kv`.
     ///
     /// # Errors
-    /// If its model was not loaded, or a parameter is out of range.
-    pub fn drafter(&self, options: &DrafterOptions, backend: &Backend, kv: &KvOptions) -> Result<Box<dyn Drafter>> {
+    /// If its model was not loaded, a parameter is out of range, or memory is exhausted.
+    pub fn drafter(
+        &self,
+        options: &DrafterOptions,
+        backend: &Backend,
+        (kv, context): (&KvOptions, usize),
+    ) -> Result<Box<dyn Drafter>> {
         options.check()?;
+        // Formats of layers are the target's.
+        let kv = &KvOptions { layers: Vec::new(), ..kv.clone() };
         Ok(match options {
             DrafterOptions::Mtp => {
                 if let Some(head) = &self.nextn {
-                    return Ok(Box::new(NextN::new(head.clone(), kv, &self.pages)?));
+                    let mut drafter = NextN::new(head.clone(), kv, &self.pages)?;
+                    drafter.set_max_context(context);
+                    return Ok(Box::new(drafter));
                 }
                 if let Some(head) = &self.device_nextn {
-                    return Ok(Box::new(DeviceNextN::new(head.clone(), kv)?));
+                    return Ok(Box::new(DeviceNextN::new(head.clone(), kv, context)?));
                 }
                 let missing = || {
                     Error::argument(
@@ -100,8 +110,12 @@ impl Sources {
                 let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
                 let model = self.draft_model.clone().ok_or_else(missing)?;
                 match &self.device_draft_model {
-                    Some((models, model)) => Box::new(DeviceDraftModel::new(models, &**model, kv)?),
-                    None => Box::new(DraftModel::new(model, kv, &self.pages)?),
+                    Some((models, model)) => Box::new(DeviceDraftModel::new(models, &**model, kv, context)?),
+                    None => {
+                        let mut drafter = DraftModel::new(model, kv, &self.pages)?;
+                        drafter.set_max_context(context);
+                        Box::new(drafter)
+                    }
                 }
             }
             DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),

@@ -50,9 +50,17 @@ impl DraftModel {
     /// # Errors
     /// If an option of the cache is out of its range.
     pub fn new(model: Arc<ChainedModel>, kv: &KvOptions, pages: &PagePool) -> Result<Self> {
-        let state = model.0.new_state(kv, pages)?;
+        let max_context = kv.max_context.map(|most| most.min(model.0.max_position_embeddings()));
+        let kv = KvOptions { max_context, ..kv.clone() };
+        let state = model.0.new_state(&kv, pages)?;
         let (read, reading) = (Vec::new(), Vec::new());
-        Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read, reading, behind: None })
+        Ok(Self { model, state, kv, pages: pages.clone(), read, reading, behind: None })
+    }
+
+    /// As long as the model's own context allows, drafts for sequences of up to `positions` tokens, however little
+    /// memory was free when the cache was made.
+    pub(crate) fn set_max_context(&mut self, positions: usize) {
+        self.state.kv_mut().set_max_context(positions.min(self.model.0.max_position_embeddings()));
     }
 
     /// Reads `tokens`, which begin with those already read, in passes without output, until at most `left` are left.
@@ -106,8 +114,12 @@ impl Drafter for DraftModel {
         self.read.clear();
         if self.state.rewind(0).is_err() {
             // A recurrent state cannot be rewound. The options were valid when the drafter was made.
+            let context = self.max_context();
             match self.model.0.new_state(&self.kv, &self.pages) {
-                Ok(state) => self.state = state,
+                Ok(state) => {
+                    self.state = state;
+                    self.set_max_context(context);
+                }
                 Err(error) => tracing::warn!(%error, "no memory for a new state of the draft model; it drafts nothing"),
             }
         }

@@ -39,6 +39,11 @@ impl NextN {
         Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), taken: 0, behind: None, chain: None })
     }
 
+    /// Drafts for sequences of up to `positions` tokens, however little memory was free when the cache was made.
+    pub(crate) fn set_max_context(&mut self, positions: usize) {
+        self.cache.set_max_context(positions);
+    }
+
     fn num_unread(&self) -> usize {
         self.unread.iter().map(|states| states.dims()[0]).sum::<usize>() - self.taken
     }

@@ -381,6 +381,47 @@ fn keep_prefixes(pair: &Pair, kv: KvOptions) {
     assert_eq!(pair.device.pages().held(), 0, "pages are left");
 }
 
+/// A sequence for which the device has no memory gets that of cached prefixes, also while another one goes on.
+#[test]
+fn a_sequence_without_memory_gets_that_of_prefixes() {
+    let pair = pair("nested", NARROW, None);
+    let vocab = pair.cpu.target().vocab_size() as u32;
+    // Without room for a chunk of pages, each has memory of its own.
+    pair.machine.fill(24 << 20);
+    let prefix_cache = Some(PrefixCacheOptions { interval: 64, ..PrefixCacheOptions::default() });
+    let mut scheduler =
+        Scheduler::new(&pair.device, SchedulerOptions { prefix_cache, prompt_slowdown: f64::INFINITY, max_rows: 512 });
+    let session = exact(ElementType::F32);
+    let prompts = [[200, 7], [100, 11], [3, 13]]
+        .map(|[len, step]| -> Vec<u32> { (0..len).map(|i| 3 + (i * i + i * step) % (vocab - 3)).collect() });
+    let add = |scheduler: &mut Scheduler, prompt: &[u32], max_tokens: usize| {
+        let session = scheduler.session(&session).expect("a session");
+        scheduler.add(session, prompt, &plain(max_tokens)).expect("added")
+    };
+    // Two prompts whose states are cached; the passes allocate what the later ones need as well.
+    for prompt in &prompts[..2] {
+        let [first, second] = [prompt, &prompts[2]].map(|prompt| add(&mut scheduler, prompt, 4));
+        while scheduler.is_active() {
+            scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+        }
+        [first, second].into_iter().for_each(|id| drop(scheduler.remove(id)));
+    }
+    let long = add(&mut scheduler, &prompts[2], 100);
+    (0..2).for_each(|_| drop(scheduler.step()));
+    let other: Vec<u32> = prompts[0][..40].iter().rev().copied().collect();
+    let waiting = add(&mut scheduler, &other, 4);
+    pair.machine.fill(0);
+    let mut ids = Vec::new();
+    while scheduler.is_active() && ids.len() < 4 {
+        for event in scheduler.step() {
+            let piece = event.piece.expect("a piece");
+            ids.extend(piece.tokens.into_iter().filter(|_| event.id == waiting));
+            assert!(event.id != long || event.finish_reason.is_none(), "the other one waited for its end");
+        }
+    }
+    assert_eq!(ids, run(&pair.cpu, &session, &other, &plain(4)).0);
+}
+
 /// A failed prompt leaves a NextN head's rows of the text before it, and so the next drafts.
 #[test]
 fn a_failed_prompt_leaves_the_drafter_as_it_was() {

@@ -296,12 +296,11 @@ impl Scheduler {
             }
         }
         match out_of_memory {
+        self.plain &= !any_done && out_of_memory.is_some();
             // Not all memory is under the limit of the pages: what a device's states take is not.
-            Some(_) if !any_done && self.drop_prefix() => {
-                self.slots.iter_mut().for_each(|slot| slot.waits = false);
-            }
+            Some(_) if self.drop_prefix() => self.slots.iter_mut().for_each(|slot| slot.waits = false),
             Some(error) if !any_done => events.extend(self.give_way(error)),
-            _ => self.plain = false,
+            _ => {}
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {

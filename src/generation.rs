@@ -89,7 +89,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
         };
         if self.run.finish_reason().is_none() && self.run.pipeline == Pipeline::Ahead {
             let most_rows = self.run.most_rows(session.decoder().0);
-            session.submit(most_rows);
+            session.submit(most_rows, &self.run.cancel);
         }
         Ok(piece)
     }

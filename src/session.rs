@@ -14,7 +14,7 @@ use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner,
+    Backend, Cancel, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner,
     Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all,
     count_at,
 };
@@ -235,8 +235,8 @@ impl Session {
         };
     }
 
-    /// Starts the next round's draft on the engine's threads.
-    pub(crate) fn submit(&mut self, most_rows: usize) {
+    /// Starts the next round's draft on the engine's threads, which `cancel` ends after the token that is being drafted.
+    pub(crate) fn submit(&mut self, most_rows: usize, cancel: &Cancel) {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
                 let engine = self.engine.clone();
@@ -247,7 +247,7 @@ impl Session {
                         Ok(proposal)
                     })
                 };
-                Place::Drafting(Pending::submit(&self.engine.parts.pool, decoder, draft))
+                Place::Drafting(Pending::submit_with(&self.engine.parts.pool, cancel.child(), decoder, draft))
             }
             place => place,
         };

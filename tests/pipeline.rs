@@ -3,13 +3,20 @@
 mod cases;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use foretoken::speculative::{BlockSize, Drafters, Pending};
-use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Pipeline, Session, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+use foretoken::rand::rngs::StdRng;
+use foretoken::speculative::{
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Pending,
 };
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, Pipeline, Session, SessionOptions,
+    Speculation, SpeculationOptions, Stop,
+};
+use parking_lot::Mutex;
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")
@@ -118,6 +125,53 @@ fn a_session_is_read_while_the_next_draft_is_made() {
     let statistics = generation.statistics();
     assert!(statistics.accepted > 0 && statistics.speculation.cancelled == 0, "{statistics}");
     assert_eq!(generation.into_session().tokens(), written);
+}
+
+/// Calls a function before every token that it drafts.
+struct Slow(Arc<dyn Fn() + Send + Sync>);
+
+impl Drafter for Slow {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn draft(&mut self, _: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        while draft.tokens.len() < most {
+            (self.0)();
+            draft.tokens.push(9);
+        }
+        Ok(())
+    }
+}
+
+/// A cancelled generation does not wait for the rest of the draft that is being made.
+#[test]
+fn cancelling_ends_the_draft_after_its_token() {
+    let (engine, drafted) = (demo(1), Arc::new(AtomicUsize::new(0)));
+    let ((begun, is_begun), (go, may_go)) = (channel(), channel::<()>());
+    let (counted, may_go) = (drafted.clone(), Mutex::new(may_go));
+    let wait = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        begun.send(()).expect("the test");
+        // Until the other end is dropped.
+        let _ = may_go.lock().recv();
+    });
+    let drafters = Drafters::Custom(CustomDrafter::new("slow", move || Box::new(Slow(wait.clone()))));
+    let (block, pipeline) = (BlockSize::Fixed(9), Pipeline::Ahead);
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let mut generation =
+        session.generate(&[5, 6], &GenerateOptions { speculation, ..plain(64) }).expect("a generation");
+    assert_eq!(generation.next().expect("a piece").expect("the first token").tokens.len(), 1);
+    is_begun.recv().expect("a draft");
+    generation.cancel_handle().cancel();
+    drop(go);
+    assert!(generation.all(|piece| piece.expect("held back text").tokens.is_empty()));
+    assert_eq!((generation.finish_reason(), drafted.load(Ordering::Relaxed)), (Some(FinishReason::Cancelled), 1));
 }
 
 /// Two sessions of one engine with different options, from two threads.

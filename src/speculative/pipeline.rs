@@ -65,9 +65,18 @@ pub struct Pending<W, R> {
 
 impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
     /// Moves `work` to a thread of `pool` and runs `job` on it there.
-    pub fn submit(pool: &ThreadPool, mut work: W, job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static) -> Self {
+    pub fn submit(pool: &ThreadPool, work: W, job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static) -> Self {
+        Self::submit_with(pool, Cancel::default(), work, job)
+    }
+
+    /// The same, of a job that `cancel` cancels.
+    pub(crate) fn submit_with(
+        pool: &ThreadPool,
+        cancel: Cancel,
+        mut work: W,
+        job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static,
+    ) -> Self {
         let (send, result) = sync_channel(1);
-        let cancel = Cancel::default();
         let seen = cancel.clone();
         pool.spawn(move || {
             // The work must be returned even after a panic.

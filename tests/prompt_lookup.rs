@@ -330,6 +330,7 @@ fn drafters_are_named() {
         ("ngram-mod:n=16,ngram-mod:n=16", &["ngram-mod is listed twice"]),
         ("mtp:n=3", &["no parameter", "\"n\""]),
         ("ngram-simple:hits=3", &["\"hits\"", "n, m"]),
+        ("ngram-map-k:hits=17", &["hits is 17", "at most 16"]),
         ("ngram-simple:n", &["must be a number"]),
         ("ngram-simple:n=-1", &["-1", "must be a number"]),
         ("ngram-simple:m=0", &["m is 0", "at least 1"]),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::drafter::Drafter;
 use super::drafter_kind::DrafterKind;
-use super::drafters::{NgramCacheOptions, NgramMapOptions, NgramModOptions, NgramSimpleOptions};
+use super::drafters::{NgramCacheOptions, NgramMapOptions, NgramModOptions, NgramSimpleOptions, OCCURRENCES};
 use crate::{Error, Result};
 
 /// A drafter with its parameters.
@@ -81,14 +81,18 @@ impl DrafterOptions {
     }
 
     /// # Errors
-    /// If a parameter is zero.
+    /// If a parameter is zero, or larger than what is stored.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.clone().parameters().iter().find(|(_, value)| **value == 0) {
-            Some((name, _)) => {
-                Err(Error::argument("drafters", format!("{}: {name} is 0, must be at least 1", self.kind())))
-            }
-            None => Ok(()),
-        }
+        let problem = match self.clone().parameters().iter().find(|(_, value)| **value == 0) {
+            Some((name, _)) => format!("{name} is 0, must be at least 1"),
+            None => match self {
+                Self::NgramMapK(o) if o.min_hits > OCCURRENCES => {
+                    format!("hits is {}, must be at most {OCCURRENCES}: so many occurrences are stored", o.min_hits)
+                }
+                _ => return Ok(()),
+            },
+        };
+        Err(Error::argument("drafters", format!("{}: {problem}", self.kind())))
     }
 }
 

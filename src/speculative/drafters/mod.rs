@@ -21,6 +21,7 @@ pub(crate) use nextn::MOST_UNREAD;
 pub use nextn::NextN;
 pub use ngram_cache::{NgramCache, NgramCacheOptions};
 pub use ngram_cache_drafter::NgramCacheDrafter;
+pub(super) use ngram_map_k::OCCURRENCES;
 pub use ngram_map_k::{NgramMapK, NgramMapOptions};
 pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};

@@ -15,7 +15,7 @@ pub struct NgramMapOptions {
     pub ngram_len: usize,
     /// Maximum tokens drafted. [`super::NgramMapK4v`] counts continuations of exactly this length. Default: 48.
     pub max_draft_tokens: usize,
-    /// How often the draft must have followed the key. Default: 1.
+    /// How often the draft must have followed the key; for [`NgramMapK`] at most 16. Default: 1.
     pub min_hits: usize,
 }
 
@@ -31,7 +31,7 @@ impl Default for NgramMapOptions {
 }
 
 /// Maximum occurrences stored per key; beyond, the oldest is dropped.
-const OCCURRENCES: usize = 16;
+pub(in crate::speculative) const OCCURRENCES: usize = 16;
 
 /// Stores the positions of every n-gram.
 pub struct NgramMapK {

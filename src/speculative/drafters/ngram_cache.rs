@@ -15,9 +15,10 @@ pub(super) const LONGEST: usize = 4;
 const MAGIC: &[u8; 8] = b"ngrams\0\x01";
 
 /// How often each token followed each n-gram.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NgramCache {
     pub(super) counts: HashMap<Ngram, HashMap<u32, u32>>,
+    largest: Option<u32>, // token that is counted
 }
 
 /// One to four tokens; shorter ones are left-padded with a token that no vocabulary has.
@@ -34,8 +35,7 @@ impl NgramCache {
     pub fn learn(&mut self, tokens: &[u32], from: usize, longest: usize) {
         for (i, token) in tokens.iter().enumerate().skip(from.max(1)) {
             for n in 1..=longest.min(LONGEST).min(i) {
-                let count = self.counts.entry(ngram(&tokens[i - n..i])).or_default().entry(*token).or_default();
-                *count = count.saturating_add(1);
+                self.add(ngram(&tokens[i - n..i]), *token, 1);
             }
         }
     }
@@ -43,12 +43,14 @@ impl NgramCache {
     /// Adds another's counts.
     pub fn merge(&mut self, other: &Self) {
         for (ngram, next) in &other.counts {
-            let own = self.counts.entry(*ngram).or_default();
-            for (token, count) in next {
-                let sum = own.entry(*token).or_default();
-                *sum = sum.saturating_add(*count);
-            }
+            next.iter().for_each(|(token, count)| self.add(*ngram, *token, *count));
         }
+    }
+
+    fn add(&mut self, ngram: Ngram, token: u32, count: u32) {
+        let sum = self.counts.entry(ngram).or_default().entry(token).or_default();
+        *sum = sum.saturating_add(count);
+        self.largest = self.largest.max(Some(token));
     }
 
     /// Number of n-grams.
@@ -64,8 +66,7 @@ impl NgramCache {
     /// # Errors
     /// If a token is outside a vocabulary of `vocab` tokens.
     pub(crate) fn check(&self, vocab: usize) -> Result<()> {
-        let tokens = self.counts.values().flat_map(HashMap::keys);
-        match tokens.max().filter(|token| **token as usize >= vocab) {
+        match self.largest.filter(|token| *token as usize >= vocab) {
             Some(token) => {
                 let problem = format!("the n-gram cache has token {token}, the vocabulary has {vocab}");
                 Err(Error::argument("drafters", format!("{problem}; build it with this model's tokenizer")))
@@ -114,18 +115,18 @@ impl NgramCache {
             let has = 24 * entries.len() + over.len();
             return refuse(format!("declares {count} entries of 24 bytes but has {has} bytes"));
         }
-        let mut counts: HashMap<Ngram, HashMap<u32, u32>> = HashMap::new();
+        let mut cache = Self::default();
         for entry in entries {
             let number =
                 |i: usize| u32::from_le_bytes([entry[4 * i], entry[4 * i + 1], entry[4 * i + 2], entry[4 * i + 3]]);
-            counts.entry(std::array::from_fn(number)).or_default().insert(number(LONGEST), number(LONGEST + 1));
+            cache.add(std::array::from_fn(number), number(LONGEST), number(LONGEST + 1));
         }
-        Ok(Self { counts })
+        Ok(cache)
     }
 }
 
 /// Parameters of [`NgramCacheDrafter`](super::NgramCacheDrafter).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NgramCacheOptions {
     /// Maximum tokens drafted. Default: 8.
     pub max_draft_tokens: usize,

@@ -54,6 +54,10 @@ fn penalties_are_the_definitions() {
         assert_eq!(row(&sampling, &tokens, logits), want, "{:?}", sampling.penalties);
         assert_eq!(row(&sampling, &[], logits), logits, "nothing was there before");
     }
+    // A history that is too long to be sorted.
+    let long = [&tokens.repeat(400)[..], &[99]].concat();
+    let want = with(&[(0, 2.0 - 400.25), (1, -8.0 - 200.25), (2, -200.25), (9, 0.5 - 200.25)]);
+    assert_eq!(row(&penalties(2.0, 0.5, 0.25, None), &long, logits), want);
     // Tokens of another vocabulary have no effect, and excluded ones stay excluded.
     let mut excluded = logits;
     excluded[0] = f32::NEG_INFINITY;

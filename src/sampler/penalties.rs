@@ -1,7 +1,5 @@
 //! Penalties of repeated tokens.
 
-use std::collections::HashMap;
-
 use super::processor::LogitsProcessor;
 use crate::{Error, Result};
 
@@ -51,17 +49,30 @@ impl Penalties {
     }
 }
 
+/// Longer histories are counted in a table of the vocabulary instead of sorted.
+const SORTED: usize = 1024;
+
 impl LogitsProcessor for Penalties {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
-        let mut counts: HashMap<u32, f32> = HashMap::new();
-        for token in newest(tokens, self.history()) {
-            *counts.entry(*token).or_default() += 1.0;
-        }
-        for (token, count) in counts {
-            let Some(logit) = logits.get_mut(token as usize) else { continue };
+        let tokens = newest(tokens, self.history());
+        let penalize = |logit: &mut f32, count: usize| {
             *logit = if *logit > 0.0 { *logit / self.repeat } else { *logit * self.repeat };
-            *logit -= count * self.frequency + self.presence;
+            *logit -= count as f32 * self.frequency + self.presence;
+        };
+        if tokens.len() <= SORTED {
+            let mut tokens = tokens.to_vec();
+            tokens.sort_unstable();
+            for same in tokens.chunk_by(|a, b| a == b) {
+                logits.get_mut(same[0] as usize).into_iter().for_each(|logit| penalize(logit, same.len()));
+            }
+            return Ok(());
         }
+        let mut counts = vec![0u32; logits.len()];
+        for token in tokens {
+            counts.get_mut(*token as usize).into_iter().for_each(|count| *count += 1);
+        }
+        let counted = logits.iter_mut().zip(counts).filter(|(_, count)| *count > 0);
+        counted.for_each(|(logit, count)| penalize(logit, count as usize));
         Ok(())
     }
 }

@@ -69,6 +69,7 @@ impl KvCache {
         let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
         let (pool, max_round_rows) = (pool.clone(), options.max_round_rows);
         let memory = [options.memory, pool.available()].into_iter().flatten().min();
+        let memory = memory.or_else(|| pool.available_memory());
         let mut cache = Self { layout, stores, len: 0, written: 0, max_context: 0, max_round_rows, angles, pool, isa };
         let limited = KvOptions { memory, ..options.clone() };
         cache.max_context = limited.context(default_context, |context| cache.bytes_at(context))?;

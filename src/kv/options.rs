@@ -1,6 +1,5 @@
 //! Options of the KV cache, and the context that fits memory.
 
-use super::available_memory::available_memory;
 use super::format::{ExactZones, KvFormat, KvPreset};
 use super::layout::{KvLayout, PAGE};
 use crate::{Error, Result};
@@ -123,10 +122,10 @@ impl KvOptions {
         Self { max_context: None, memory: None, ..self.clone() }
     }
 
-    /// The context: `max_context` if set, else the largest up to `default` that fits memory.
+    /// The context: `max_context` if set, else the largest up to `default` that fits `memory`, if that is set.
     pub(crate) fn context(&self, default: usize, bytes_at: impl Fn(usize) -> usize) -> Result<usize> {
         let requested = self.max_context.unwrap_or(default);
-        let Some(available) = self.memory.or_else(available_memory) else { return Ok(requested) };
+        let Some(available) = self.memory else { return Ok(requested) };
         if bytes_at(requested) as u64 <= available {
             return Ok(requested);
         }

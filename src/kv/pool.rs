@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::available_memory::available_memory;
 use crate::nn::{Allocation, Arena};
 
 /// The allocator of pages. Clones share memory and limit.
@@ -50,6 +51,13 @@ impl PagePool {
     pub fn available(&self) -> Option<u64> {
         let shared = self.shared.lock();
         shared.limit.map(|limit| limit.saturating_sub(shared.held))
+    }
+
+    /// Bytes available under the limit, or without one of the system's memory, with that of pages that were dropped;
+    /// `None` if the system does not tell.
+    pub(crate) fn available_memory(&self) -> Option<u64> {
+        let dropped = |system| system + self.shared.lock().arena.touched_free() as u64;
+        self.available().or_else(|| available_memory().map(dropped))
     }
 
     /// Counts `bytes` of pages elsewhere, on a device, as in use until the result is dropped;

@@ -12,7 +12,6 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
-use crate::kv::available_memory;
 use crate::not_started::NotStarted;
 use crate::options::{GenerateOptions, SessionOptions};
 use crate::piece::Piece;
@@ -136,7 +135,7 @@ impl Scheduler {
                 session => break session?,
             }
         };
-        let available = || self.engine.pages().available().or_else(available_memory);
+        let available = || self.engine.pages().available_memory();
         if let (None, Some(prefixes), Some(available)) = (options.kv.max_context, &self.prefixes, available()) {
             session.extend_context(|| available + prefixes.reclaimable())?;
         }

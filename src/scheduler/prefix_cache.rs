@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::prefix_files::PrefixFiles;
 use crate::engine::Engine;
-use crate::kv::{KvCache, KvOptions, available_memory};
+use crate::kv::{KvCache, KvOptions};
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -74,7 +74,7 @@ enum SessionStorage {
 
 impl PrefixCache {
     pub fn new(engine: &Engine, options: PrefixCacheOptions) -> Self {
-        let half = || engine.pages().limit().or_else(available_memory).map_or(u64::MAX, |bytes| bytes / 2);
+        let half = || engine.pages().limit().or_else(|| engine.pages().available_memory()).map_or(u64::MAX, |b| b / 2);
         let max_bytes = options.max_bytes.unwrap_or_else(half);
         let files = options.directory.as_ref().and_then(|directory| {
             let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
@@ -186,7 +186,7 @@ impl PrefixCache {
     /// left.
     pub fn drop_until_available(&mut self, bytes: u64) {
         // Without a limit, the system's memory is read: only for a pass that takes pages.
-        let available = |cache: &Self| cache.engine.pages().available().or_else(available_memory);
+        let available = |cache: &Self| cache.engine.pages().available_memory();
         while bytes > 0 && !self.states.is_empty() && available(self).is_some_and(|available| available < bytes) {
             if !self.drop_oldest() {
                 return;

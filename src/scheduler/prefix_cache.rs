@@ -18,15 +18,18 @@ use crate::{Error, Result};
 /// for E2B takes as long as 16 tokens of a prompt.
 const WORTH_A_PASS: usize = 32;
 
+/// Regular cuts of a prompt after which their distance doubles.
+const CUTS: usize = 64;
+
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
-    /// Tokens of a prompt between two cached states. A prompt that diverges from a cached one in
-    /// between computes up to this many again, and its state at that place is cached. A pass reads at
-    /// most this many tokens of a prompt. Default: 256.
+    /// Tokens of a prompt between two cached states; after 64 states twice as many, after 64 more four times as many,
+    /// and so on. A prompt that diverges from a cached one in between computes up to this many again, and its state at
+    /// that place is cached. A pass reads at most this many tokens of a prompt. Default: 256.
     pub interval: usize,
-    /// Limit in bytes of the engine's pages in use, those of running sequences included, and of recurrent states;
-    /// beyond it the least recently used states are dropped. Default: half of
+    /// Limit in bytes of the engine's pages in use, those of running sequences included, of recurrent states and of
+    /// tokens; beyond it the least recently used states are dropped. Default: half of
     /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the free memory.
     pub max_bytes: Option<u64>,
     /// Where dropped states are saved as session files, except prefixes of others; the files are
@@ -140,8 +143,9 @@ impl PrefixCache {
         let below = self.states.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.states.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
         let leaves = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
-        let mut cuts: Vec<_> = (1..).map(|n| n * self.options.interval).take_while(|cut| *cut < prompt.len()).collect();
-        if leaves >= from.max(leaves / self.options.interval * self.options.interval) + WORTH_A_PASS {
+        let mut cuts: Vec<_> = regular_cuts(self.options.interval).take_while(|cut| *cut < prompt.len()).collect();
+        let before = cuts.iter().rev().find(|cut| **cut <= leaves).map_or(0, |cut| *cut);
+        if leaves >= from.max(before) + WORTH_A_PASS {
             cuts.push(leaves);
         }
         cuts.retain(|cut| *cut > from && cut + WORTH_A_PASS <= prompt.len());
@@ -246,10 +250,12 @@ impl PrefixCache {
     }
 
     fn bytes(&self) -> u64 {
-        let recurrent = |state: &State| {
-            if let SessionStorage::Memory { recurrent_bytes, .. } = state.storage { recurrent_bytes } else { 0 }
+        // The tokens are in the key and in the session.
+        let own = |(key, state): (&Vec<u32>, &State)| match state.storage {
+            SessionStorage::Memory { recurrent_bytes, .. } => recurrent_bytes + 8 * key.len() as u64,
+            SessionStorage::File { .. } => 0,
         };
-        self.engine.pages().held() + self.states.values().map(recurrent).sum::<u64>()
+        self.engine.pages().held() + self.states.iter().map(own).sum::<u64>()
     }
 
     fn file_bytes(&self) -> u64 {
@@ -308,6 +314,13 @@ impl Drop for SessionStorage {
     }
 }
 
+/// Multiples of `interval`: the first [`CUTS`], then as many of twice the distance, and so on, because every state has
+/// a copy of its tokens.
+fn regular_cuts(interval: usize) -> impl Iterator<Item = usize> {
+    let next = move |(cut, n): &(usize, usize)| Some((cut.saturating_add(interval << (n / CUTS).min(32)), n + 1));
+    std::iter::successors(Some((interval, 1)), next).map(|(cut, _)| cut)
+}
+
 fn up_to(tokens: &[u32]) -> (Bound<&[u32]>, Bound<&[u32]>) {
     (Bound::Unbounded, Bound::Included(tokens))
 }
@@ -315,4 +328,18 @@ fn up_to(tokens: &[u32]) -> (Bound<&[u32]>, Bound<&[u32]>) {
 /// Leading tokens that two sequences have in common.
 fn shared(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_distance_of_cuts_doubles() {
+        let cuts: Vec<_> = regular_cuts(10).take(3 * CUTS).collect();
+        assert_eq!((cuts[0], cuts[1], cuts[CUTS - 1]), (10, 20, 640));
+        assert_eq!((cuts[CUTS], cuts[2 * CUTS - 1]), (660, 640 + 20 * CUTS));
+        assert_eq!((cuts[2 * CUTS], cuts[3 * CUTS - 1]), (640 + 20 * CUTS + 40, 640 + 60 * CUTS));
+        assert_eq!(regular_cuts(usize::MAX).take_while(|cut| *cut < usize::MAX).count(), 0);
+    }
 }

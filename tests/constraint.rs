@@ -275,6 +275,32 @@ fn accepted_drafts_before_an_exceeded_limit_are_kept() {
     }
 }
 
+/// Checking drafts adds states to the lexer. A limit that the text alone does not exceed does not end it.
+#[test]
+fn rejected_drafts_exceed_no_limit() {
+    let (prompt, text) = (prompt(), letters(&"a".repeat(24)));
+    let with = |lexer_states: usize, speculation: Speculation| {
+        let limits = ConstraintLimits { lexer_states, ..ConstraintLimits::default() };
+        let script: Arc<dyn LogitsProcessor> = Arc::new(Script(text.clone()));
+        let constraint = Constraint::regex("(a|x[pq]{40}y){30}").with_limits(limits);
+        GenerateOptions { max_tokens: 20, speculation, logits_processor: Some(script), ..plain(constraint) }
+    };
+    // The limit that the text needs: its first token may fail as well.
+    let suffices = |states: &usize| {
+        let options = with(*states, Speculation::Off);
+        ENGINE.compile(options.constraint.as_ref().expect("a constraint")).is_ok() && {
+            let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+            let pieces = session.generate(&prompt, &options).map(|mut pieces| pieces.all(|piece| piece.is_ok()));
+            pieces.is_ok_and(|complete| complete)
+        }
+    };
+    let limit = (0..5000).step_by(50).find(suffices).expect("a limit");
+    let drafts = letters(&format!("x{}", "pq".repeat(7)));
+    for speculation in [Speculation::Off, given(16, move |_| drafts.clone())] {
+        assert_eq!(outcome(&prompt, &with(limit, speculation)), (text[..20].to_vec(), None), "{limit} states");
+    }
+}
+
 #[test]
 fn what_is_forced_is_drafted_and_accepted() {
     let names = ["identifier", "description", "quantity", "available"];

@@ -38,7 +38,7 @@ pub(crate) struct Compiler {
     /// The vocabulary, from the first constraint on.
     factory: Mutex<Option<Arc<ParserFactory>>>,
     /// The last used at the end; each before its first token.
-    compiled: Mutex<VecDeque<(Constraint, Matcher)>>,
+    compiled: Mutex<VecDeque<(Constraint, Arc<Matcher>)>>,
 }
 
 impl Compiler {
@@ -58,31 +58,26 @@ impl Compiler {
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
-        let matcher = on_large_stack(&constraint.limits, || compile(&factory, constraint))?;
-        let own = matcher.deep_clone();
+        let matcher = Arc::new(on_large_stack(&constraint.limits, || compile(&factory, constraint))?);
         let mut compiled = self.compiled.lock();
         if compiled.len() == MAX_CACHED {
             compiled.pop_front();
         }
-        compiled.push_back((constraint.clone(), matcher));
-        Ok(ConstraintState::new(own, vocab_size))
+        compiled.push_back((constraint.clone(), matcher.clone()));
+        drop(compiled);
+        Ok(ConstraintState::new(matcher, vocab_size))
     }
 
     /// Whether `constraint` is cached; if so, it is evicted after all others.
     pub fn touch(&self, constraint: &Constraint) -> bool {
-        let mut compiled = self.compiled.lock();
-        let used = compiled.iter().position(|(cached, _)| cached == constraint).and_then(|at| compiled.remove(at));
-        let is_cached = used.is_some();
-        compiled.extend(used);
-        is_cached
+        self.cached(constraint).is_some()
     }
 
-    /// A copy with its own lexer: its states count against the limit of one generation.
-    fn cached(&self, constraint: &Constraint) -> Option<Matcher> {
+    fn cached(&self, constraint: &Constraint) -> Option<Arc<Matcher>> {
         let mut compiled = self.compiled.lock();
         let at = compiled.iter().position(|(cached, _)| cached == constraint)?;
         let used = compiled.remove(at)?;
-        let matcher = used.1.deep_clone();
+        let matcher = used.1.clone();
         compiled.push_back(used);
         Some(matcher)
     }

@@ -1,5 +1,7 @@
 //! A constraint's state in one text: masks for the rows of a verification, and completion.
 
+use std::fmt::Display;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
@@ -12,6 +14,11 @@ use crate::{Error, Result};
 /// A grammar matcher that has consumed the committed tokens and, during a verification, the accepted drafts.
 pub(crate) struct ConstraintState {
     matcher: Matcher,
+    /// The matcher before the first token.
+    fresh: Arc<Matcher>,
+    /// The tokens that were consumed.
+    text: Vec<u32>,
+    looking: Looking,
     vocab_size: usize,
     /// Tokens of the round that were consumed.
     consumed: usize,
@@ -20,9 +27,22 @@ pub(crate) struct ConstraintState {
     time: Duration,
 }
 
+/// Whether the matcher looks at tokens that it may not consume. That takes of the limits that masks have.
+#[derive(Clone, Copy, PartialEq)]
+enum Looking {
+    NotYet,
+    Looked,
+    /// No longer: a limit was exceeded.
+    Never,
+}
+
 impl ConstraintState {
-    pub fn new(matcher: Matcher, vocab_size: usize) -> Self {
-        Self { matcher, vocab_size, consumed: 0, complete: None, time: Duration::ZERO }
+    /// The state before the first token of `fresh`, which has consumed none.
+    pub fn new(fresh: Arc<Matcher>, vocab_size: usize) -> Self {
+        // A copy with its own lexer: its states count against the limit of one generation.
+        let matcher = fresh.deep_clone();
+        let (text, looking) = (Vec::new(), Looking::NotYet);
+        Self { matcher, fresh, text, looking, vocab_size, consumed: 0, complete: None, time: Duration::ZERO }
     }
 
     /// Whether nothing may follow.
@@ -38,8 +58,10 @@ impl ConstraintState {
     /// The forced next tokens, at most `most`.
     pub fn forced(&mut self, most: usize) -> Vec<u32> {
         self.timed(|state| {
-            let mut tokens =
-                if state.is_complete() || most == 0 { Vec::new() } else { state.matcher.compute_ff_tokens() };
+            if state.is_complete() || most == 0 || !state.looks() {
+                return Vec::new();
+            }
+            let mut tokens = state.matcher.compute_ff_tokens();
             tokens.truncate(most);
             tokens
         })
@@ -54,7 +76,36 @@ impl ConstraintState {
         let outside = tokens.iter().position(|token| *token as usize >= self.vocab_size);
         let tokens = &tokens[..outside.unwrap_or(tokens.len())];
         // The next mask reports errors of the grammar.
-        self.timed(|state| state.matcher.validate_tokens(tokens).unwrap_or(0))
+        self.timed(|state| match state.looks() {
+            true => state.matcher.validate_tokens(tokens).unwrap_or(0),
+            false => tokens.len(),
+        })
+    }
+
+    /// Whether the matcher may look at more tokens, which it then does.
+    fn looks(&mut self) -> bool {
+        if self.looking == Looking::NotYet {
+            self.looking = Looking::Looked;
+        }
+        self.looking == Looking::Looked
+    }
+
+    /// Does `work`. If the matcher fails after it looked at drafts, `work` is done again by one that did not.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    fn without_looking<T, E: Display>(&mut self, work: impl Fn(&mut Matcher) -> Result<T, E>) -> Result<T> {
+        let error = match work(&mut self.matcher) {
+            Err(error) if self.looking == Looking::Looked => error,
+            done => return done.map_err(refused),
+        };
+        self.looking = Looking::Never;
+        let mut matcher = self.fresh.deep_clone();
+        if matcher.consume_tokens(&self.text).is_err() {
+            return Err(refused(error));
+        }
+        self.matcher = matcher;
+        work(&mut self.matcher).map_err(refused)
     }
 
     /// Masks `logits` `(vocab)`, those of the token after the round's `drafts`.
@@ -64,7 +115,7 @@ impl ConstraintState {
     pub fn mask(&mut self, drafts: &[u32], logits: &mut [f32]) -> Result<()> {
         self.read(drafts)?;
         self.timed(|state| {
-            let mask = state.matcher.compute_mask_or_eos().map_err(refused)?;
+            let mask = state.without_looking(Matcher::compute_mask_or_eos)?;
             if !keep(&mask, logits) {
                 let problem = "the logits processor excludes every token that it allows next";
                 return Err(Error::argument("constraint", problem));
@@ -80,7 +131,9 @@ impl ConstraintState {
     pub fn read(&mut self, tokens: &[u32]) -> Result<bool> {
         self.timed(|state| {
             while state.complete.is_none() && state.consumed < tokens.len() {
-                state.matcher.consume_token(tokens[state.consumed]).map_err(refused)?;
+                let token = tokens[state.consumed];
+                state.without_looking(|matcher| matcher.consume_token(token))?;
+                state.text.push(token);
                 state.consumed += 1;
                 state.complete = state.matcher.is_stopped().then_some(state.consumed);
             }

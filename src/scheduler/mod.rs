@@ -235,7 +235,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt
-    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to.
+    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to, unless the model has a recurrent
+    /// state: [`Scheduler::add`] the prompt then, which continues from a cached prefix.
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
         let mut fork = slot.session.fork()?;

@@ -7,7 +7,6 @@ mod prefix_files;
 
 pub use prefix_cache::PrefixCacheOptions;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -102,13 +101,15 @@ struct Slot {
     id: SequenceId,
     session: Session,
     run: Run,
+    /// Its part of the pass that is being made.
+    planned: Option<Work>,
     /// Whether it found no memory for its last step, and goes on when another sequence was removed.
     waits: bool,
 }
 
 /// A sequence's part of a pass.
 struct PartDone {
-    id: SequenceId,
+    slot: usize,
     counts: Others,
     work: Option<Work>, // if it was not done
     done: Result<Done>,
@@ -189,7 +190,7 @@ impl Scheduler {
         }
         let id = SequenceId(self.next);
         self.next += 1;
-        self.slots.push(Slot { id, session, run, waits: false });
+        self.slots.push(Slot { id, session, run, planned: None, waits: false });
         Ok(id)
     }
 
@@ -275,10 +276,10 @@ impl Scheduler {
             }
         }
         let done = engine.parts.run(|| {
-            let mut planned = self.plan(&mut events);
-            self.drop_prefixes_for(&planned);
-            self.draft(&mut planned, &mut events);
-            self.pass(planned)
+            self.plan(&mut events);
+            self.drop_prefixes();
+            self.draft(&mut events);
+            self.pass()
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (Others::default(), 0);
@@ -295,8 +296,8 @@ impl Scheduler {
                 Err(error) => out_of_memory = Some(error),
             }
         }
-        match out_of_memory {
         self.plain &= !any_done && out_of_memory.is_some();
+        match out_of_memory {
             // Not all memory is under the limit of the pages: what a device's states take is not.
             Some(_) if self.drop_prefix() => self.slots.iter_mut().for_each(|slot| slot.waits = false),
             Some(error) if !any_done => events.extend(self.give_way(error)),
@@ -320,8 +321,8 @@ impl Scheduler {
     /// # Errors
     /// If memory was exhausted: the sequence waits then, with its work.
     fn take(&mut self, one: PartDone, time: Duration) -> Result<Option<Event>> {
-        let PartDone { id, counts, work, done } = one;
-        let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { return Ok(None) };
+        let PartDone { slot, counts, work, done } = one;
+        let slot = &mut self.slots[slot];
         let Slot { session, run, waits, .. } = slot;
         let done = match (done, work) {
             (Err(error @ Error::Memory { .. }), Some(work)) => {
@@ -364,32 +365,25 @@ impl Scheduler {
             return None;
         }
         let newest = self.slots.iter_mut().rev().find(running)?;
-        let failed = newest.run.fail(&mut newest.session, error);
-        Some(newest.event(failed))
+        Some(newest.fail(error))
     }
 
-    /// Number of sequences whose prompts are read.
-    fn decoding(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.takes_part() && !slot.run.is_reading()).count()
-    }
-
-    /// Each running generation's part of the next pass. A generation that fails to plan ends.
-    fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
+    /// Plans each running generation's part of the next pass. A generation that fails to plan ends.
+    fn plan(&mut self, events: &mut Vec<Event>) {
         if !self.slots.iter().any(Slot::takes_part) {
             self.slots.iter_mut().for_each(|slot| slot.waits = false);
         }
         let mut left = self.max_rows;
-        let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
-        let mut planned = Vec::new();
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
+        let drafts = self.engine.parts.batches.lock().drafts(decoding.len());
         let mut of_prompts = self.chunks.rows(decoding.len());
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
         let drafts = drafts && (reading.is_empty() || of_prompts == 0);
         // Sequences not planned yet emit at least one token, in one row.
         let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {
-            let Slot { id, session, run, .. } = slot;
+            let Slot { session, run, planned, .. } = slot;
             let alone = !run.is_reading();
             if !alone && of_prompts == 0 {
                 continue;
@@ -407,40 +401,32 @@ impl Scheduler {
                     others = if alone { beside + work.counts() } else { others };
                     left = left.saturating_sub(work.num_rows());
                     of_prompts = of_prompts.saturating_sub(if alone { 0 } else { work.num_rows() });
-                    planned.push((*id, work));
+                    *planned = Some(work);
                 }
-                Err(error) => {
-                    let failed = run.fail(session, error);
-                    events.push(slot.event(failed));
-                }
+                Err(error) => events.push(slot.fail(error)),
             }
         }
-        planned
     }
 
     /// Runs the draft models for all sequences together. A sequence whose draft fails ends.
-    fn draft(&mut self, planned: &mut Vec<(SequenceId, Work)>, events: &mut Vec<Event>) {
-        let mut works: BTreeMap<_, _> = planned.iter_mut().map(|(id, work)| (*id, work)).collect();
-        let (mut ids, mut proposing) = (Vec::new(), Vec::new());
-        for Slot { id, session, run, .. } in &mut self.slots {
-            let Some(Work::Verify(proposal)) = works.remove(id) else { continue };
-            ids.push(*id);
-            proposing.push(Proposing { decoder: session.decoder().0, proposal, cancel: &run.cancel });
-        }
+    fn draft(&mut self, events: &mut Vec<Event>) {
+        let proposing = self.slots.iter_mut().enumerate().filter_map(|(at, slot)| {
+            let Slot { session, run, planned: Some(Work::Verify(proposal)), .. } = slot else { return None };
+            Some((at, Proposing { decoder: session.decoder().0, proposal, cancel: &run.cancel }))
+        });
+        let (slots, mut proposing): (Vec<_>, Vec<_>) = proposing.unzip();
         let done = complete(&mut proposing);
-        for (id, error) in ids.into_iter().zip(done).filter_map(|(id, done)| Some((id, done.err()?))) {
-            planned.retain(|(of, _)| *of != id);
-            let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
-            let failed = slot.run.fail(&mut slot.session, error);
-            events.push(slot.event(failed));
+        for (at, error) in slots.into_iter().zip(done).filter_map(|(at, done)| Some((at, done.err()?))) {
+            self.slots[at].planned = None;
+            events.push(self.slots[at].fail(error));
         }
     }
 
     /// Drops cached prefixes, if the pass or its drafts could exceed a memory limit.
-    fn drop_prefixes_for(&mut self, planned: &[(SequenceId, Work)]) {
+    fn drop_prefixes(&mut self) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
-            let rows = planned.iter().find(|(of, _)| of == id).map_or(0, |(_, work)| work.num_rows());
+        let needs = self.slots.iter_mut().map(|Slot { session, planned, .. }| {
+            let rows = planned.as_ref().map_or(0, Work::num_rows);
             let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
             let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
             (backend.bytes_of_round(state, rows) + of_drafters) as u64
@@ -449,21 +435,19 @@ impl Scheduler {
     }
 
     /// Runs the pass.
-    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<PartDone> {
+    fn pass(&mut self) -> Vec<PartDone> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
-        let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
-        let mut planned = planned;
-        for Slot { id, session, run, .. } in &mut self.slots {
-            let Some(at) = planned.iter().position(|(of, _)| of == id) else { continue };
-            let (_, work) = planned.swap_remove(at);
-            ids.push((*id, work.counts()));
+        let (mut parts, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
+        for (at, Slot { session, run, planned, .. }) in self.slots.iter_mut().enumerate() {
+            let Some(work) = planned.take() else { continue };
+            parts.push((at, work.counts()));
             let decoder: &mut SpeculativeDecoder = session.decoder().0;
             steps.push(run.step(decoder, work, tokenizer));
         }
         let done = run_pass(&mut steps);
         let works = steps.into_iter().map(|step| step.work);
-        let parts = ids.into_iter().zip(works).zip(done);
-        parts.map(|(((id, counts), work), done)| PartDone { id, counts, work, done }).collect()
+        let parts = parts.into_iter().zip(works).zip(done);
+        parts.map(|(((slot, counts), work), done)| PartDone { slot, counts, work, done }).collect()
     }
 }
 
@@ -471,6 +455,12 @@ impl Slot {
     /// Whether it has a part in the next pass.
     fn takes_part(&self) -> bool {
         self.run.finish_reason().is_none() && !self.waits
+    }
+
+    /// Ends the generation.
+    fn fail(&mut self, error: Error) -> Event {
+        let failed = self.run.fail(&mut self.session, error);
+        self.event(failed)
     }
 
     fn event(&self, piece: Result<Piece>) -> Event {

@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::speculative::median;
+
 /// Chunks are multiples of this many rows, at least one: fewer rows would not amortise reading the weights.
 const STEP: usize = 8;
 
@@ -83,9 +85,7 @@ impl Recent {
     }
 
     fn median(&self) -> Option<f64> {
-        let mut values: Vec<f64> = self.0.iter().copied().collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len().saturating_sub(1) / 2).copied()
+        median(self.0.iter().copied())
     }
 }
 

@@ -50,21 +50,27 @@ pub(crate) fn accept_rows<E>(
     mut target_probs: impl FnMut(usize) -> Result<Distribution, E>,
     rng: &mut impl Rng,
 ) -> Result<Accepted, E> {
-    let mut row = |count: usize| match (target_probs(count), count) {
-        (Err(_), 1..) => Ok(Err(Accepted { count: count - 1, next: draft.tokens[count - 1] })),
-        (target, _) => target.map(Ok),
-    };
-    for (count, token) in draft.tokens.iter().enumerate() {
-        let target = match row(count)? {
-            Ok(target) => target,
-            Err(accepted) => return Ok(accepted),
+    let mut count = 0;
+    loop {
+        let target = match target_probs(count) {
+            Err(_) if count > 0 => return Ok(Accepted { count: count - 1, next: draft.tokens[count - 1] }),
+            target => target?,
+        };
+        let Some(token) = draft.tokens.get(count) else {
+            let next = match draft.refused.as_ref().filter(|refused| !refused.is_certain()) {
+                Some(refused) => target.residual(refused).sample(rng),
+                None => target.sample(rng),
+            };
+            return Ok(Accepted { count, next });
         };
         let proposal = draft.probs.as_ref().map(|probs| &probs[count]).filter(|probs| !probs.is_certain());
         let Some(proposal) = proposal else {
-            match target.sample(rng) {
-                next if next == *token => continue,
-                next => return Ok(Accepted { count, next }),
+            let next = target.sample(rng);
+            if next != *token {
+                return Ok(Accepted { count, next });
             }
+            count += 1;
+            continue;
         };
         // NaN, of a token that neither has, is rejected.
         let ratio = target.probability(*token) / proposal.probability(*token);
@@ -72,17 +78,8 @@ pub(crate) fn accept_rows<E>(
         if !accepted {
             return Ok(Accepted { count, next: target.residual(proposal).sample(rng) });
         }
+        count += 1;
     }
-    let count = draft.tokens.len();
-    let target = match row(count)? {
-        Ok(target) => target,
-        Err(accepted) => return Ok(accepted),
-    };
-    let next = match draft.refused.as_ref().filter(|refused| !refused.is_certain()) {
-        Some(refused) => target.residual(refused).sample(rng),
-        None => target.sample(rng),
-    };
-    Ok(Accepted { count, next })
 }
 
 /// Parameters of a verification.

@@ -57,7 +57,7 @@ pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::{MOST_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;
-pub(crate) use planner::BatchPlanner;
+pub(crate) use planner::{BatchPlanner, median};
 pub(crate) use proposal::Proposal;
 pub(crate) use round_result::RoundResult;
 pub(crate) use settings::{Order, Settings};

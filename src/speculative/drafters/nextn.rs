@@ -55,17 +55,20 @@ impl NextN {
 
     /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) -> Result<()> {
+        self.forget_unread();
+        self.forget_rows(first)
+    }
+
+    fn forget_unread(&mut self) {
         self.unread.clear();
         self.taken = 0;
-        self.forget_rows(first)
     }
 
     /// Drops the rows from position `rows` on, and what is not read if there are states from position `states` on.
     fn drop_from(&mut self, rows: usize, states: usize) -> Result<()> {
         let is_read = self.first + self.rows > rows;
         if is_read || self.end() > states {
-            self.unread.clear();
-            self.taken = 0;
+            self.forget_unread();
         }
         if !is_read {
             return Ok(());
@@ -126,8 +129,7 @@ impl NextN {
     fn have_read(&mut self, rows: usize) {
         (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
         if self.num_unread() == 0 {
-            self.unread.clear();
-            self.taken = 0;
+            self.forget_unread();
         }
     }
 

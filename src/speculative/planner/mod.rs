@@ -24,6 +24,7 @@ mod tuning;
 
 pub(crate) use batch_planner::BatchPlanner;
 pub use block::{BlockSize, MtpPreset};
+pub(crate) use costs::median;
 pub use costs::{Costs, Estimate, Machine};
 pub use tuning::Tuning;
 

@@ -210,7 +210,13 @@ mod tests {
     #[test]
     fn all_threads_of_the_pool_take_tasks() {
         let meeting = Barrier::new(3);
-        pool(3).install(|| enlist(|| for_each(0..3, |_| drop(meeting.wait()))));
+        pool(3).install(|| {
+            enlist(|| {
+                for_each(0..3, |_| {
+                    meeting.wait();
+                })
+            })
+        });
     }
 
     #[test]

@@ -71,12 +71,7 @@ impl Parts {
         }
     }
 
-    /// Runs passes on the pool. On the CPU its threads are a team meanwhile.
-    pub(crate) fn run<R: Send>(&self, passes: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(|| self.on_thread(passes))
-    }
-
-    /// As [`Parts::run`], on a thread of the pool.
+    /// As [`Engine::run`], on a thread of the pool.
     pub(crate) fn on_thread<R>(&self, passes: impl FnOnce() -> R) -> R {
         match &self.models {
             Some(_) => passes(),
@@ -267,7 +262,7 @@ impl Engine {
         let missing = || Error::Template("the checkpoint has no chat template; use a plain prompt instead".into());
         match &self.parts.chat {
             Ok(template) => template.as_ref().ok_or_else(missing),
-            Err(problem) => Err(Error::Template(problem.clone())),
+            Err(problem) => Err(Error::Template(format!("{problem}; use a plain prompt, or another template"))),
         }
     }
 
@@ -281,9 +276,10 @@ impl Engine {
         self.parts.sampling_defaults.as_ref()
     }
 
-    /// Runs `work` on the engine's thread pool, for callers that use [`Engine::target`] directly.
-    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.parts.pool.install(work)
+    /// Runs passes on the engine's thread pool, for callers that use [`Engine::target`] directly. Without a device, the
+    /// other threads wait for parts of them meanwhile, awake: other work that `passes` divides is done by one thread.
+    pub fn run<R: Send>(&self, passes: impl FnOnce() -> R + Send) -> R {
+        self.parts.pool.install(|| self.parts.on_thread(passes))
     }
 
     /// Spawns `work` on the engine's thread pool.

@@ -91,7 +91,7 @@ pub fn perplexity(
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = engine.session(&SessionOptions { kv })?;
         let decoder = session.decoder().0;
-        engine.parts.run(|| {
+        engine.run(|| {
             for chunk in ids[..first].chunks(decoder.state.kv().max_round_rows()) {
                 decoder.read(chunk)?;
             }

@@ -68,7 +68,7 @@ impl Probe {
     pub fn read(&mut self, ids: &[u32]) -> Result<Duration> {
         let engine = self.session.engine.clone();
         let decoder = self.session.decoder().0;
-        engine.parts.run(|| {
+        engine.run(|| {
             let start = Instant::now();
             ids.chunks(decoder.state.kv().max_round_rows()).try_for_each(|chunk| decoder.read(chunk))?;
             Ok(start.elapsed())
@@ -115,7 +115,7 @@ impl Probe {
         let engine = self.session.engine.clone();
         let decoder = self.session.decoder().0;
         let (mut verify, mut hidden) = (Duration::ZERO, None);
-        let whole = engine.parts.run(|| {
+        let whole = engine.run(|| {
             let start = Instant::now();
             decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
                 match output {
@@ -140,7 +140,7 @@ impl Probe {
         let engine = self.session.engine.clone();
         let decoder = self.session.decoder().0;
         let mut logits = Vec::new();
-        engine.parts.run(|| {
+        engine.run(|| {
             decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
                 if let Some(output) = output {
                     logits = output.logits(ids.len())?.to_vec();
@@ -159,10 +159,10 @@ impl Probe {
     pub fn draft(&mut self, last: u32, tokens: usize) -> Result<Duration> {
         let engine = self.session.engine.clone();
         if let Some(head) = &engine.parts.sources.nextn {
-            return engine.parts.run(|| self.chain_head(&**head, last, tokens));
+            return engine.run(|| self.chain_head(&**head, last, tokens));
         }
         if let Some(head) = &engine.parts.sources.device_nextn {
-            return engine.parts.run(|| self.chain_head_on_device(head, last, tokens));
+            return engine.run(|| self.chain_head_on_device(head, last, tokens));
         }
         let no_assistant =
             || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
@@ -170,7 +170,7 @@ impl Probe {
         let hidden = self.hidden.clone();
         let decoder = self.session.decoder().0;
         let committed = decoder.state.kv().committed();
-        engine.parts.run(|| {
+        engine.run(|| {
             let start = Instant::now();
             match &decoder.backend.device {
                 Some(DeviceSequence { models, sequence }) => {

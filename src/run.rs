@@ -391,7 +391,7 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let most_rows = decoder.state.kv().max_round_rows();
-    let done = engine.parts.run(|| {
+    let done = engine.run(|| {
         let mut work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
         if let Work::Verify(proposal) = &mut work {
             decoder.complete(proposal, &run.cancel)?;

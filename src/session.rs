@@ -235,7 +235,8 @@ impl Session {
         };
     }
 
-    /// Starts the next round's draft on the engine's threads, which `cancel` ends after the token that is being drafted.
+    /// Starts the next round's draft on the engine's threads, which `cancel` ends after the token that is being
+    /// drafted.
     pub(crate) fn submit(&mut self, most_rows: usize, cancel: &Cancel) {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
@@ -350,7 +351,8 @@ pub struct Statistics {
     pub generations: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt found in the prefix cache ([`crate::PrefixCacheOptions`]), and not computed.
+    /// Tokens of the prompt found in the prefix cache ([`crate::PrefixCacheOptions`]) or in the sequence forked from,
+    /// and not computed.
     pub cached_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,

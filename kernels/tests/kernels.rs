@@ -42,7 +42,9 @@ fn lengths() -> impl Iterator<Item = usize> {
 fn matmul_is_the_sum_of_products() {
     let mut noise = Noise(1);
     for inputs in lengths() {
-        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7), (16, 8), (18, 5), (33, 70)] {
+        for (rows, outputs) in
+            [(1, 1), (1, 9), (2, 4), (3, 8), (4, 8), (5, 13), (7, 9), (9, 7), (16, 8), (18, 5), (33, 70)]
+        {
             let (x, w) = (noise.vec(rows * inputs), noise.vec(outputs * inputs));
             let halves: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
             let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();

@@ -63,7 +63,7 @@ impl App {
     /// The template of chats.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or it does not compile.
     pub fn template(&self) -> foretoken::Result<&ChatTemplate> {
         self.chat_template.as_ref().map_or_else(|| self.engine.chat_template(), Ok)
     }

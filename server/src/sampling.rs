@@ -45,7 +45,7 @@ fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
     let (own, of_vllm) = (number("repeat_penalty")?, number("repetition_penalty")?);
     let repeat = own.or(of_vllm).unwrap_or(base.repeat);
     // vLLM's counts the whole context.
-    let last = if own.is_none() && of_vllm.is_some() { None } else { base.last_n };
+    let last = if own.is_none() && of_vllm.is_some_and(|by| by != 1.0) { None } else { base.last_n };
     Ok(Penalties { repeat, frequency, presence, last_n: last_n(fields, "repeat_last_n", last)? })
 }
 

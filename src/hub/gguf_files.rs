@@ -22,15 +22,17 @@ pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     if targets.is_empty() { found } else { targets }
 }
 
-/// The only one of the `cached` files, if its name says that it is what the Hub has under `name`: the tag, or the name of
-/// the repository and the tag. An assistant is that by its whole name only.
+/// The only one of the `cached` files, if its name says that it is what the Hub has under `name`: the tag, or the name
+/// of the repository and the tag. An assistant is that by its whole name only. Without a tag it is the only file of a
+/// repository of GGUF files.
 pub(super) fn certain<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>) -> Option<&'a str> {
     let [file] = tagged(cached, tag)[..] else { return None };
     let (name, base) = (file_name(file), file_name(repository));
-    let base = base.strip_suffix("-gguf").unwrap_or(&base);
+    let of_gguf = base.strip_suffix("-gguf");
+    let base = of_gguf.unwrap_or(&base);
     let is_model = !is_assistant(file) || is_assistants_name(base);
     let is_it = match tag.map(str::to_lowercase) {
-        None => is_model,
+        None => is_model && of_gguf.is_some(),
         Some(tag) => {
             let stem = if part(&name).is_some() { &name[..name.len() - SUFFIX] } else { name.strip_suffix(".gguf")? };
             let before = stem.strip_suffix(&tag)?;

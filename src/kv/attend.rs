@@ -4,6 +4,7 @@
 //! softmax, and splits are merged first to last. Page and split boundaries are fixed in the sequence, so a row's bits
 //! do not depend on the other rows of the batch, on prefill chunks, or on the number of threads.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::cache::KvCache;
@@ -63,24 +64,16 @@ pub(super) fn attend(
         return Err(candle_core::Error::Msg(problem).into());
     }
     let view = F32View::new(q)?;
-    // Blocks run in parallel; where these are few, their tasks do.
+    // As many blocks for every thread are tasks; the others are divided.
     let threads = threads();
-    let num_blocks = rows.div_ceil(QUERY_BLOCK).max(1); // there may be no rows
-    let least_tasks = if num_blocks >= 2 * threads || threads == 1 { 1 } else { 2 * threads };
+    let at_once = rows.div_ceil(QUERY_BLOCK) / threads * threads;
     let block_len = QUERY_BLOCK * heads * head_dim;
-    let of_block = |i: usize, y: &mut [f32]| {
+    let y = blocks(view.len(), block_len, at_once, |i, y| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);
+        let least_tasks = if i < at_once { 1 } else { 2 * threads };
         let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, least_tasks);
         attend_rows(cache, store, &queries, y);
-    };
-    let y = match least_tasks {
-        1 => blocks(view.len(), block_len, of_block),
-        _ => {
-            let mut y = vec![0.0; view.len()];
-            y.chunks_mut(block_len).enumerate().for_each(|(i, y)| of_block(i, y));
-            y
-        }
-    };
+    });
     tensor(y, (rows, heads * head_dim))
 }
 
@@ -97,8 +90,9 @@ pub(super) fn attend_sequences<T: Sync>(
     let keys: Vec<usize> = sequences.iter().map(keys).collect();
     let most = keys.iter().sum::<usize>() / (2 * threads());
     let mut attended: Vec<_> = sequences.iter().map(|_| None).collect();
-    let (alone, shared): (Vec<_>, Vec<_>) =
+    let (mut alone, shared): (Vec<_>, Vec<_>) =
         attended.iter_mut().zip(sequences).zip(keys).partition(|(_, keys)| *keys <= most);
+    alone.sort_by_key(|(_, keys)| Reverse(*keys));
     shared.into_iter().for_each(|((attended, sequence), _)| *attended = Some(attend(sequence)));
     for_each(alone.into_iter(), |((attended, sequence), _)| *attended = Some(attend(sequence)));
     let attended: Result<Vec<_>> = attended.into_iter().flatten().collect();
@@ -177,18 +171,19 @@ fn merge_wave(
 ) {
     let (heads, group) = (queries.heads, queries.group);
     let (head_dim, of_split) = (y.len() / totals.len(), totals.len() / heads * group);
-    let merge_query = |(query, (total, y)): (usize, (&mut OnlineSoftmax, &mut [f32]))| {
-        let (row, kv_head, member) = (query / heads, query % heads / group, query % group);
-        for split in 0..splits {
-            let i = (split * (heads / group) + kv_head) * of_split + row * group + member;
-            merge(isa, (total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
+    let merge_queries = |(first, (totals, y)): (usize, (&mut [OnlineSoftmax], &mut [f32]))| {
+        for (query, (total, y)) in (first..).zip(totals.iter_mut().zip(y.chunks_exact_mut(head_dim))) {
+            let (row, kv_head, member) = (query / heads, query % heads / group, query % group);
+            for split in 0..splits {
+                let i = (split * (heads / group) + kv_head) * of_split + row * group + member;
+                merge(isa, (total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
+            }
         }
     };
-    if queries.least_tasks > 1 && divides(splits * y.len()) {
-        for_each(totals.iter_mut().zip(y.chunks_exact_mut(head_dim)).enumerate(), merge_query);
-    } else {
-        totals.iter_mut().zip(y.chunks_exact_mut(head_dim)).enumerate().for_each(merge_query);
-    }
+    let divided = queries.least_tasks > 1 && divides(splits * y.len());
+    let per_task = if divided { totals.len().div_ceil(2 * threads()) } else { totals.len() }.max(1);
+    let tasks = totals.chunks_mut(per_task).zip(y.chunks_mut(per_task * head_dim));
+    for_each((0..).step_by(per_task).zip(tasks), merge_queries);
 }
 
 impl<'a> Queries<'a> {

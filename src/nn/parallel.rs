@@ -27,24 +27,27 @@ pub(crate) fn for_row_blocks(y: &mut [f32], width: usize, work: impl Fn(usize, &
 /// `(rows, width)` values: zeros, of which `work(first_row, rows)` changes blocks of whole rows.
 pub(crate) fn row_blocks(rows: usize, width: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let in_block = if divides(rows * width) { (VALUES_PER_TASK / width).max(1) } else { rows };
-    blocks(rows * width, in_block * width, |index, y| work(index * in_block, y))
+    blocks(rows * width, in_block * width, usize::MAX, |index, y| work(index * in_block, y))
 }
 
-/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`; more than one are divided among the
-/// threads. Every thread clears what it changes: memory is written once, and its pages are mapped by all threads.
-pub(crate) fn blocks(len: usize, block_len: usize, work: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`. The first `at_once` are divided among the
+/// threads, the others follow one after the other, whose work may be divided. Every thread clears what it changes: memory
+/// is written once, and its pages are mapped by all threads.
+pub(crate) fn blocks(
+    len: usize,
+    block_len: usize,
+    at_once: usize,
+    work: impl Fn(usize, &mut [f32]) + Sync,
+) -> Vec<f32> {
     let (block_len, mut all) = (block_len.max(1), Vec::with_capacity(len));
     let clear_and_work = |(index, block): (usize, &mut [MaybeUninit<f32>])| {
         block.fill(MaybeUninit::new(0.0));
         // SAFETY: all values are written.
         work(index, unsafe { &mut *(std::ptr::from_mut(block) as *mut [f32]) });
     };
-    let of_len = &mut all.spare_capacity_mut()[..len];
-    if len > block_len && threads() > 1 {
-        for_each(of_len.chunks_mut(block_len).enumerate(), clear_and_work);
-    } else {
-        of_len.chunks_mut(block_len).enumerate().for_each(clear_and_work);
-    }
+    let mut blocks = all.spare_capacity_mut()[..len].chunks_mut(block_len).enumerate();
+    for_each(blocks.by_ref().take(at_once), clear_and_work);
+    blocks.for_each(clear_and_work);
     // SAFETY: the blocks cover all values, and each was cleared.
     unsafe { all.set_len(len) };
     all

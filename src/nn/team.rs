@@ -5,17 +5,24 @@
 //! `2026-11-29-xeon-2vcpu/regions.txt`). [`enlist`] keeps the pool's threads for the time of a pass; a region is then
 //! a store that they wait for. They take tasks one at a time, so a thread that arrives late, or whose processor is
 //! taken away, delays nobody but for the task it has.
+//!
+//! Within a pass, rayon's own functions have only the leader until the others have waited for a while ([`PATIENCE`]).
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
 /// Polls before a waiting thread offers its processor to others at each further one.
 const SPINS: u32 = 1 << 12;
+
+/// How long a thread waits for tasks before it leaves the team, until it is invited again. So whatever a pass does besides
+/// regions has the pool's threads after this time, and work of another pool's user that waits for one of them goes on.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// What a region calls with every index.
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
@@ -23,10 +30,11 @@ type Work<'a> = &'a (dyn Fn(usize) + Sync);
 /// The regions of one thread, its leader, and their state.
 #[derive(Default)]
 struct Team {
-    tasks: AtomicU64, // of the current region: how many in the upper half, how many were taken in the lower
+    tasks: AtomicU64, // of the current region: how many in the upper half, how many were taken in the lower, or more
     work: AtomicPtr<Work<'static>>,
     done: AtomicUsize, // tasks of the current region
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    left: AtomicBool, // some thread has, since all were invited
     ended: AtomicBool,
 }
 
@@ -44,42 +52,28 @@ thread_local! {
     static ROLE: RefCell<Role> = const { RefCell::new(Role::Free) };
 }
 
-/// Sets the role of this thread, until it is dropped.
-struct Acting;
-
-impl Acting {
-    fn new(role: Role) -> Self {
-        ROLE.set(role);
-        Self
-    }
-}
-
-impl Drop for Acting {
-    fn drop(&mut self) {
-        if let Role::Leader(team) = ROLE.replace(Role::Free) {
-            team.ended.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Runs `pass` with the threads of the current pool in a team that the calling thread leads. Threads busy with
-/// something else join when they are done with it. Work of `pass` that rayon divides is done by the leader alone.
+/// something else join when they are done with it.
 pub(crate) fn enlist<R>(pass: impl FnOnce() -> R) -> R {
-    let is_free = || ROLE.with_borrow(|role| matches!(role, Role::Free));
-    let Some(leader) = rayon::current_thread_index().filter(|_| threads() > 1 && is_free()) else {
-        return pass();
-    };
-    let team = Arc::new(Team::default());
-    let joined = team.clone();
-    rayon::spawn_broadcast(move |context| {
-        // A leader that waits for rayon may be offered membership, and would not return before the other's pass ends.
-        if context.index() != leader && is_free() {
-            let _acting = Acting::new(Role::InTask);
-            joined.follow();
+    /// Dismisses the team, also after a panic.
+    struct Leading(Arc<Team>);
+    impl Drop for Leading {
+        fn drop(&mut self) {
+            self.0.ended.store(true, Ordering::Relaxed);
+            ROLE.set(Role::Free);
         }
-    });
-    let _acting = Acting::new(Role::Leader(team));
+    }
+    if rayon::current_thread_index().is_none() || threads() == 1 || !is_free() {
+        return pass();
+    }
+    let team = Arc::new(Team { left: true.into(), ..Team::default() });
+    ROLE.set(Role::Leader(team.clone()));
+    let _leading = Leading(team);
     pass()
+}
+
+fn is_free() -> bool {
+    ROLE.with_borrow(|role| matches!(role, Role::Free))
 }
 
 /// Threads that would share a region of this one.
@@ -95,13 +89,18 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
     if threads() == 1 {
         return tasks.for_each(work);
     }
+    let tasks: Vec<_> = tasks.map(|task| Mutex::new(Some(task))).collect();
+    if tasks.len() < 2 {
+        // Not a region: those within the task are.
+        return tasks.into_iter().filter_map(|task| task.into_inner().ok()?).for_each(work);
+    }
+    let work = |index: usize| {
+        let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        task.into_iter().for_each(&work);
+    };
     match ROLE.replace(Role::InTask) {
         Role::Leader(team) => {
-            let tasks: Vec<_> = tasks.map(|task| Mutex::new(Some(task))).collect();
-            let panic = team.region(tasks.len(), &|index| {
-                let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-                task.into_iter().for_each(&work);
-            });
+            let panic = team.region(tasks.len(), &work);
             ROLE.set(Role::Leader(team));
             if let Some(panic) = panic {
                 resume_unwind(panic);
@@ -109,8 +108,7 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
         }
         role => {
             ROLE.set(role);
-            let tasks: Vec<_> = tasks.collect();
-            tasks.into_par_iter().with_max_len(1).for_each(&work);
+            (0..tasks.len()).into_par_iter().with_max_len(1).for_each(work);
         }
     }
 }
@@ -118,7 +116,10 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
 impl Team {
     /// Calls `work` with every index below `count`, and returns the first panic. Only the leader calls this, and not
     /// within `work`.
-    fn region(&self, count: usize, work: Work<'_>) -> Option<Box<dyn Any + Send>> {
+    fn region(self: &Arc<Self>, count: usize, work: Work<'_>) -> Option<Box<dyn Any + Send>> {
+        if self.left.swap(false, Ordering::Relaxed) {
+            self.invite();
+        }
         let erased = std::ptr::from_ref(&work).cast::<Work<'static>>().cast_mut();
         self.work.store(erased, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
@@ -131,11 +132,28 @@ impl Team {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Takes tasks of the leader's regions until the team is dismissed.
+    /// Asks the pool's threads to follow.
+    fn invite(self: &Arc<Self>) {
+        let team = self.clone();
+        rayon::spawn_broadcast(move |_| {
+            // A leader that waits for rayon would not return before this pass ends.
+            if is_free() {
+                ROLE.set(Role::InTask);
+                team.follow();
+                ROLE.set(Role::Free);
+            }
+        });
+    }
+
+    /// Takes tasks of the leader's regions until the team is dismissed, or there was none for a while.
     fn follow(&self) {
-        let mut polls = 0;
+        let (mut polls, mut since) = (0, Instant::now());
         while !self.ended.load(Ordering::Relaxed) {
-            if self.take_tasks() { polls = 0 } else { pause(&mut polls) }
+            if self.take_tasks() {
+                (polls, since) = (0, Instant::now());
+            } else if pause(&mut polls) && since.elapsed() > PATIENCE {
+                return self.left.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -143,20 +161,25 @@ impl Team {
     fn take_tasks(&self) -> bool {
         let mut any = false;
         loop {
-            let tasks = self.tasks.load(Ordering::Relaxed);
-            let (count, index) = (tasks >> 32, tasks & u64::from(u32::MAX));
-            if index >= count {
+            let is_open = |tasks: u64| tasks & u64::from(u32::MAX) < tasks >> 32;
+            if !is_open(self.tasks.load(Ordering::Relaxed)) {
                 return any;
             }
-            // Acquires `work` of the region that the task is of, even if `tasks` was of an earlier one.
-            if self.tasks.compare_exchange_weak(tasks, tasks + 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-                continue;
+            // Acquires `work` of the region that the task is of, even if the load was of an earlier one.
+            let tasks = self.tasks.fetch_add(1, Ordering::Acquire);
+            if !is_open(tasks) {
+                return any;
             }
             // SAFETY: this thread has taken a task of the current region, which the leader does not leave before
             // `done` counts it: until then `work` is that region's, and alive with all it borrows.
             let work: Work<'_> = unsafe { *self.work.load(Ordering::Relaxed) };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index as usize))) {
-                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work((tasks & u64::from(u32::MAX)) as usize))) {
+                let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+                match *first {
+                    None => *first = Some(panic),
+                    // Dropping it could panic.
+                    Some(_) => std::mem::forget(panic),
+                }
             }
             self.done.fetch_add(1, Ordering::Release);
             any = true;
@@ -164,14 +187,16 @@ impl Team {
     }
 }
 
-/// Waits for a moment, the longer the more often it was called.
-fn pause(polls: &mut u32) {
-    if *polls < SPINS {
+/// Waits for a moment, the longer the more often it was called; whether that was long.
+fn pause(polls: &mut u32) -> bool {
+    let is_long = *polls >= SPINS;
+    if is_long {
+        std::thread::yield_now();
+    } else {
         *polls += 1;
         std::hint::spin_loop();
-    } else {
-        std::thread::yield_now();
     }
+    is_long
 }
 
 #[cfg(test)]
@@ -231,6 +256,39 @@ mod tests {
             });
         });
         assert_eq!(done.into_inner(), 9 + 10);
+    }
+
+    #[test]
+    fn a_panic_before_the_region_ends_the_pass_and_not_the_pool() {
+        let pool = pool(2);
+        let pass = || enlist(|| for_each((0..10).inspect(|task| assert_ne!(*task, 3)), |_| ()));
+        pool.install(|| catch_unwind(pass)).expect_err("a panic");
+        let meeting = Barrier::new(2);
+        pool.install(|| {
+            enlist(|| {
+                for_each(0..2, |_| {
+                    meeting.wait();
+                });
+            });
+        });
+    }
+
+    /// In a pass, once the others have waited for tasks, and after it.
+    #[test]
+    fn the_pools_threads_are_rayons_again() {
+        let (done, meeting) = (AtomicUsize::new(0), Barrier::new(2));
+        let meet = || rayon::join(|| meeting.wait(), || meeting.wait());
+        pool(2).install(|| {
+            enlist(|| {
+                for _ in 0..3 {
+                    for_each(0..10, |_| count(&done));
+                    meet();
+                }
+                enlist(|| for_each(0..10, |_| count(&done)));
+            });
+            meet();
+        });
+        assert_eq!(done.into_inner(), 40);
     }
 
     /// The other thread of the pool waits for the leader's work, outside.

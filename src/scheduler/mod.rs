@@ -103,7 +103,8 @@ struct Slot {
     run: Run,
     /// Its part of the pass that is being made.
     planned: Option<Work>,
-    /// Whether it found no memory for its last step, and goes on when another sequence was removed.
+    /// Whether it found no memory for its last step, and goes on when another sequence was removed or a cached prefix
+    /// dropped.
     waits: bool,
 }
 
@@ -264,8 +265,9 @@ impl Scheduler {
     }
 
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits
-    /// for memory: if there is none for a sequence's rows, it goes on when another one was removed. If all wait, they
-    /// go on without drafts, then without draft models, and then the newest ends with the error.
+    /// for memory: if there is none for a sequence's rows, it goes on when another one was removed or a cached prefix
+    /// dropped. If all wait, they go on without drafts, then without draft models, and then the newest ends with the
+    /// error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -275,7 +277,7 @@ impl Scheduler {
                 events.push(slot.event(Ok(piece)));
             }
         }
-        let done = engine.parts.run(|| {
+        let done = engine.run(|| {
             self.plan(&mut events);
             self.drop_prefixes();
             self.draft(&mut events);

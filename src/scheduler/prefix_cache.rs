@@ -24,9 +24,10 @@ const CUTS: usize = 64;
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
-    /// Tokens of a prompt between two cached states; after 64 states twice as many, after 64 more four times as many,
-    /// and so on. A prompt that diverges from a cached one in between computes up to this many again, and its state at
-    /// that place is cached. A pass reads at most this many tokens of a prompt. Default: 256.
+    /// Tokens of a prompt between two of the first 64 cached states; between the next 64 twice as many, then four times
+    /// as many, and so on. A prompt that diverges from a cached one between two states computes the tokens since the
+    /// first again, and its state at that place is cached. A pass reads at most the tokens up to the next state.
+    /// Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, of recurrent states and of
     /// tokens; beyond it the least recently used states are dropped. Default: half of

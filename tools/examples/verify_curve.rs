@@ -85,7 +85,7 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     // Share of a round including its drafts.
     let share = |r: &Rollback| r.rollback / (r.verify + r.rollback + draft_ms.unwrap_or(0.0) * (r.rows - 1) as f64);
     let read = measure::read_bandwidth(engine);
-    let peak = if engine.device().is_none() { engine.run(|| peak_multiply_adds(engine)) } else { None };
+    let peak = if engine.device().is_none() { peak_multiply_adds(engine) } else { None };
     let computes = engine.device().unwrap_or_else(|| format!("{} threads, {}", engine.threads(), engine.isa().name()));
     if args.json {
         let report = json!({
@@ -135,9 +135,9 @@ fn peak_multiply_adds(engine: &Engine) -> Option<f64> {
     const ROUNDS: usize = 20_000_000;
     int8_multiply_adds(engine.isa(), 1)?;
     let (start, done) = (Instant::now(), AtomicU64::new(0));
-    rayon::scope(|scope| {
+    std::thread::scope(|scope| {
         for _ in 0..engine.threads() {
-            scope.spawn(|_| {
+            scope.spawn(|| {
                 let (multiply_adds, _) = int8_multiply_adds(engine.isa(), ROUNDS).unwrap_or_default();
                 done.fetch_add(multiply_adds, Ordering::Relaxed);
             });

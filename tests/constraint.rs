@@ -2,6 +2,7 @@
 //! constraints are rejected with their path.
 
 mod cases;
+mod given;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use foretoken::{
     LogitsProcessor, Piece, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
     SpeculationOptions, Statistics, Stop,
 };
+use given::given;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -197,58 +199,15 @@ fn drafts_outside_the_vocabulary_leave_the_text_as_it_is() {
     assert_eq!(got, want);
 }
 
-/// Tokens to draft after a sequence.
-type Drafts = Arc<dyn Fn(&[u32]) -> Vec<u32> + Send + Sync>;
-
-/// Drafts what a function says.
-struct Given(Drafts);
-
-impl Drafter for Given {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Custom
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::Once
-    }
-
-    fn draft(
-        &mut self,
-        context: &Context<'_>,
-        most: usize,
-        draft: &mut Draft,
-        _: &mut StdRng,
-    ) -> foretoken::Result<()> {
-        draft.tokens = (self.0)(context.tokens);
-        draft.tokens.truncate(most);
-        Ok(())
-    }
-}
-
-fn given(block: usize, drafts: impl Fn(&[u32]) -> Vec<u32> + Send + Sync + 'static) -> Speculation {
-    let drafts: Drafts = Arc::new(drafts);
-    let drafters = Drafters::Custom(CustomDrafter::new("given", move || Box::new(Given(drafts.clone()))));
-    let block = BlockSize::Fixed(block);
-    Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() })
-}
-
 /// The ids of letters, one each.
 fn letters(text: &str) -> Vec<u32> {
     let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
     text.chars().map(|letter| tokenizer.id(&letter.to_string()).expect("an id")).collect()
 }
 
-/// The tokens, and the error that ended them.
+/// The tokens of a new session, and the error that ended them.
 fn outcome(prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {
-    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
-    let (mut ids, mut error) = (Vec::new(), None);
-    for piece in session.generate(prompt, options).expect("a generation") {
-        match piece {
-            Ok(piece) => ids.extend(piece.tokens),
-            Err(failed) => error = Some(failed.to_string()),
-        }
-    }
-    (ids, error)
+    given::outcome(&mut ENGINE.session(&SessionOptions::default()).expect("a session"), prompt, options)
 }
 
 /// After some letters the parser has more items than its limit: the letters before it are written, drafted or not.
@@ -268,7 +227,9 @@ fn accepted_drafts_before_an_exceeded_limit_are_kept() {
         assert!(want.1.as_ref().is_some_and(|error| error.contains("max is 30")), "{want:?}");
         for rows in 2..=6 {
             let (text, before) = (text.clone(), prompt.len());
-            let speculation = given(rows, move |tokens| text[tokens.len() - before..].to_vec());
+            let speculation = given(rows, usize::MAX, move |tokens, most| {
+                text[tokens.len() - before..].iter().copied().take(most).collect()
+            });
             let with = GenerateOptions { speculation, ..options.clone() };
             assert_eq!(outcome(&prompt, &with), want, "{letters} letters, rounds of {rows} rows");
         }
@@ -296,7 +257,9 @@ fn rejected_drafts_exceed_no_limit() {
     };
     let limit = (0..5000).step_by(50).find(suffices).expect("a limit");
     let drafts = letters(&format!("x{}", "pq".repeat(7)));
-    for speculation in [Speculation::Off, given(16, move |_| drafts.clone())] {
+    for speculation in
+        [Speculation::Off, given(16, usize::MAX, move |_, most| drafts.iter().copied().take(most).collect())]
+    {
         assert_eq!(outcome(&prompt, &with(limit, speculation)), (text[..20].to_vec(), None), "{limit} states");
     }
 }

@@ -3,6 +3,7 @@
 
 mod cases;
 mod changed_model;
+mod given;
 
 use std::sync::Arc;
 
@@ -10,16 +11,14 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
 use foretoken::kv::{Batch, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Drafters, Observed,
-};
+use foretoken::speculative::{BlockSize, DraftSampling};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Request,
     Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
-use rand::rngs::StdRng;
 
 use changed_model::ChangedModel;
+use given::{given, outcome};
 
 fn engine(kv_memory: Option<u64>) -> Engine {
     let case = cases::named("dense");
@@ -31,65 +30,6 @@ fn engine(kv_memory: Option<u64>) -> Engine {
 fn plain(max_tokens: usize) -> GenerateOptions {
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
-}
-
-/// Tokens to draft after a sequence, at most as many as given.
-type Drafts = Arc<dyn Fn(&[u32], usize) -> Vec<u32> + Send + Sync>;
-
-/// Drafts what a function says; fails to observe sequences of `fails_at` tokens and more, and panics if one of these
-/// begins a text.
-struct Given {
-    drafts: Drafts,
-    fails_at: usize,
-}
-
-impl Drafter for Given {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Custom
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::Once
-    }
-
-    fn begin(&mut self, tokens: &[u32]) {
-        assert!(tokens.len() < self.fails_at, "the drafter's");
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
-        draft.tokens = (self.drafts)(context.tokens, most);
-        Ok(())
-    }
-
-    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
-        if seen.tokens.len() < self.fails_at {
-            return Ok(());
-        }
-        Err(Error::Tokenizer("the drafter's".into()))
-    }
-}
-
-fn given(
-    block: usize,
-    fails_at: usize,
-    drafts: impl Fn(&[u32], usize) -> Vec<u32> + Send + Sync + 'static,
-) -> Speculation {
-    let drafts: Drafts = Arc::new(drafts);
-    let new = move || -> Box<dyn Drafter> { Box::new(Given { drafts: drafts.clone(), fails_at }) };
-    let drafters = Drafters::Custom(CustomDrafter::new("given", new));
-    Speculation::With(SpeculationOptions { drafters, block: BlockSize::Fixed(block), ..SpeculationOptions::default() })
-}
-
-/// The tokens, and the error that ended them.
-fn outcome(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {
-    let (mut ids, mut error) = (Vec::new(), None);
-    for piece in session.generate(prompt, options).expect("a generation") {
-        match piece {
-            Ok(piece) => ids.extend(piece.tokens),
-            Err(failed) => error = Some(failed.to_string()),
-        }
-    }
-    (ids, error)
 }
 
 fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {

@@ -7,7 +7,8 @@ use foretoken_gpu::plan::vocabulary::{KEPT, MAX_KEPT_OF, NO_ID};
 
 use super::loaded::LoadedModels;
 use super::models::Models;
-use super::passes::{Passes, Row, SequenceRows};
+use super::outputs::Row;
+use super::passes::{Passes, SequenceRows};
 use super::sequence::{DRAFTED, Sequence};
 use super::states::DeviceStates;
 use crate::model::OutputRows;

@@ -44,6 +44,12 @@ pub(crate) struct DraftOutputs {
     row: Buffer<i32>,
 }
 
+/// Some logits of a row, by ascending id.
+pub(crate) struct Row {
+    pub ids: Vec<u32>,
+    pub logits: Vec<f32>,
+}
+
 /// Output rows are allocated in multiples of it.
 const ROWS: usize = 16;
 
@@ -72,13 +78,14 @@ impl TargetOutputs {
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn read_largest(&self, rows: usize) -> Result<Vec<Vec<(u32, f32)>>> {
+    pub fn read_largest(&self, rows: usize) -> Result<Vec<Row>> {
         let largest = self.largest.read(0, rows * KEPT)?;
         let of_row = |row: &[[u32; 2]]| {
             let of = row.iter().filter(|[_, id]| *id != NO_ID);
             let mut of: Vec<_> = of.map(|[bits, id]| (*id, f32::from_bits(*bits))).collect();
             of.sort_unstable_by_key(|(id, _)| *id);
-            of
+            let (ids, logits) = of.into_iter().unzip();
+            Row { ids, logits }
         };
         Ok(largest.chunks_exact(KEPT).map(of_row).collect())
     }

@@ -24,7 +24,7 @@ use super::kv::{KvPlan, Span, fault_words};
 use super::list::List;
 use super::loaded::LoadedModels;
 use super::ops::DeviceOps;
-use super::outputs::TargetOutputs;
+use super::outputs::{Row, TargetOutputs};
 use super::positions::{PassKv, PassSegments, Stores};
 use super::readback::Readback;
 use super::recordings::RecordedPass;
@@ -71,12 +71,6 @@ pub(super) struct Passes {
     ids: OnceCell<Vec<u32>>,
     accepted: Option<Vec<[u32; 2]>>,
     largest: Option<Vec<Row>>,
-}
-
-/// Some logits of a row, by ascending id.
-pub(crate) struct Row {
-    pub ids: Vec<u32>,
-    pub logits: Vec<f32>,
 }
 
 /// What the host writes before a pass.
@@ -479,12 +473,9 @@ impl Passes {
             ops.queue.launcher.run(largest(&scores, &to))
         })?;
         self.wait()?;
-        let row = |row: Vec<(u32, f32)>| {
-            let (ids, mut logits): (Vec<_>, Vec<_>) = row.into_iter().unzip();
-            soft_cap(models, &mut logits);
-            Row { ids, logits }
-        };
-        Ok(self.workspace.ops.outputs.read_largest(last.output_rows)?.into_iter().map(row).collect())
+        let mut rows = self.workspace.ops.outputs.read_largest(last.output_rows)?;
+        rows.iter_mut().for_each(|row| soft_cap(models, &mut row.logits));
+        Ok(rows)
     }
 
     /// The hidden states of the last pass from row `row` on, which is output row `output` if only those have states.

@@ -7,15 +7,16 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
+use candle_core::Tensor;
+use foretoken_kernels::Isa;
+use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_back};
+use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
+
 use super::cache::KvCache;
 use super::layout::PAGE;
 use super::store::{Reading, Store};
 use crate::Result;
 use crate::nn::{Aligned, F32View, blocks, divides, for_each, tensor, threads};
-use candle_core::Tensor;
-use foretoken_kernels::Isa;
-use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_back};
-use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
 
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;

@@ -1,9 +1,10 @@
 //! The rounds of a batch: rows of several sequences in one pass.
 
+use candle_core::Tensor;
+
 use super::attend::attend_sequences;
 use super::round::{KvAccess, Round};
 use crate::{Error, Result};
-use candle_core::Tensor;
 
 /// Rows to be computed in one pass: any number of sequences, any number of consecutive positions of each.
 ///

@@ -8,12 +8,13 @@
 
 use std::any::Any;
 
+use candle_core::Tensor;
+
 use super::attend::{attend, attend_sequences};
 use super::cache::KvCache;
 use super::recurrent::Recurrent;
 use crate::nn::F32View;
 use crate::{Error, Result};
-use candle_core::Tensor;
 
 /// The cache operations of a decoder layer.
 pub trait KvAccess {

@@ -6,7 +6,7 @@
 //! a store that they wait for. They take tasks one at a time, so a thread that arrives late, or whose processor is
 //! taken away, delays nobody but for the task it has.
 //!
-//! Within a pass, rayon's own functions have only the leader until the others have waited for a while ([`PATIENCE`]).
+//! Within a pass, rayon's own functions have only the leader until the others have waited for a while ([`IDLE_LIMIT`]).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ const SPINS: u32 = 1 << 12;
 
 /// How long a thread waits for tasks before it leaves the team, until it is invited again. So whatever a pass does besides
 /// regions has the pool's threads after this time, and work of another pool's user that waits for one of them goes on.
-const PATIENCE: Duration = Duration::from_millis(2);
+const IDLE_LIMIT: Duration = Duration::from_millis(2);
 
 /// What a region calls with every index.
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
@@ -151,7 +151,7 @@ impl Team {
         while !self.ended.load(Ordering::Relaxed) {
             if self.take_tasks() {
                 (polls, since) = (0, Instant::now());
-            } else if pause(&mut polls) && since.elapsed() > PATIENCE {
+            } else if pause(&mut polls) && since.elapsed() > IDLE_LIMIT {
                 return self.left.store(true, Ordering::Relaxed);
             }
         }

@@ -367,7 +367,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
-            taps: drafting.taps_of(&request.taps, &output.taps, hidden.clone())?,
+            taps: drafting.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
         };
         Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
     });

@@ -1,5 +1,6 @@
 //! The drafter interface.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -84,6 +85,15 @@ impl Reads {
         self.taps.sort_unstable();
         self.taps.dedup();
         self
+    }
+
+    /// The taps read, for the rows `rows`, from a pass that returned those of `layers`.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub(crate) fn taps_of(&self, layers: &[usize], taps: &[Tensor], rows: Range<usize>) -> Result<Vec<Tensor>> {
+        let taps = layers.iter().zip(taps).filter(|(layer, _)| self.taps.contains(layer));
+        taps.map(|(_, tap)| Ok(tap.narrow(0, rows.start, rows.len())?)).collect()
     }
 }
 

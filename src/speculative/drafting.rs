@@ -1,9 +1,7 @@
 //! Per-sequence speculation: tokens, drafters and planner. Proposes a draft before the pass and verifies it after.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use candle_core::Tensor;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -148,16 +146,6 @@ impl Drafting {
     /// The union of what the drafters read of the target's passes.
     pub fn reads(&self) -> Reads {
         self.drafters.iter().map(|drafter| drafter.reads()).fold(Reads::default(), Reads::and)
-    }
-
-    /// The taps that this sequence's drafters read, for the rows `rows`, from a pass that returned those of `layers`.
-    ///
-    /// # Errors
-    /// Candle's.
-    pub fn taps_of(&self, layers: &[usize], taps: &[Tensor], rows: Range<usize>) -> Result<Vec<Tensor>> {
-        let own = self.reads().taps;
-        let taps = layers.iter().zip(taps).filter(|(layer, _)| own.contains(layer));
-        taps.map(|(_, tap)| Ok(tap.narrow(0, rows.start, rows.len())?)).collect()
     }
 
     /// Continues a generation after `newest`. Returns the time that the drafters took; the next round reports their
@@ -496,6 +484,7 @@ impl Drafting {
         timing: &PassTiming,
         accept_time: Duration,
     ) {
+        let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
         let steps = calls.iter().find(|call| self.is_model(call.drafter));
         self.planner.observe(&Observation {
             context: timing.position,
@@ -508,8 +497,4 @@ impl Drafting {
             emitted: tokens.len(),
         });
     }
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    1e3 * time.as_secs_f64()
 }

@@ -43,11 +43,9 @@ fn generation(criterion: &mut Criterion) {
     let engine = engine();
     let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("a prompt");
     let mut group = criterion.benchmark_group("64 tokens");
-    for (name, speculation) in [
-        ("off", Speculation::Off),
-        ("mtp", Speculation::Mtp(MtpOptions::default())),
-        ("auto", Speculation::WherePossible),
-    ] {
+    for (name, speculation) in
+        [("off", Speculation::Off), ("mtp", Speculation::Mtp(MtpOptions::default())), ("auto", Speculation::Auto)]
+    {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let mut session = engine.session(&SessionOptions::default()).expect("a session");

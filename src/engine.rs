@@ -15,7 +15,7 @@ use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::loading::{self, ReadModels};
 use crate::model::Model;
-use crate::nn::enlist;
+use crate::nn::with_team;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
 use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, Sources};
@@ -50,7 +50,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Without a device, a tokenizer, and what a checkpoint says. `processor` is what round costs are measured on.
+    /// Parts without a device, a tokenizer and the data of a checkpoint. `processor` names what measures round costs.
     fn new(sources: Sources, pool: rayon::ThreadPool, isa: Isa, processor: String) -> Self {
         let (threads, cost) = (pool.current_num_threads(), sources.model.step_cost());
         let machine = Machine { processor, threads, step_bytes: cost.bytes, step_multiply_adds: cost.multiply_adds };
@@ -75,7 +75,7 @@ impl Parts {
     pub(crate) fn on_thread<R>(&self, passes: impl FnOnce() -> R) -> R {
         match &self.models {
             Some(_) => passes(),
-            None => enlist(passes),
+            None => with_team(passes),
         }
     }
 }
@@ -106,7 +106,7 @@ impl Engine {
         let (chat, sampling_defaults) = (chat_template(&checkpoint)?, checkpoint.sampling_defaults()?);
         // On the pool: all threads pack quantized weights.
         let read =
-            pool.install(|| loading::read_anywhere(options, &load, &checkpoint, device.as_ref(), &suppressed))?;
+            pool.install(|| loading::read_with_fallback(options, &load, &checkpoint, device.as_ref(), &suppressed))?;
         let end_of_generation = read.end_of_generation(end);
         let ReadModels {
             target,
@@ -277,7 +277,8 @@ impl Engine {
     }
 
     /// Runs passes on the engine's thread pool, for callers that use [`Engine::target`] directly. Without a device, the
-    /// other threads wait for parts of them meanwhile, awake: other work that `passes` divides is done by one thread.
+    /// other threads poll for the passes' parallel regions: other work that `passes` divides has one thread until they
+    /// have polled for two milliseconds without any.
     pub fn run<R: Send>(&self, passes: impl FnOnce() -> R + Send) -> R {
         self.parts.pool.install(|| self.parts.on_thread(passes))
     }

@@ -185,11 +185,11 @@ impl Error {
     /// # Errors
     /// Those of `work`, and its panic.
     pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // What `work` leaves half done is the sequence's own: its rounds are dropped, and its generation ends.
+        // Only the sequence's own state can be left incomplete: its rounds are dropped, and its generation ends.
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked(&*panic)))
     }
 
-    /// The error for what a sequence's part of a pass panicked with.
+    /// The error for a panic in a sequence's part of a pass.
     pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
         let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         Error::Panic(message.unwrap_or("no message").to_owned())

@@ -146,7 +146,7 @@ fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax
     Box::new(Channels::new(tokenizer, !options.tools.is_empty()))
 }
 
-/// What reading the files needs is in [`Architecture`].
+/// The family of a checkpoint. What reading its files needs is in [`Architecture`].
 fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
     Ok(match Architecture::of(&checkpoint.model_type()?) {
         Architecture::Qwen35 => &QWEN35,

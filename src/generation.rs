@@ -80,7 +80,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
             return Ok(self.run.cancelled(session));
         }
         let piece = if self.run.has_first() {
-            Error::catch(|| self.run.hand_out(session))?
+            Error::catch(|| self.run.emit_first(session))?
         } else {
             let start = Instant::now();
             let piece = Error::catch(|| advance(&mut self.run, session));
@@ -88,8 +88,8 @@ impl<S: BorrowMut<Session>> Generation<S> {
             piece?
         };
         if self.run.finish_reason().is_none() && self.run.pipeline == Pipeline::Ahead {
-            let most_rows = self.run.most_rows(session.decoder().0);
-            session.submit(most_rows, &self.run.cancel);
+            let max_rows = self.run.max_rows(session.decoder().0);
+            session.submit(max_rows, &self.run.cancel);
         }
         Ok(piece)
     }

@@ -79,7 +79,7 @@ mod stream;
 pub mod tokenizer;
 pub mod verify;
 
-/// Its types are in this crate's traits.
+/// Re-exported because its types are in this crate's traits.
 pub use candle_core;
 pub use checkpoint::{Drafts, TargetFacts};
 pub use constraint::{Constraint, ConstraintLimits};

@@ -19,14 +19,14 @@ pub(crate) struct ReadModels {
     pub tokenizer: Option<Tokenizer>,
     /// The weights of target and assistant on a device; the host modules hold none then.
     pub on_device: Option<Arc<Models>>,
-    /// The target's NextN head there.
+    /// The target's NextN head on a device.
     pub nextn_on_device: Option<Arc<DeviceNextnHead>>,
-    /// The draft model's.
+    /// The draft model on a device.
     pub draft_on_device: Option<Arc<Models>>,
 }
 
 impl ReadModels {
-    /// The ids that end a text, sorted: `also`, the target's own, and those of the names that its family ends at.
+    /// The ids that end a text, sorted: `also`, those of the target's configuration, and those its family has by name.
     pub fn end_of_generation(&self, also: Vec<u32>) -> Vec<u32> {
         let mut ids = [&also[..], &self.target.eos_token_ids].concat();
         if let Some(tokenizer) = &self.tokenizer {
@@ -38,15 +38,15 @@ impl ReadModels {
     }
 }
 
-/// What a draft model on a device cannot be: its rows are dropped by truncation, which recurrent
-/// states do not have. And the remedy.
+/// An unsupported feature and its remedy: a draft model on a device drops rows by truncation, which
+/// recurrent states do not support.
 const DRAFT_ON_DEVICE: (&str, &str) = ("draft model on a device", "omit it, or use the CPU");
 
 /// [`read`], to memory if the models cannot run on a device that was chosen automatically.
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn read_anywhere(
+pub(crate) fn read_with_fallback(
     options: &EngineOptions,
     load: &LoadOptions,
     checkpoint: &Checkpoint,

@@ -90,13 +90,13 @@ pub struct DraftRows<'a> {
     /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None`
     /// for a model that reads only tokens.
     pub hidden: Option<Tensor>,
-    /// What the rows attend to.
+    /// The K and V that the rows attend to.
     pub kv: DraftKv<'a>,
 }
 
 /// The K and V of a draft step.
 pub enum DraftKv<'a> {
-    /// The target's committed ones, for one row. All steps of a chain have the position that follows them.
+    /// The target's committed K and V, for one row. All steps of a chain have the same position: the one after them.
     Target(Committed<'a>),
     /// The drafter's own.
     Own {

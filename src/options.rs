@@ -35,8 +35,8 @@ pub struct EngineOptions {
     pub quantize: Option<WeightType>,
     /// The assistant's centroids. Default: its own.
     pub centroids: Centroids,
-    /// Limit in bytes of all sessions' K and V together. Default: none; on a device, what is free
-    /// after loading, but for a sixteenth.
+    /// Limit in bytes of all sessions' K and V together. Default: none; on a device, 15/16 of
+    /// what is free after loading.
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -131,7 +131,7 @@ pub enum Speculation {
     /// With the defaults of [`SpeculationOptions`] if the engine has an assistant, a NextN head or
     /// a draft model, else off.
     #[default]
-    WherePossible,
+    Auto,
     /// Off: one token per pass.
     Off,
     /// With only the assistant or the NextN head, and a fixed block size.

@@ -12,8 +12,8 @@ pub struct Piece {
     pub text: String,
     /// The control tokens completed with this text, in order.
     pub control: Vec<ControlToken>,
-    /// Number of leading tokens that were drafted and accepted. The others are the target's own.
-    pub drafted: usize,
+    /// Number of leading tokens that are accepted drafts. The others are the target's own.
+    pub accepted: usize,
     /// The target's log-probabilities of the tokens; empty unless
     /// [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) is set.
     pub logprobs: Vec<TokenLogprobs>,

@@ -13,10 +13,10 @@ use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, Others, Path, Proposal, RoundResult, Snapshot, SpeculationStats, SpeculativeDecoder,
-    Step, Tracer, Work, run_pass,
+    Cancel, DecodeState, Done, OtherSequences, Path, Proposal, RoundResult, Snapshot, SpeculationStats,
+    SpeculativeDecoder, Step, Tracer, Work, run_pass,
 };
-use crate::stop::{FinishReason, TextEnd};
+use crate::stop::{Detokenizer, FinishReason};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -33,18 +33,18 @@ pub(crate) struct Run {
     undo: Option<Undo>,
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
     left: usize,                                      // tokens that may still be generated
-    text: TextEnd,
+    text: Detokenizer,
     finish: Option<FinishReason>,
     failed: Option<Error>, // reported after the text that was held back
     pub statistics: Statistics,
     tracer: Option<Tracer>,
 }
 
-/// What was before the prompt, until the prompt is read.
+/// The state before the prompt, for rollback until the prompt is read.
 enum Undo {
     /// The sequence, with its state if the prompt takes several passes.
     Sequence { len: usize, newest: Option<DecodeState>, state: Option<Box<Snapshot>> },
-    /// The empty session that a cached prefix took the place of.
+    /// The empty session that was replaced by a cached prefix.
     Session(Box<Session>),
 }
 
@@ -97,7 +97,7 @@ impl Run {
             }),
             first: None,
             left: options.max_tokens,
-            text: TextEnd::new(&options.stop, engine.end_of_generation()),
+            text: Detokenizer::new(&options.stop, engine.end_of_generation()),
             finish: None,
             failed: None,
             statistics,
@@ -105,7 +105,7 @@ impl Run {
         })
     }
 
-    /// A prompt that is not read completely is rolled back to `empty`, not to the cached prefix that took its place.
+    /// Makes a partially read prompt roll back to `empty`, not to the cached prefix that replaced it.
     pub fn replaces(&mut self, empty: Session) {
         self.undo = Some(Undo::Session(Box::new(empty)));
     }
@@ -136,11 +136,11 @@ impl Run {
     }
 
     /// Maximum rows of a round: it emits at most as many tokens, and `max_tokens` is exact.
-    pub fn most_rows(&self, decoder: &SpeculativeDecoder) -> usize {
+    pub fn max_rows(&self, decoder: &SpeculativeDecoder) -> usize {
         self.left.min(decoder.state.remaining()).max(1)
     }
 
-    /// Its part of the next pass, of at most `most_rows` rows besides those of `others`; a proposal may have to be
+    /// Its part of the next pass, of at most `max_rows` rows besides those of `others`; a proposal may have to be
     /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged.
     ///
     /// # Errors
@@ -148,14 +148,14 @@ impl Run {
     pub fn plan(
         &mut self,
         decoder: &mut SpeculativeDecoder,
-        (most_rows, others): (usize, Others),
+        (max_rows, others): (usize, OtherSequences),
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
             let next_cut =
                 self.cuts.iter().find_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0));
-            let most_rows = most_rows.min(next_cut.unwrap_or(usize::MAX));
-            let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
+            let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
+            let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
             if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
                 *state = Some(Box::new(decoder.snapshot()?));
@@ -165,8 +165,8 @@ impl Run {
         match drafted {
             Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
             None => {
-                let most_rows = most_rows.min(self.most_rows(decoder));
-                let proposal = Error::catch(|| decoder.propose(most_rows, others))?;
+                let max_rows = max_rows.min(self.max_rows(decoder));
+                let proposal = Error::catch(|| decoder.propose(max_rows, others))?;
                 Ok(Work::Verify(Box::new(proposal)))
             }
         }
@@ -192,7 +192,7 @@ impl Run {
         Step { decoder, work: Some(work), rng: &mut self.rng, ends }
     }
 
-    /// Processes the result of a step. A round yields a piece; a completed prompt does so with [`Run::hand_out`].
+    /// Processes the result of a step. A round yields a piece; a completed prompt does so with [`Run::emit_first`].
     ///
     /// # Errors
     /// The step's, to be passed to [`Run::fail`].
@@ -218,7 +218,7 @@ impl Run {
     ///
     /// # Errors
     /// If the tokenizer cannot decode it.
-    pub fn hand_out(&mut self, session: &mut Session) -> Result<Option<Piece>> {
+    pub fn emit_first(&mut self, session: &mut Session) -> Result<Option<Piece>> {
         let Some((first, logprobs)) = self.first.take() else { return Ok(None) };
         let engine = session.engine.clone();
         let tokenizer = engine.parts.tokenizer.as_deref();
@@ -250,7 +250,7 @@ impl Run {
     fn piece(
         &mut self,
         session: &mut Session,
-        (tokens, drafted): (Vec<u32>, usize),
+        (tokens, accepted): (Vec<u32>, usize),
         logprobs: Vec<TokenLogprobs>,
     ) -> Result<Piece> {
         self.left -= tokens.len();
@@ -268,7 +268,7 @@ impl Run {
             self.learn(session);
         }
         let (text, control) = self.text.take(engine.parts.tokenizer.as_deref(), self.finish)?;
-        Ok(Piece { tokens, text, control, drafted, logprobs })
+        Ok(Piece { tokens, text, control, accepted, logprobs })
     }
 
     /// Ends a cancelled generation. Returns the text that was held back, if any.
@@ -304,7 +304,7 @@ impl Run {
     /// `error`, if no text was held back.
     pub fn fail(&mut self, session: &mut Session, error: Error) -> Result<Piece> {
         self.restore(session);
-        // A panic between the two leaves tokens whose rows were not committed.
+        // A panic after a round's tokens are recorded leaves tokens whose rows were not committed.
         let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
         if drafting.tokens.len() > state.len() + usize::from(drafting.newest.is_some()) {
             drafting.truncate(state.len(), None);
@@ -390,9 +390,9 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let waited = drafted.is_some().then(|| start.elapsed());
     let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
-    let most_rows = decoder.state.kv().max_round_rows();
+    let max_rows = decoder.state.kv().max_round_rows();
     let done = engine.run(|| {
-        let mut work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
+        let mut work = run.plan(decoder, (max_rows, OtherSequences::default()), drafted?)?;
         if let Work::Verify(proposal) = &mut work {
             decoder.complete(proposal, &run.cancel)?;
         }

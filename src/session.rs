@@ -14,9 +14,9 @@ use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Cancel, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner,
-    Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all,
-    count_at,
+    Backend, Cancel, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, OtherSequences, Pending,
+    Planner, Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder,
+    add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -82,7 +82,7 @@ impl Session {
     ///
     /// # Panics
     /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one
-    /// starts: a drafter has the cache then.
+    /// starts: the draft in progress owns the cache until then.
     pub fn kv(&self) -> &KvCache {
         self.idle().state.kv()
     }
@@ -172,7 +172,7 @@ impl Session {
         Ok(fork)
     }
 
-    /// The longest context of a fork: what the page tables hold, on a device.
+    /// Maximum context of a fork: on a device, what the page tables hold; on the CPU, unlimited.
     pub(crate) fn max_fork_context(&self) -> usize {
         self.idle().backend.device.as_ref().map_or(usize::MAX, DeviceSequence::context)
     }
@@ -237,13 +237,13 @@ impl Session {
 
     /// Starts the next round's draft on the engine's threads, which `cancel` ends after the token that is being
     /// drafted.
-    pub(crate) fn submit(&mut self, most_rows: usize, cancel: &Cancel) {
+    pub(crate) fn submit(&mut self, max_rows: usize, cancel: &Cancel) {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
                 let engine = self.engine.clone();
                 let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
                     engine.parts.on_thread(|| {
-                        let mut proposal = decoder.propose(most_rows, Others::default())?;
+                        let mut proposal = decoder.propose(max_rows, OtherSequences::default())?;
                         decoder.complete(&mut proposal, cancel)?;
                         Ok(proposal)
                     })
@@ -311,10 +311,8 @@ impl Session {
     fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
         let sources = &self.engine.parts.sources;
         let options = match speculation {
-            Speculation::WherePossible if sources.has_mtp() || sources.draft_model.is_some() => {
-                SpeculationOptions::default()
-            }
-            Speculation::WherePossible | Speculation::Off => SpeculationOptions::off(),
+            Speculation::Auto if sources.has_mtp() || sources.draft_model.is_some() => SpeculationOptions::default(),
+            Speculation::Auto | Speculation::Off => SpeculationOptions::off(),
             Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
             Speculation::With(options) => options.clone(),
         };

@@ -26,7 +26,7 @@ pub enum FinishReason {
 }
 
 /// Decodes emitted tokens and detects stop conditions.
-pub(crate) struct TextEnd {
+pub(crate) struct Detokenizer {
     stop_tokens: Vec<u32>,
     stop_strings: Vec<String>,
     decoder: StreamDecoder,
@@ -35,7 +35,7 @@ pub(crate) struct TextEnd {
     pub ended: Option<FinishReason>,
 }
 
-impl TextEnd {
+impl Detokenizer {
     pub fn new(stop: &Stop, end_of_generation: &[u32]) -> Self {
         let mut stop_tokens = stop.tokens.clone();
         if stop.end_of_generation == EndOfGeneration::Stops {
@@ -141,7 +141,7 @@ mod tests {
         ] {
             let ids = ids(&tokenizer, text);
             for taken_at_once in [1, 2, 100] {
-                let (mut end, mut written) = (TextEnd::new(&stop, &[]), String::new());
+                let (mut end, mut written) = (Detokenizer::new(&stop, &[]), String::new());
                 for round in ids.chunks(taken_at_once) {
                     let ends = round.iter().any(|token| end.push(Some(&tokenizer), *token).expect("a token"));
                     let (mut text, control) = end.take(Some(&tokenizer), end.ended).expect("text");
@@ -173,7 +173,7 @@ mod tests {
     fn a_control_token_ends_a_character() {
         let tokenizer = tokenizer();
         let id = |piece: &str| tokenizer.id(piece).expect("in the vocabulary");
-        let mut end = TextEnd::new(&Stop::default(), &[]);
+        let mut end = Detokenizer::new(&Stop::default(), &[]);
         for piece in ["<0xE2>", "<|channel>", "<0x82>", "<0xAC>"] {
             assert!(!end.push(Some(&tokenizer), id(piece)).expect("a token"));
         }

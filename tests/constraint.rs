@@ -156,7 +156,7 @@ fn every_text_is_valid_and_speculation_changes_none() {
             speculation("ngram-map-k:n=1:m=8:hits=1,mtp", BlockSize::Fixed(3)),
             speculation("ngram-simple:n=2", BlockSize::Fixed(5)),
             speculation("auto", BlockSize::Measured),
-            Speculation::WherePossible,
+            Speculation::Auto,
         ] {
             let (got, statistics) = write(&GenerateOptions { speculation: speculation.clone(), ..options.clone() });
             assert_eq!(got, want, "{schema}, {speculation:?}");
@@ -691,7 +691,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
     let problem = refused(Constraint::json_schema(wide.to_string()));
     assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
-    // Others still compile.
+    // OtherSequences still compile.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
 }
 

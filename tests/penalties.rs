@@ -262,7 +262,7 @@ impl LogitsProcessor for Own {
 fn the_history_is_the_whole_sequence() {
     for pair in pairs() {
         for sampling in &samplings()[..3] {
-            let (got, _) = run(&pair, &options(sampling, Speculation::WherePossible));
+            let (got, _) = run(&pair, &options(sampling, Speculation::Auto));
             let own = Arc::new(Own(sampling.penalties)) as Arc<dyn LogitsProcessor>;
             let plain = options(&Sampling::default(), Speculation::Off);
             let (want, _) = run(&pair, &GenerateOptions { logits_processor: Some(own), ..plain });

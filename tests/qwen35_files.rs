@@ -722,7 +722,7 @@ fn claimed_numbers_of_experts_are_limited() {
 }
 
 #[test]
-fn a_head_is_there_or_not() {
+fn checkpoints_load_with_and_without_a_head() {
     let case = &shipped()[0];
     let no_change = |_: &mut Value| {};
     // The key without tensors: the model runs without a head.

@@ -809,7 +809,7 @@ fn experts_apart(tensors: &mut Tensors, store: impl Fn(&mut Tensors, String, [us
 
 /// Experts with a tensor per matrix, in floats and in FP8, equal the stacks.
 #[test]
-fn experts_apart_are_the_stacks() {
+fn separate_experts_load_as_stacks() {
     let (twin, case) = (Twin::of("moe"), case("moe"));
     let floats = |tensors: &mut Tensors, name: String, shape: [usize; 2], values: &[f32]| {
         tensors.insert(name, (Dtype::F32, shape.to_vec(), f32_bytes(values.iter().copied())));
@@ -939,7 +939,7 @@ fn directories_without_a_model_say_what_they_hold() {
 
 /// git-LFS leaves pointers, and a gated repository's URL an HTML page.
 #[test]
-fn what_stands_in_the_place_of_a_file_is_named() {
+fn placeholders_are_refused() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\nsize 9523\n";
     let page = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>";
     for (content, about) in [(pointer, ["git-LFS pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
@@ -960,7 +960,7 @@ fn what_stands_in_the_place_of_a_file_is_named() {
 /// Devices and pipes: reading one could wait for a writer forever.
 #[cfg(unix)]
 #[test]
-fn what_is_no_regular_file_is_not_read() {
+fn special_files_are_refused() {
     for file in ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"] {
         let twin = Twin::of("dense");
         let path = twin.path("target").join(file);
@@ -2002,7 +2002,7 @@ fn replies_are_taken_apart_by_their_tokens() {
         let mut parts = Vec::new();
         for piece in session.generate(&chat, &generate).expect("a generation") {
             let piece = piece.expect("a piece");
-            assert!(piece.drafted < piece.tokens.len());
+            assert!(piece.accepted < piece.tokens.len());
             parts.extend(parser.push(&piece));
         }
         parts.extend(parser.finish());
@@ -2086,7 +2086,7 @@ fn a_megabyte_is_encoded_in_time() {
 // ---- sampling ----
 
 #[test]
-fn the_publishers_sampling_is_known_and_not_used_unasked() {
+fn sampling_defaults_are_read_and_not_applied() {
     let twin = Twin::of("edge");
     let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
     assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
@@ -2398,7 +2398,7 @@ fn an_assistant_of_another_target_is_a_misfit() {
 /// Acceptance falls along the chain, and is low on some texts: the statistics show it by position,
 /// and the target's own greedy text does not change.
 #[test]
-fn acceptance_that_falls_along_the_chain_is_counted_by_place() {
+fn acceptance_is_counted_by_position() {
     let twin = Twin::of("edge");
     let assistant = twin.write("mtp-edge.gguf", twin.gguf("assistant").bytes());
     let engine = engine(&twin.write("edge.gguf", twin.gguf("target").bytes()), Some(&assistant)).expect("a pair");

@@ -220,7 +220,7 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
     own.end()?;
     match (enabled, drafters.is_some() || block.is_some()) {
-        (Some(true), false) if matches!(default, Speculation::Off) => Ok(Speculation::WherePossible),
+        (Some(true), false) if matches!(default, Speculation::Off) => Ok(Speculation::Auto),
         (_, false) => Ok(default.clone()),
         _ => Ok(Speculation::With(options)),
     }
@@ -388,7 +388,7 @@ pub(crate) fn origins(engine: &Engine, piece: &Piece) -> Value {
     let Ok(tokenizer) = engine.tokenizer() else { return json!([]) };
     let token = |(i, id): (usize, &u32)| {
         let bytes = if tokenizer.is_control(*id) { Vec::new() } else { tokenizer.token_bytes(*id) };
-        json!({"id": id, "text": String::from_utf8_lossy(&bytes), "drafted": i < piece.drafted})
+        json!({"id": id, "text": String::from_utf8_lossy(&bytes), "drafted": i < piece.accepted})
     };
     piece.tokens.iter().enumerate().map(token).collect()
 }

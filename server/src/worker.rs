@@ -228,7 +228,7 @@ impl EngineThread {
         self.running.iter().map(|started| 1 + started.others.len()).sum()
     }
 
-    /// Gives the job a sequence. If memory has no room for it beside those that run, it goes on waiting.
+    /// Gives the job a sequence. If memory does not suffice for it beside the running ones, it stays in the queue.
     fn start(&mut self, job: Job) {
         let (begin, queued) = (Instant::now(), job.admitted.elapsed());
         let mut added = self.add(&job.prompt, &job.choice);

@@ -26,11 +26,10 @@ pub enum CallChoice {
 }
 
 impl Constraint {
-    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in the
-    /// syntax of the model's family, with arguments under the JSON schemas of the tools. Properties that a
-    /// schema does not name are left out. A prompt with
-    /// [`Thinking::On`] may be answered by reasoning first; one that opens it
-    /// ([`ReasoningStart::Prompt`](super::ReasoningStart)) is.
+    /// Constrains replies to a prompt that was rendered with `options`: they have the calls that `choice` requires, in
+    /// the syntax of the model's family, with arguments under the JSON schemas of the tools. Properties that a schema
+    /// does not name are left out. With [`Thinking::On`], reasoning may come first; it must if the prompt opens it
+    /// ([`ReasoningStart::Prompt`](super::ReasoningStart)).
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool

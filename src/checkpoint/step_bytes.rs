@@ -4,7 +4,7 @@ use super::files::{Checkpoint, Files};
 use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};
+use crate::gemma4::{AssistantConfig, TextConfig, is_tower, is_unused_kv};
 use foretoken_kernels::quant::WeightType;
 
 /// A tensor's name, dimensions, and bytes when loaded.
@@ -31,7 +31,7 @@ impl Checkpoint {
                 || tensor.dimensions < 2
                 || is_gathered
                 || is_tower(name)
-                || is_dead(name, prefix, config)
+                || is_unused_kv(name, prefix, config)
             {
                 return 0;
             }

@@ -27,7 +27,7 @@ pub(crate) struct ConstraintState {
     time: Duration,
 }
 
-/// Whether the matcher looks at tokens that it may not consume. That takes of the limits that masks have.
+/// Whether the matcher checks drafts, which it may not consume. Checking counts against the limits of masks.
 #[derive(Clone, Copy, PartialEq)]
 enum Looking {
     NotYet,
@@ -82,7 +82,7 @@ impl ConstraintState {
         })
     }
 
-    /// Whether the matcher may look at more tokens, which it then does.
+    /// Whether drafts may be checked; if so, records that they were.
     fn looks(&mut self) -> bool {
         if self.looking == Looking::NotYet {
             self.looking = Looking::Looked;
@@ -90,7 +90,7 @@ impl ConstraintState {
         self.looking == Looking::Looked
     }
 
-    /// Does `work`. If the matcher fails after it looked at drafts, `work` is done again by one that did not.
+    /// Runs `work`. If it fails after the matcher checked drafts, it runs again on a new matcher that did not.
     ///
     /// # Errors
     /// Those of `work`.

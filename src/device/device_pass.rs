@@ -116,10 +116,10 @@ impl<'a> DevicePass<'a> {
     /// # Errors
     /// If the driver fails.
     pub fn draft(&mut self, index: usize, drafts: &[DeviceSlice<u32>]) -> Result<()> {
-        self.sequences.iter_mut().for_each(|sequence| sequence.note(None));
+        self.sequences.iter_mut().for_each(|sequence| sequence.set_known(None));
         self.passes.draft(self.models, index, drafts)?;
         for (part, sequence) in self.parts.iter().zip(&mut self.sequences) {
-            sequence.note(Some((part.position + 1, DRAFTED)));
+            sequence.set_known(Some((part.position + 1, DRAFTED)));
         }
         Ok(())
     }
@@ -154,9 +154,9 @@ impl DeviceOutput<'_> {
                 self.passes.accept(self.models)?[part.output]
             }
             AcceptRule::All => {
-                self.sequences[self.index].note(None);
+                self.sequences[self.index].set_known(None);
                 let result = self.passes.accept_count(self.models, part.output, drafts.len())?;
-                self.sequences[self.index].note(part.state_after(result));
+                self.sequences[self.index].set_known(part.state_after(result));
                 result
             }
         };
@@ -172,10 +172,10 @@ impl DeviceOutput<'_> {
         let parts = self.parts.iter().zip(&mut self.sequences);
         let mut parts: Vec<_> = parts.filter(|(part, _)| part.outputs > 0).collect();
         // Until the results are read, only the device knows.
-        parts.iter_mut().for_each(|(_, sequence)| sequence.note(None));
+        parts.iter_mut().for_each(|(_, sequence)| sequence.set_known(None));
         let accepted = self.passes.accept(self.models)?;
         for (part, sequence) in parts {
-            sequence.note(part.state_after(accepted[part.output]));
+            sequence.set_known(part.state_after(accepted[part.output]));
         }
         Ok(())
     }

@@ -83,10 +83,10 @@ impl DraftSteps {
     }
 
     /// The sequences of the draft, if `rows` are next steps of some of them. If other drafts were made in between, the
-    /// hidden states of the last step are lost, and all steps are repeated. They stay alive until the step is launched;
-    /// memory is freed after the kernels that read it.
+    /// hidden states of the last step are lost, and all steps are repeated. The returned references keep the sequences
+    /// alive until the step is launched; memory is freed after the kernels that read it.
     fn continued(&self, rows: &[DraftRow<'_>], step: usize) -> Option<Vec<Arc<Mutex<Sequence>>>> {
-        // Not replaced by a snapshot. A sequence that is locked waits for this workspace.
+        // The id differs if a snapshot replaced the sequence. One that is locked waits for this workspace.
         let same = |sequence: &Mutex<Sequence>, id| sequence.try_lock().is_some_and(|sequence| sequence.id() == id);
         let alive = |(sequence, id): &(Weak<_>, _)| sequence.upgrade().filter(|sequence| same(sequence, *id));
         let sequences: Vec<_> = self.sequences.iter().map(alive).collect::<Option<_>>()?;

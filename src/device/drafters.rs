@@ -153,7 +153,7 @@ pub(crate) struct DeviceDraftModel {
 }
 
 /// Maximum tokens read one by one, in recorded passes: what a fully accepted round adds.
-const FEW: usize = 2;
+const MAX_SINGLE_READS: usize = 2;
 
 impl DeviceDraftModel {
     /// A drafter for sequences of at most `context` tokens, with an empty cache; see
@@ -172,7 +172,7 @@ impl DeviceDraftModel {
     }
 
     /// Drops the rows that do not match `text`, and that of its last token, whose scores are needed.
-    fn go_back(&mut self, text: &[u32]) {
+    fn rewind_to(&mut self, text: &[u32]) {
         let (read, text_behind) = (&self.read[self.sure..], &text[self.sure..]);
         let same = self.sure + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
         self.sure = same.min(text.len().saturating_sub(1));
@@ -186,7 +186,7 @@ impl DeviceDraftModel {
     /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the
     /// scores after the last token.
     fn pass<T>(&mut self, tokens: &[u32], use_output: impl FnOnce(&mut DeviceOutput<'_>) -> Result<T>) -> Result<T> {
-        let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
+        let rows = if tokens.len() <= MAX_SINGLE_READS { 1 } else { self.max_round_rows };
         let (last, before) = (tokens.chunks(rows).last().unwrap_or_default(), tokens.chunks(rows).rev().skip(1).rev());
         for chunk in before {
             self.run(chunk, if rows == 1 { OutputRows::All } else { OutputRows::None }).map(drop)?;
@@ -227,11 +227,11 @@ impl Drafter for DeviceDraftModel {
 
     fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.begin(tokens);
-        // Behind the end of its context it drafts nothing.
+        // Past the end of its context it drafts nothing.
         if tokens.len() > self.max_context {
             return Ok(());
         }
-        self.go_back(tokens);
+        self.rewind_to(tokens);
         for chunk in tokens[self.sure..].chunks(self.max_round_rows) {
             self.run(chunk, OutputRows::None).map(drop)?;
             self.read.extend(chunk);
@@ -251,7 +251,7 @@ impl Drafter for DeviceDraftModel {
         while draft.tokens.len() < most {
             let tokens = match draft.tokens.last() {
                 None => {
-                    self.go_back(context.tokens);
+                    self.rewind_to(context.tokens);
                     context.tokens[self.sure..].to_vec()
                 }
                 Some(newest) => vec![*newest],

@@ -343,9 +343,9 @@ impl KvPlan {
     }
 }
 
-/// Rows of one launch, at least one and at most `most`, if those of a row take `per_row` bytes of split partials: as many
-/// as [`MAX_PARTIAL_BYTES`] hold. Up to [`ROWS_AT_ONCE`], whose partials take more at depth, as many as `partial_bytes`
-/// hold. A row's bits do not depend on it: splits are at fixed positions.
+/// Rows of one launch, from 1 to `most`, if the split partials of a row take `per_row` bytes: as many as fit in
+/// [`MAX_PARTIAL_BYTES`]; up to [`ROWS_AT_ONCE`], whose partials take more at depth, as many as fit in `partial_bytes`.
+/// A row's bits do not depend on it: splits are at fixed positions.
 fn rows_at_once(per_row: usize, partial_bytes: usize, most: usize) -> usize {
     let many = (MAX_PARTIAL_BYTES / per_row).min(most) / ROWS_AT_ONCE * ROWS_AT_ONCE;
     match many {

@@ -27,9 +27,9 @@ pub(crate) struct Models {
     passes: Mutex<Passes>,
 }
 
-/// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only
-/// if the memory suffices for them.
-const TABLES: usize = 1 << 20;
+/// Minimum positions of page tables, if the model has as many: 64 KiB per table. Larger tables only
+/// if the memory suffices for that many positions.
+const MIN_TABLE_POSITIONS: usize = 1 << 20;
 
 /// The plans of the sequences that exist.
 #[derive(Default)]
@@ -41,7 +41,7 @@ struct Plans {
 impl Models {
     /// Takes a target and its assistant's weights and donors, loaded to `device` by
     /// [`DeviceDestination`](super::DeviceDestination). `suppressed` ids are never chosen. Pages take at most
-    /// `kv_memory` bytes, by default what is free, but for activations.
+    /// `kv_memory` bytes, by default what is free, less the part for activations.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -115,7 +115,7 @@ impl Models {
         &self.loaded.device
     }
 
-    /// The memory and recordings of passes. Whoever has it has the results of the last pass.
+    /// The memory and recordings of passes. While the guard is held, the results of the last pass stay valid.
     pub(super) fn passes(&self) -> MutexGuard<'_, Passes> {
         self.passes.lock()
     }
@@ -138,7 +138,7 @@ impl Models {
         // A session file may request more rows than the context has positions.
         let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
-        let longest = options.max_context.unwrap_or(default).min(context.max(TABLES));
+        let longest = options.max_context.unwrap_or(default).min(context.max(MIN_TABLE_POSITIONS));
         let plan = self.plan(layout, &options, longest)?;
         let recurrent = self.passes().new_recurrent()?;
         Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size(), recurrent)?, context))

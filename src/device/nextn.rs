@@ -17,7 +17,7 @@ use crate::kv::KvOptions;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MOST_UNREAD,
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MAX_UNREAD,
     Observed, Reads, draft_chain,
 };
 use crate::{Error, Result};
@@ -40,7 +40,7 @@ pub(crate) struct DeviceNextN {
     max_round_rows: usize,
     first: usize,                     // the position of the sequence's first row
     rows: usize,                      // rows from the target's states; those after them are a draft's
-    states: Buffer<f32>,              // (MOST_UNREAD, hidden)
+    states: Buffer<f32>,              // (MAX_UNREAD, hidden)
     held: Range<usize>,               // their positions: those that are not read, or the last one
     target: Option<Arc<Buffer<u32>>>, // the state of the target's sequence; `None` until a pass is observed
     step: usize,                      // rows after the step that is run
@@ -158,7 +158,7 @@ impl DeviceNextN {
         let options = KvOptions { layers: Vec::new(), ..options.clone() };
         let (sequence, fits) = head.models.sequence(&options, head.max_position_embeddings)?;
         let max_context = context.min(sequence.plan().context());
-        let states = Buffer::new(&**head.models.device(), MOST_UNREAD * sequence.hidden().len())?;
+        let states = Buffer::new(&**head.models.device(), MAX_UNREAD * sequence.hidden().len())?;
         Ok(Self {
             head,
             sequence: Arc::new(Mutex::new(sequence)),
@@ -175,7 +175,7 @@ impl DeviceNextN {
     }
 
     fn width(&self) -> usize {
-        self.states.len() / MOST_UNREAD
+        self.states.len() / MAX_UNREAD
     }
 
     /// The position of the first state that is not read.
@@ -250,7 +250,7 @@ impl DeviceNextN {
         Ok(())
     }
 
-    /// Holds the states of `positions` besides those held, unless all of these are read: then instead of them.
+    /// Appends the states of `positions` to those held, or replaces them if all of them are read.
     fn hold(&mut self, positions: Range<usize>, states: DeviceSlice<f32>) -> Result<()> {
         if self.unread() >= self.held.end {
             self.held = positions.start..positions.start;
@@ -370,7 +370,7 @@ impl Drafter for DeviceNextN {
         let begin = if self.unread() < seen.first { self.held.start } else { seen.first };
         // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
         let behind_prompt = seen.tokens.len() == end;
-        if !behind_prompt && end - begin <= MOST_UNREAD {
+        if !behind_prompt && end - begin <= MAX_UNREAD {
             return self.hold(seen.first..end, states);
         }
         self.free_rows(end - 1 - self.unread());

@@ -196,7 +196,7 @@ impl Ops for DeviceOps {
         Ok(x.some_columns(start, width))
     }
 
-    fn beside(&self, left: &DeviceTensor, right: &DeviceTensor) -> Result<DeviceTensor> {
+    fn concat_columns(&self, left: &DeviceTensor, right: &DeviceTensor) -> Result<DeviceTensor> {
         let (rows, width) = (left.rows, left.width + right.width);
         let y = self.queue.new_tensor(rows, width)?;
         let order = subslice(self.inputs()?.order.slice(), 0, rows);
@@ -281,7 +281,7 @@ impl Ops for DeviceOps {
         Ok(y)
     }
 
-    fn embed_beside(&self, table: &DeviceEmbedding, ids: DeviceSlice<u32>, state: &DraftState) -> Result<DeviceTensor> {
+    fn embed_concat(&self, table: &DeviceEmbedding, ids: DeviceSlice<u32>, state: &DraftState) -> Result<DeviceTensor> {
         let width = table.table.inputs();
         let y = Strided { slice: state.input, stride: 2 * width };
         table.table.embed_rows(&self.queue.launcher, ids, table.scale, y)?;

@@ -35,9 +35,9 @@ pub(super) struct Recordings {
     shallow: u32, // passes since one needed a quarter of the horizon
 }
 
-/// Such passes after which the horizon shrinks. Surplus splits cost launches of blocks that end at once, in every pass
-/// of every layer; recording again costs a few rounds, and sequences that are deep may alternate with others.
-const MOST_SHALLOW: u32 = 64;
+/// The value of `shallow` above which the horizon shrinks. Surplus splits cost launches of blocks that end at once, in
+/// every pass of every layer; recording again costs a few rounds, and deep sequences may alternate with others.
+const MAX_SHALLOW: u32 = 64;
 
 impl Recordings {
     /// The horizon for positions below `end`. If `end` exceeds the current one, it grows by 1/8 of `end` and all
@@ -47,7 +47,7 @@ impl Recordings {
         let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);
         let horizon = end.next_multiple_of(step);
         self.shallow = if horizon <= self.horizon / 4 { self.shallow + 1 } else { 0 };
-        if end > self.horizon || self.shallow > MOST_SHALLOW {
+        if end > self.horizon || self.shallow > MAX_SHALLOW {
             *self = Self { horizon, ..Self::default() };
         }
         self.horizon
@@ -89,11 +89,11 @@ mod tests {
         let deep = recordings.reach(200_000);
         assert!((200_000..230_000).contains(&deep));
         // Of two sequences, one is deep.
-        for _ in 0..3 * MOST_SHALLOW {
+        for _ in 0..3 * MAX_SHALLOW {
             assert_eq!([recordings.reach(1000), recordings.reach(190_000)], [deep; 2]);
         }
-        let shallow: Vec<_> = (0..3 * MOST_SHALLOW).map(|_| recordings.reach(1000)).collect();
-        let (before, after) = shallow.split_at(MOST_SHALLOW as usize);
+        let shallow: Vec<_> = (0..3 * MAX_SHALLOW).map(|_| recordings.reach(1000)).collect();
+        let (before, after) = shallow.split_at(MAX_SHALLOW as usize);
         assert!(before.iter().all(|horizon| *horizon == deep));
         assert!(after.iter().all(|horizon| *horizon == after[0] && (1000..4 * 1000).contains(horizon)));
         assert_eq!(recordings.reach(1001), after[0]);

@@ -114,8 +114,8 @@ impl Sequence {
         }
     }
 
-    /// Notes that launches change the state to this; `None` if only the device knows.
-    pub(super) fn note(&mut self, known: Option<(usize, u32)>) {
+    /// Records that launches change the state to this; `None` if only the device knows it.
+    pub(super) fn set_known(&mut self, known: Option<(usize, u32)>) {
         self.known = known;
     }
 

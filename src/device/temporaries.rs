@@ -11,7 +11,7 @@ use super::Device;
 use super::buffer::Buffer;
 use crate::Result;
 
-/// The part of the free memory that is left for activations: one of so many.
+/// 1 / `ACTIVATIONS` of the free memory is left for activations.
 const ACTIVATIONS: usize = 16;
 
 /// Bytes left for activations if `free` are free.

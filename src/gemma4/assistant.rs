@@ -174,7 +174,7 @@ impl<O: Ops> AssistantModel<O> {
         state: &O::State,
         kv: &mut O::Kv<'_>,
     ) -> Result<(O::Scores, O::State)> {
-        let mut h = ops.linear(&self.pre_projection, &ops.embed_beside(table, ids, state)?)?;
+        let mut h = ops.linear(&self.pre_projection, &ops.embed_concat(table, ids, state)?)?;
         let angles = self.rotations.angles(ops, kv)?;
         for (i, layer) in self.layers.iter().enumerate() {
             h = layer.forward(ops, &h, None, &angles, kv, i)?;

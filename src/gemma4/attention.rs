@@ -116,7 +116,7 @@ impl<O: Ops> Attention<O> {
         }
     }
 
-    /// The other part, over K and V that were stored before.
+    /// The rest of `forward`, over K and V that `append` stored.
     pub(super) fn attend(
         &self,
         ops: &O,

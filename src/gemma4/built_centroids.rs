@@ -1,4 +1,4 @@
-//! Builds centroids for an assistant without: its head's rows in equally sized groups, and the groups' means.
+//! Builds centroids for an assistant that has none: its head's rows in equally sized groups, and the groups' means.
 
 use std::collections::HashMap;
 use std::path::Path;

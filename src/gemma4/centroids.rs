@@ -17,7 +17,7 @@ pub enum Centroids {
     Build(BuildCentroids),
 }
 
-/// How centroids are built for an assistant without.
+/// How centroids are built for an assistant that has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildCentroids {
     /// Number of groups, a power of two that divides the vocabulary, and how many of them are scored. Default:

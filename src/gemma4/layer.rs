@@ -84,7 +84,7 @@ impl<O: Ops> DecoderLayer<O> {
         self.self_attn.append(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)
     }
 
-    /// The other part, over K and V that were stored before.
+    /// The rest of `forward`, over K and V that `append` stored.
     pub(super) fn forward_appended(
         &self,
         ops: &O,

@@ -6,7 +6,7 @@ use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
-use super::tensor_names::{is_dead, is_tower};
+use super::tensor_names::{is_tower, is_unused_kv};
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
@@ -80,7 +80,7 @@ impl Target {
             }
         };
         loader.finish(|name| {
-            is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
+            is_tower(name) || is_inner_assistants(name) || is_unused_kv(name, prefix, &config) || is_head(name)
         })?;
         let inner = || checkpoint.names().iter().any(|name| is_inner_assistants(name));
         if checkpoint.gguf().is_some() && inner() {

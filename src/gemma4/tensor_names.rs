@@ -10,15 +10,15 @@ pub(crate) fn is_tower(name: &str) -> bool {
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// Tables that an assistant need not use: the target's embedding, which embeds its tokens, and of its own embedding and
-/// output head the one that does not score them.
+/// Tables that an assistant may leave unused: the target's embedding, which embeds its tokens, and the one of its own
+/// embedding and output head that does not score them.
 pub(crate) fn is_assistants_table(name: &str) -> bool {
     ["lm_head.weight", "embed_tokens.weight", "model.embed_tokens.weight", "mtp_input_embd.weight"].contains(&name)
 }
 
 /// Unused K and V weights of KV-shared layers, which published checkpoints contain, and their
 /// scales, which are under their names in GGUF.
-pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
+pub(crate) fn is_unused_kv(name: &str, prefix: &str, config: &TextConfig) -> bool {
     let of_gguf = name.strip_prefix("blk.");
     let layer = of_gguf.or_else(|| name.strip_prefix(prefix)?.strip_prefix("layers."));
     let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };

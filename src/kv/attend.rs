@@ -21,8 +21,8 @@ use crate::nn::{Aligned, F32View, blocks, divides, for_each, tensor, threads};
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
 
-/// Tasks of a wave per task that the threads need: the splits of a wave are computed at once, and their results merged
-/// before the next. More waves have more ends at which threads wait, fewer need more memory.
+/// Tasks of a wave, per task that the threads need. The splits of a wave are computed in parallel, and merged before
+/// the next wave. More waves mean more waiting at their ends, fewer need more memory.
 const WAVE: usize = 4;
 
 /// Query rows that share one read of the keys. More rows would read the keys less often, but their outputs would not
@@ -35,8 +35,8 @@ struct Queries<'a> {
     words: Vec<i32>,    // (rows, heads, words): quantized queries, for quantized keys
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
-    group: usize,       // query heads per K/V head
-    least_tasks: usize, // among which they are divided; 1 if other blocks occupy the threads
+    group: usize,     // query heads per K/V head
+    min_tasks: usize, // among which they are divided; 1 if other blocks occupy the threads
 }
 
 /// Queries of one K/V head, over one split of its keys.
@@ -65,21 +65,21 @@ pub(super) fn attend(
         return Err(candle_core::Error::Msg(problem).into());
     }
     let view = F32View::new(q)?;
-    // As many blocks for every thread are tasks; the others are divided.
+    // The largest multiple of the number of threads: so many blocks are one task each; the others are divided.
     let threads = threads();
     let at_once = rows.div_ceil(QUERY_BLOCK) / threads * threads;
     let block_len = QUERY_BLOCK * heads * head_dim;
     let y = blocks(view.len(), block_len, at_once, |i, y| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);
-        let least_tasks = if i < at_once { 1 } else { 2 * threads };
-        let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, least_tasks);
+        let min_tasks = if i < at_once { 1 } else { 2 * threads };
+        let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, min_tasks);
         attend_rows(cache, store, &queries, y);
     });
     tensor(y, (rows, heads * head_dim))
 }
 
-/// `attend` of every sequence, `(rows, heads * head_dim)` together. `keys` estimates its work. All threads share that of
-/// a sequence with so much of the whole that one thread alone would end last; each of the others is a task.
+/// `attend` of every sequence, `(rows, heads * head_dim)` together. `keys` estimates its work. A
+/// sequence with so much of the work that its task would end last is divided among all threads; each other is one task.
 ///
 /// # Errors
 /// The first of `attend`.
@@ -111,7 +111,7 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
 
     let of_split = rows * queries.group;
     let per_task = queries.per_task(of_split, splits.len() * kv_heads);
-    let at_once = match queries.least_tasks {
+    let at_once = match queries.min_tasks {
         1 => 1,
         least => (WAVE * least).div_ceil(kv_heads * of_split.div_ceil(per_task)).min(splits.len()),
     };
@@ -156,7 +156,7 @@ fn attend_wave(
         task.output.fill(0.0);
         attend_split(cache, store, queries, task);
     };
-    match queries.least_tasks {
+    match queries.min_tasks {
         1 => tasks.for_each(run),
         _ => for_each(tasks, run),
     }
@@ -181,7 +181,7 @@ fn merge_wave(
             }
         }
     };
-    let divided = queries.least_tasks > 1 && divides(splits * y.len());
+    let divided = queries.min_tasks > 1 && divides(splits * y.len());
     let per_task = if divided { totals.len().div_ceil(2 * threads()) } else { totals.len() }.max(1);
     let tasks = totals.chunks_mut(per_task).zip(y.chunks_mut(per_task * head_dim));
     for_each((0..).step_by(per_task).zip(tasks), merge_queries);
@@ -194,7 +194,7 @@ impl<'a> Queries<'a> {
         rows: &[f32],
         positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
         heads: usize,
-        least_tasks: usize,
+        min_tasks: usize,
     ) -> Self {
         let (rows, words) = match store.key_quantization() {
             None => (Aligned::copy(rows), Vec::new()),
@@ -215,13 +215,13 @@ impl<'a> Queries<'a> {
                 (Aligned::copy(&rows), words)
             }
         };
-        Self { rows, words, positions, heads, group: heads / store.layout.num_kv_heads, least_tasks }
+        Self { rows, words, positions, heads, group: heads / store.layout.num_kv_heads, min_tasks }
     }
 
     /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without
     /// work. Every task reads the keys. (A minimum of work per task gains nothing.)
     fn per_task(&self, all: usize, tasks: usize) -> usize {
-        all.div_ceil(self.least_tasks.div_ceil(tasks))
+        all.div_ceil(self.min_tasks.div_ceil(tasks))
     }
 
     /// Quantized query `index` of `(rows, heads)`, if keys are quantized.

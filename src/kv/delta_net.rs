@@ -14,7 +14,7 @@ use super::recurrent::Recurrent;
 use crate::nn::{DeltaNet, HeadOrder, for_each, for_row_blocks, row_blocks};
 
 /// Maximum logged rows until the next pass; a larger log would exceed the matrices.
-const MOST_LOGGED: usize = 64;
+const MAX_LOGGED: usize = 64;
 
 /// Minimum heads per task: a row of a head takes about a microsecond.
 const HEADS_PER_TASK: usize = 4;
@@ -172,7 +172,7 @@ impl Layer {
         let rows = Rows::new(net.convolved(&window_and_rows), inputs, heads);
         let mut by_head = vec![0.0; y.len()]; // (heads, rows, value_head_dim)
         let outputs_of = by_head.chunks_mut(rows.count * value_dim);
-        if whole && rows.count > MOST_LOGGED {
+        if whole && rows.count > MAX_LOGGED {
             let mut matrices = self.matrices.to_vec();
             if let Some(accepted) = &self.accepted {
                 net.advance(&mut matrices, accepted);
@@ -217,7 +217,7 @@ impl Layer {
                 let kept = keep * self.net.dims.channels();
                 self.window = [&self.window, &qkv[..kept]].concat().split_off(kept);
                 self.accepted = Some(Rows { count: keep, ..rows });
-                if keep > MOST_LOGGED {
+                if keep > MAX_LOGGED {
                     self.apply_accepted();
                 }
             }

@@ -82,7 +82,7 @@ impl ExactRows {
         pages.try_for_each(|pages| self.write_pages(pages, first..end, rows))
     }
 
-    /// Those of `rows`, of `positions`, that are in `pages`, which share no slot.
+    /// Writes those of `rows`, at `positions`, that are in `pages`, no two of which share a slot.
     fn write_pages(
         &mut self,
         pages: Range<usize>,
@@ -173,7 +173,7 @@ impl ExactRows {
     }
 }
 
-/// Writes `row` to `bytes`, unless a value is not finite in every format: that value.
+/// Writes `row` to `bytes`; if a value is not finite in every format, writes nothing and returns the first such value.
 fn write_row(element: ElementType, row: &[f32], bytes: &mut [u8]) -> Option<f32> {
     let is_finite = |x: &f32| x.abs() <= LARGEST; // not NaN
     // Without an early end, in vectors.

@@ -53,8 +53,8 @@ impl PagePool {
         shared.limit.map(|limit| limit.saturating_sub(shared.held))
     }
 
-    /// Bytes available under the limit, or without one of the system's memory, with that of pages that were dropped;
-    /// `None` if the system does not tell.
+    /// Bytes available under the limit; without one, those of the system's memory and of dropped pages. `None` if the
+    /// system does not report its memory.
     pub(crate) fn available_memory(&self) -> Option<u64> {
         let dropped = |system| system + self.shared.lock().arena.touched_free() as u64;
         self.available().or_else(|| available_memory().map(dropped))

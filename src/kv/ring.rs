@@ -59,8 +59,8 @@ impl Retention {
             .map(move |start| start..pages.end.min(start.saturating_add(most)))
     }
 
-    /// The items of `pages` of the sequence with their page, of `items` with `per_page` of each slot. No two may share a
-    /// slot.
+    /// Each of `pages` of the sequence with the items of its slot, of `items` with `per_page` per slot. No two pages
+    /// may share a slot.
     pub(super) fn pages_mut<T>(
         self,
         items: &mut [T],

@@ -67,7 +67,7 @@ impl KvCache {
         }
         // Here or on a device, in each layer.
         self.written = self.written.max(self.len + rows);
-        Ok(Round { cache: self, recurrent: None, rows, fewest: 0 })
+        Ok(Round { cache: self, recurrent: None, rows, min_commit: 0 })
     }
 
     /// The committed rows, for queries at the next position.
@@ -82,13 +82,13 @@ pub struct Round<'a> {
     cache: &'a mut KvCache,
     recurrent: Option<&'a mut dyn Recurrent>,
     rows: usize,
-    fewest: usize, // minimum rows of a non-empty commit
+    min_commit: usize, // minimum rows of a non-empty commit
 }
 
 impl<'a> Round<'a> {
     /// Restricts commits to all rows or none.
     pub(super) fn commit_whole(&mut self) {
-        self.fewest = self.rows;
+        self.min_commit = self.rows;
     }
 
     /// Adds the sequence's recurrent state, whose `begin` was called.
@@ -106,7 +106,7 @@ impl<'a> Round<'a> {
     pub(crate) fn reborrow(&mut self) -> Round<'_> {
         // Not `as_deref_mut`: the object's own lifetime must be shortened as well.
         let recurrent = self.recurrent.as_mut().map(|recurrent| &mut **recurrent as &mut dyn Recurrent);
-        Round { cache: self.cache, recurrent, rows: self.rows, fewest: self.fewest }
+        Round { cache: self.cache, recurrent, rows: self.rows, min_commit: self.min_commit }
     }
 
     /// Position of the first staged row.
@@ -133,12 +133,12 @@ impl<'a> Round<'a> {
 
     /// Whether all rows are committed or none.
     pub(crate) fn is_whole(&self) -> bool {
-        self.fewest == self.rows
+        self.min_commit == self.rows
     }
 
     /// Whether the first `keep` rows can be committed.
     pub(crate) fn can_commit(&self, keep: usize) -> bool {
-        keep == 0 || (self.fewest..=self.rows).contains(&keep)
+        keep == 0 || (self.min_commit..=self.rows).contains(&keep)
     }
 
     /// The attention of `q` `(rows.len(), heads, head_dim)`, the queries of the round's `rows`.

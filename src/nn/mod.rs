@@ -37,7 +37,7 @@ pub use norm::RmsNorm;
 pub(crate) use parallel::{blocks, divides, for_row_blocks, map, row_blocks};
 pub(crate) use pod::{cast, cast_mut};
 pub use rotary::{Angles, Rotary};
-pub(crate) use team::{enlist, for_each, threads};
+pub(crate) use team::{for_each, threads, with_team};
 pub(crate) use unpacked::Unpacked;
 pub(crate) use view::same_shape;
 pub use view::{F32View, tensor};

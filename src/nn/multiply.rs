@@ -91,11 +91,12 @@ enum PreparedInput<'a> {
 /// Tasks per thread, if these bounds allow: the threads end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Most weight bytes per task, of each of its matrices and but for whole panels: a preempted thread delays little work.
-const MOST_BYTES: usize = 256 << 10;
+/// Maximum weight bytes per task, of each of its matrices, except that panels are whole: a preempted thread delays
+/// little work.
+const MAX_TASK_BYTES: usize = 256 << 10;
 
-/// Least weight bytes per task: a few microseconds, more than its scheduling takes.
-const LEAST_BYTES: usize = 32 << 10;
+/// Minimum weight bytes per task: a few microseconds, more than its scheduling takes.
+const MIN_TASK_BYTES: usize = 32 << 10;
 
 /// A product `x W^T`, or `function(x G^T) * (x U^T)`.
 pub struct Job<'a> {
@@ -125,14 +126,14 @@ impl<'a> Job<'a> {
         self.matrix.bytes() / self.matrix.outputs().max(1)
     }
 
-    /// The columns of a task, whole panels, if of a product alone it should read `bytes` bytes of weights. They are read
-    /// four side by side, so a task has a multiple of four, unless that would leave one of the `threads` without any.
+    /// The columns of a task, in whole panels, if the task of a single product should read `bytes` bytes of weights.
+    /// Panels are read four side by side, so a task has a multiple of four, unless one of the `threads` would get none.
     /// (With one to three panels, where rows are long, one row of 12B took 58 ms with two threads of a Zen 5 instead of
     /// 40.)
     fn columns_per_task(&self, bytes: usize, threads: usize) -> usize {
-        let are_many = bytes > MOST_BYTES && self.outputs >= threads * quant::STREAMS * quant::PANEL_ROWS;
+        let are_many = bytes > MAX_TASK_BYTES && self.outputs >= threads * quant::STREAMS * quant::PANEL_ROWS;
         let least = if are_many { quant::STREAMS } else { 1 };
-        let bytes = bytes.clamp(LEAST_BYTES, MOST_BYTES);
+        let bytes = bytes.clamp(MIN_TASK_BYTES, MAX_TASK_BYTES);
         let panels = (bytes / self.row_bytes().max(1)).div_ceil(quant::PANEL_ROWS).max(least);
         panels.next_multiple_of(quant::STREAMS.min(panels)) * quant::PANEL_ROWS
     }
@@ -146,7 +147,7 @@ struct Task<'a> {
     y: ColumnsMut<'a>,
 }
 
-/// What is multiplied by the gates.
+/// The gated product's up projection.
 #[derive(Clone, Copy)]
 struct Gated<'a> {
     function: Gate,

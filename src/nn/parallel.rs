@@ -30,9 +30,9 @@ pub(crate) fn row_blocks(rows: usize, width: usize, work: impl Fn(usize, &mut [f
     blocks(rows * width, in_block * width, usize::MAX, |index, y| work(index * in_block, y))
 }
 
-/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`. The first `at_once` are divided among the
-/// threads, the others follow one after the other, whose work may be divided. Every thread clears what it changes: memory
-/// is written once, and its pages are mapped by all threads.
+/// `len` zeros, of which `work(index, block)` changes blocks of `block_len`. The first `at_once` blocks are divided
+/// among the threads; the others follow one after the other, and `work` may divide each. A thread zeroes the blocks it
+/// changes: memory is written once, and its pages are mapped by all threads.
 pub(crate) fn blocks(
     len: usize,
     block_len: usize,

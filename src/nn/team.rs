@@ -2,11 +2,11 @@
 //!
 //! A step of E2B has some 250 regions, with a few to a hundred microseconds of one thread's work between two. In a
 //! fork-join pool the threads fall asleep there and are woken again, which takes ten to thirty microseconds (record:
-//! `2026-11-29-xeon-2vcpu/regions.txt`). [`enlist`] keeps the pool's threads for the time of a pass; a region is then
-//! a store that they wait for. They take tasks one at a time, so a thread that arrives late, or whose processor is
-//! taken away, delays nobody but for the task it has.
+//! `2026-11-29-xeon-2vcpu/regions.txt`). [`with_team`] keeps the pool's threads for the time of a pass; a region is then
+//! a store that they wait for. They take tasks one at a time, so a thread that arrives late or is preempted
+//! delays the others by at most its current task.
 //!
-//! Within a pass, rayon's own functions have only the leader until the others have waited for a while ([`IDLE_LIMIT`]).
+//! Within a pass, rayon's own functions run on the leader alone until the others have left the team ([`IDLE_LIMIT`]).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-/// Polls before a waiting thread offers its processor to others at each further one.
+/// Polls before a waiting thread yields its processor at each further poll.
 const SPINS: u32 = 1 << 12;
 
-/// How long a thread waits for tasks before it leaves the team, until it is invited again. So whatever a pass does besides
-/// regions has the pool's threads after this time, and work of another pool's user that waits for one of them goes on.
+/// How long a thread waits for tasks before it leaves the team, until it is invited again. After this time, the pool's
+/// threads run the pass's other rayon work, and that of other users of the pool.
 const IDLE_LIMIT: Duration = Duration::from_millis(2);
 
 /// What a region calls with every index.
@@ -38,13 +38,13 @@ struct Team {
     ended: AtomicBool,
 }
 
-/// What a thread is in parallel regions.
+/// The role of a thread in parallel regions.
 enum Role {
-    /// No team's: regions are rayon's.
+    /// In no team: its regions run on rayon.
     Free,
-    /// The leader of a team, in none of its regions.
+    /// The leader of a team, outside of its regions.
     Leader(Arc<Team>),
-    /// In a task, or waiting for one: regions within are loops.
+    /// In a task, or waiting for one: regions within a task are sequential loops.
     InTask,
 }
 
@@ -54,7 +54,7 @@ thread_local! {
 
 /// Runs `pass` with the threads of the current pool in a team that the calling thread leads. Threads busy with
 /// something else join when they are done with it.
-pub(crate) fn enlist<R>(pass: impl FnOnce() -> R) -> R {
+pub(crate) fn with_team<R>(pass: impl FnOnce() -> R) -> R {
     /// Dismisses the team, also after a panic.
     struct Leading(Arc<Team>);
     impl Drop for Leading {
@@ -76,7 +76,7 @@ fn is_free() -> bool {
     ROLE.with_borrow(|role| matches!(role, Role::Free))
 }
 
-/// Threads that would share a region of this one.
+/// Number of threads that a region of this thread runs on.
 pub(crate) fn threads() -> usize {
     ROLE.with_borrow(|role| match role {
         Role::InTask => 1,
@@ -91,7 +91,7 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
     }
     let tasks: Vec<_> = tasks.map(|task| Mutex::new(Some(task))).collect();
     if tasks.len() < 2 {
-        // Not a region: those within the task are.
+        // Not a region, so that regions within the task can be parallel.
         return tasks.into_iter().filter_map(|task| task.into_inner().ok()?).for_each(work);
     }
     let work = |index: usize| {
@@ -215,7 +215,7 @@ mod tests {
         for threads in [1, 2, 3, 8] {
             let mut counts = vec![0; 3000];
             pool(threads).install(|| {
-                enlist(|| {
+                with_team(|| {
                     for region in (0..300).map(|region| region % 17) {
                         for_each(counts[..region].iter_mut(), |count| *count += 1);
                     }
@@ -236,7 +236,7 @@ mod tests {
     fn all_threads_of_the_pool_take_tasks() {
         let meeting = Barrier::new(3);
         pool(3).install(|| {
-            enlist(|| {
+            with_team(|| {
                 for_each(0..3, |_| {
                     meeting.wait();
                 })
@@ -248,7 +248,7 @@ mod tests {
     fn a_panic_ends_the_region_and_not_the_team() {
         let done = AtomicUsize::new(0);
         pool(2).install(|| {
-            enlist(|| {
+            with_team(|| {
                 let panicking = || for_each(0..10, |task| if task == 3 { panic!("task {task}") } else { count(&done) });
                 let panic = catch_unwind(AssertUnwindSafe(panicking)).expect_err("a panic");
                 assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some("task 3"));
@@ -261,11 +261,11 @@ mod tests {
     #[test]
     fn a_panic_before_the_region_ends_the_pass_and_not_the_pool() {
         let pool = pool(2);
-        let pass = || enlist(|| for_each((0..10).inspect(|task| assert_ne!(*task, 3)), |_| ()));
+        let pass = || with_team(|| for_each((0..10).inspect(|task| assert_ne!(*task, 3)), |_| ()));
         pool.install(|| catch_unwind(pass)).expect_err("a panic");
         let meeting = Barrier::new(2);
         pool.install(|| {
-            enlist(|| {
+            with_team(|| {
                 for_each(0..2, |_| {
                     meeting.wait();
                 });
@@ -279,12 +279,12 @@ mod tests {
         let (done, meeting) = (AtomicUsize::new(0), Barrier::new(2));
         let meet = || rayon::join(|| meeting.wait(), || meeting.wait());
         pool(2).install(|| {
-            enlist(|| {
+            with_team(|| {
                 for _ in 0..3 {
                     for_each(0..10, |_| count(&done));
                     meet();
                 }
-                enlist(|| for_each(0..10, |_| count(&done)));
+                with_team(|| for_each(0..10, |_| count(&done)));
             });
             meet();
         });
@@ -299,7 +299,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| pool.install(|| (started.wait(), ended.wait())));
             started.wait();
-            pool.install(|| enlist(|| for_each(0..10, |_| count(&done))));
+            pool.install(|| with_team(|| for_each(0..10, |_| count(&done))));
             ended.wait();
         });
         assert_eq!(done.into_inner(), 10);

@@ -89,7 +89,7 @@ impl Ops for CpuOps {
         Ok(x.narrow(1, start, width)?.contiguous()?)
     }
 
-    fn beside(&self, left: &Tensor, right: &Tensor) -> Result<Tensor> {
+    fn concat_columns(&self, left: &Tensor, right: &Tensor) -> Result<Tensor> {
         Ok(Tensor::cat(&[left, right], 1)?)
     }
 
@@ -168,7 +168,7 @@ impl Ops for CpuOps {
         })
     }
 
-    fn embed_beside(&self, table: &Embedding, ids: &[u32], state: &Tensor) -> Result<Tensor> {
+    fn embed_concat(&self, table: &Embedding, ids: &[u32], state: &Tensor) -> Result<Tensor> {
         Ok(Tensor::cat(&[&table.forward(ids)?, state], 1)?)
     }
 

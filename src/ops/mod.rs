@@ -21,7 +21,7 @@ pub(crate) struct Heads<'a, O: Ops> {
     pub angles: Option<&'a O::Angles>,
 }
 
-/// An expert that all rows have.
+/// The shared expert, which all rows use.
 pub(crate) struct SharedExpert<'a, O: Ops> {
     pub x: &'a O::Tensor,    // (rows, hidden): its results
     pub gate: &'a O::Tensor, // (rows, 1): its weight is the sigmoid
@@ -88,7 +88,7 @@ pub(crate) trait Ops: Sized {
         Ok(y)
     }
 
-    /// `norm(x)`, over every `width` of the norm consecutive elements.
+    /// `norm(x)`, over every group of consecutive elements as wide as the norm.
     fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
 
     /// `(residual + norm(x)) * scale`.
@@ -112,11 +112,11 @@ pub(crate) trait Ops: Sized {
         self.gate(function, &gate, &up)
     }
 
-    /// `silu(gate) * norm(x)`, the norm over every `width` of the norm consecutive elements.
+    /// `silu(gate) * norm(x)`, the norm over every group of consecutive elements as wide as it.
     fn gated_norm(&self, norm: &Self::Norm, gate: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// `sigmoid(gate) * x`: of every head of `queries` `(rows, heads * 2 * head_dim)` the second half is the gate
-    /// of that of `x` `(rows, heads * head_dim)`.
+    /// `sigmoid(gate) * x`, head by head: the gate is the second half of the head in `queries`
+    /// `(rows, heads * 2 * head_dim)`; `x` is `(rows, heads * head_dim)`.
     fn head_gate(&self, queries: &Self::Tensor, x: &Self::Tensor, head_dim: usize) -> Result<Self::Tensor>;
 
     /// Some rows of `x`, ascending. On a device they are contiguous, or all rows with outputs.
@@ -126,7 +126,7 @@ pub(crate) trait Ops: Sized {
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
 
     /// The columns of `left`, then those of `right`: `(rows, left + right)`.
-    fn beside(&self, left: &Self::Tensor, right: &Self::Tensor) -> Result<Self::Tensor>;
+    fn concat_columns(&self, left: &Self::Tensor, right: &Self::Tensor) -> Result<Self::Tensor>;
 
     /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows,
     /// hidden)`, and of a shared one: `(rows, hidden)`.
@@ -168,7 +168,7 @@ pub(crate) trait Ops: Sized {
     fn logits(&self, head: &Self::Linear, hidden: &Self::Tensor, soft_cap: Option<f32>) -> Result<Self::Tensor>;
 
     /// A drafter's input: the embedding of each token, then the state that predicted it: `(rows, 2 * width)`.
-    fn embed_beside(&self, table: &Self::Embedding, ids: Self::Ids<'_>, state: &Self::State) -> Result<Self::Tensor>;
+    fn embed_concat(&self, table: &Self::Embedding, ids: Self::Ids<'_>, state: &Self::State) -> Result<Self::Tensor>;
 
     /// The state for the next draft step.
     fn next_state(&self, layer: &Self::Linear, x: &Self::Tensor) -> Result<Self::State>;

@@ -68,7 +68,7 @@ impl<O: Ops> Attention<O> {
         self.store(ops, (&k, &v), angles, kv, layer)
     }
 
-    /// The other part, over K and V that were stored before.
+    /// The rest of `forward`, over K and V that `append` stored.
     pub(super) fn attend(
         &self,
         ops: &O,

@@ -121,6 +121,6 @@ impl<O: Ops> Head<O> {
     fn input(&self, ops: &O, embedding: &O::Tensor, hidden: &O::Tensor) -> Result<O::Tensor> {
         let embedding = ops.norm(&self.pre_fc_norm_embedding, embedding)?;
         let hidden = ops.norm(&self.pre_fc_norm_hidden, hidden)?;
-        ops.linear(&self.fc, &ops.beside(&embedding, &hidden)?)
+        ops.linear(&self.fc, &ops.concat_columns(&embedding, &hidden)?)
     }
 }

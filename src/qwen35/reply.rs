@@ -67,7 +67,7 @@ impl XmlReply {
             let sure = self.rest.len() - uncertain(&self.rest, ends, self.state);
             if !matches!(self.state, State::Call { .. }) && sure > 0 {
                 let text: String = self.rest.drain(..sure).collect();
-                self.hand_out(text, parts);
+                self.emit(text, parts);
             }
             return false;
         };
@@ -86,8 +86,8 @@ impl XmlReply {
                     return true;
                 }
             }
-            State::Reasoning { .. } => self.hand_out(before.trim_end_matches('\n').to_owned(), parts),
-            State::Start | State::Text { .. } => self.hand_out(before, parts),
+            State::Reasoning { .. } => self.emit(before.trim_end_matches('\n').to_owned(), parts),
+            State::Start | State::Text { .. } => self.emit(before, parts),
         }
         self.state = match tag {
             "<think>" => State::Reasoning { begin: true },
@@ -97,7 +97,7 @@ impl XmlReply {
         true
     }
 
-    fn hand_out(&mut self, text: String, parts: &mut Vec<ReplyPart>) {
+    fn emit(&mut self, text: String, parts: &mut Vec<ReplyPart>) {
         match &mut self.state {
             State::Reasoning { begin } => {
                 *begin = *begin && text.is_empty();

@@ -24,7 +24,7 @@ use filters::Candidates;
 use crate::{Error, Result};
 
 /// Logits per block of the argmax.
-const SCANNED: usize = 1024;
+const ARGMAX_BLOCK: usize = 1024;
 
 /// [`Sampling`] plus the checkpoint's suppressed tokens.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl Sampler {
     /// If a logit is NaN, or no allowed token's logit is finite.
     pub fn most_probable(&self, ids: Option<&[u32]>, logits: &[f32]) -> Result<u32> {
         let mut best: Option<(f32, u32)> = None;
-        for (block, first) in logits.chunks(SCANNED).zip((0..).step_by(SCANNED)) {
+        for (block, first) in logits.chunks(ARGMAX_BLOCK).zip((0..).step_by(ARGMAX_BLOCK)) {
             // Block maximum first, without a branch per logit: nearly all blocks are skipped here.
             let max = best.map_or(f32::NEG_INFINITY, |(max, _)| max);
             if !block.iter().fold(false, |found, logit| found | (*logit >= max) | logit.is_nan()) {

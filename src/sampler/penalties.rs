@@ -50,7 +50,7 @@ impl Penalties {
 }
 
 /// Longer histories are counted in a table of the vocabulary instead of sorted.
-const SORTED: usize = 1024;
+const MAX_SORTED: usize = 1024;
 
 impl LogitsProcessor for Penalties {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
@@ -59,7 +59,7 @@ impl LogitsProcessor for Penalties {
             *logit = if *logit > 0.0 { *logit / self.repeat } else { *logit * self.repeat };
             *logit -= count as f32 * self.frequency + self.presence;
         };
-        if tokens.len() <= SORTED {
+        if tokens.len() <= MAX_SORTED {
             let mut tokens = tokens.to_vec();
             tokens.sort_unstable();
             for same in tokens.chunk_by(|a, b| a == b) {

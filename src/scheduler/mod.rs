@@ -16,7 +16,7 @@ use crate::options::{GenerateOptions, SessionOptions};
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
-use crate::speculative::{Done, Others, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
+use crate::speculative::{Done, OtherSequences, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
@@ -103,15 +103,15 @@ struct Slot {
     run: Run,
     /// Its part of the pass that is being made.
     planned: Option<Work>,
-    /// Whether it found no memory for its last step, and goes on when another sequence was removed or a cached prefix
-    /// dropped.
+    /// Whether memory was exhausted in its last step; it is retried when another sequence is removed or a cached prefix
+    /// is dropped.
     waits: bool,
 }
 
 /// A sequence's part of a pass.
 struct PartDone {
     slot: usize,
-    counts: Others,
+    counts: OtherSequences,
     work: Option<Work>, // if it was not done
     done: Result<Done>,
 }
@@ -265,9 +265,9 @@ impl Scheduler {
     }
 
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits
-    /// for memory: if there is none for a sequence's rows, it goes on when another one was removed or a cached prefix
-    /// dropped. If all wait, they go on without drafts, then without draft models, and then the newest ends with the
-    /// error.
+    /// for memory: if it is exhausted for a sequence's rows, they are retried when another sequence is removed or a
+    /// cached prefix is dropped. If all wait, they continue without drafts, then without draft models, and then the
+    /// newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -284,7 +284,7 @@ impl Scheduler {
             self.pass()
         });
         let time = start.elapsed();
-        let (mut pass, mut tokens) = (Others::default(), 0);
+        let (mut pass, mut tokens) = (OtherSequences::default(), 0);
         let (any_done, mut out_of_memory) = (done.iter().any(|one| one.done.is_ok()), None);
         for one in done {
             let counts = one.counts;
@@ -300,9 +300,9 @@ impl Scheduler {
         }
         self.plain &= !any_done && out_of_memory.is_some();
         match out_of_memory {
-            // Not all memory is under the limit of the pages: what a device's states take is not.
+            // Not all memory counts against the limit of pages: recurrent states on a device do not.
             Some(_) if self.drop_prefix() => self.slots.iter_mut().for_each(|slot| slot.waits = false),
-            Some(error) if !any_done => events.extend(self.give_way(error)),
+            Some(error) if !any_done => events.extend(self.free_memory(error)),
             _ => {}
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
@@ -347,7 +347,7 @@ impl Scheduler {
             }
             match run.has_first() {
                 true if run.nothing_to_generate() => Ok(Some(Piece::default())),
-                true => run.hand_out(session),
+                true => run.emit_first(session),
                 false => Ok(taken),
             }
         });
@@ -355,9 +355,9 @@ impl Scheduler {
         Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 
-    /// If all wait for memory, gives up the drafts of a pass, else the pages of a sequence's drafters, else the newest
-    /// generation: the others go on when it is removed.
-    fn give_way(&mut self, error: Error) -> Option<Event> {
+    /// If all wait for memory, drops the drafts of a pass, else the pages of a sequence's drafters, else ends the
+    /// newest generation: the others continue when it is removed.
+    fn free_memory(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
         if !std::mem::replace(&mut self.plain, true) {
             return None;
@@ -383,22 +383,22 @@ impl Scheduler {
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
         let drafts = drafts && (reading.is_empty() || of_prompts == 0);
         // Sequences not planned yet emit at least one token, in one row.
-        let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
+        let mut others = OtherSequences { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { session, run, planned, .. } = slot;
             let alone = !run.is_reading();
             if !alone && of_prompts == 0 {
                 continue;
             }
-            let most_rows = match session.decoder().0.drafting.chooses() {
+            let max_rows = match session.decoder().0.drafting.chooses() {
                 _ if run.is_reading() => left.min(of_prompts).max(1),
                 _ if self.plain => 1,
                 true if !drafts => 1,
                 _ => usize::MAX,
             };
-            let plain = Others { rows: 1, tokens: 1, prompt_rows: 0 };
+            let plain = OtherSequences { rows: 1, tokens: 1, prompt_rows: 0 };
             let beside = if alone { others.without(plain) } else { others };
-            match run.plan(session.decoder().0, (most_rows, beside), None) {
+            match run.plan(session.decoder().0, (max_rows, beside), None) {
                 Ok(work) => {
                     others = if alone { beside + work.counts() } else { others };
                     left = left.saturating_sub(work.num_rows());

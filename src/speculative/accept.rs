@@ -41,7 +41,7 @@ pub fn accept(draft: &Draft, target_probs: &[Distribution], rng: &mut impl Rng) 
 }
 
 /// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted. If it fails
-/// behind an accepted draft, that one is the last token: it is the next round's first, whose row fails again.
+/// after an accepted draft, the round ends with that draft: its row is the first of the next round, and fails again.
 ///
 /// # Errors
 /// Those of `target_probs(0)`.
@@ -89,7 +89,7 @@ pub(crate) struct Verification<'a> {
     pub constraint: Option<&'a Mutex<ConstraintState>>,
     /// The sequence including its last token, which the first row's token follows.
     pub tokens: &'a [u32],
-    /// Accepts instead of the target.
+    /// Simulated acceptance, used instead of the target's.
     pub simulated: Option<&'a SimulatedAcceptance>,
     /// Number of most probable tokens to report with every emitted one.
     pub logprobs: Option<usize>,
@@ -118,7 +118,7 @@ impl Verification<'_> {
         if history == 0 && self.constraint.is_none() {
             return self.sampler.distribution(None, logits);
         }
-        // The last tokens, of which the row's drafts are the end.
+        // The last tokens, ending with the row's drafts.
         let before = history.saturating_sub(drafts.len()).min(self.tokens.len());
         let tokens = [&self.tokens[self.tokens.len() - before..], drafts].concat();
         let mut processed = logits.to_vec();

@@ -251,7 +251,7 @@ impl ForwardOutput<'_> {
         }
     }
 
-    /// The last row of the hidden states that the host continues from.
+    /// Index of the last row with a hidden state that the host continues from.
     ///
     /// # Errors
     /// Candle's.

@@ -13,7 +13,7 @@ use crate::nn::{F32View, Scores};
 use crate::{Error, Result};
 
 /// A draft to be extended by one token.
-pub(super) struct Link<'a> {
+pub(super) struct ChainDraft<'a> {
     pub model: Arc<dyn ChainModel>,
     pub chain: &'a mut dyn DraftChain,
     pub context: Context<'a>,
@@ -29,7 +29,7 @@ enum Source {
     End,
 }
 
-impl Link<'_> {
+impl ChainDraft<'_> {
     /// Whether both can share a pass.
     pub fn shares_model(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.model, &other.model)
@@ -47,14 +47,14 @@ impl Link<'_> {
 
 /// Extends every draft by one token in one pass of the model, the same for all; a chain at its end drafts none. Returns
 /// the number of tokens that each drafted. An error or a panic is that of the sequence that caused it.
-pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<usize>> {
+pub(super) fn extend_drafts(links: &mut [ChainDraft<'_>]) -> Vec<Result<usize>> {
     match Error::catch(|| step(links)) {
         Ok(done) => done,
         Err(error) if links.len() == 1 => vec![Err(error)],
         // Rows have the same bits in a pass of their own, so running each alone finds the sequence at fault.
         Err(error) => {
             tracing::debug!(%error, "a draft step of several sequences failed; each runs alone");
-            links.iter_mut().flat_map(|link| lengthen(slice::from_mut(link))).collect()
+            links.iter_mut().flat_map(|link| extend_drafts(slice::from_mut(link))).collect()
         }
     }
 }
@@ -63,10 +63,10 @@ pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<usize>> {
 ///
 /// # Errors
 /// If it failed; no draft is longer then, and no row is committed.
-fn step(links: &mut [Link<'_>]) -> Result<Vec<Result<usize>>> {
+fn step(links: &mut [ChainDraft<'_>]) -> Result<Vec<Result<usize>>> {
     let Some(model) = links.first().map(|link| link.model.clone()) else { return Ok(Vec::new()) };
     let (mut sources, mut sequences) = (Vec::with_capacity(links.len()), Vec::with_capacity(links.len()));
-    for Link { chain, context, draft, .. } in links.iter_mut() {
+    for ChainDraft { chain, context, draft, .. } in links.iter_mut() {
         sources.push(match chain.next(context, draft)? {
             ChainStep::Pass(rows) => {
                 sequences.push(rows);
@@ -129,7 +129,7 @@ pub fn draft_chain(
 ) -> Result<()> {
     while draft.tokens.len() < most {
         let model = chain.model();
-        let mut link = Link { model, chain: &mut *chain, context: *context, constraint: None, draft, rng };
+        let mut link = ChainDraft { model, chain: &mut *chain, context: *context, constraint: None, draft, rng };
         if step(slice::from_mut(&mut link))?.into_iter().sum::<Result<usize>>()? == 0 {
             break;
         }

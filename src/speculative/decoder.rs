@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 
-use super::chain::{Link, lengthen};
+use super::chain::{ChainDraft, extend_drafts};
 use super::decode_state::DecodeState;
 use super::proposal::{Call, count_call};
 use super::round_result::PassTiming;
-use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, Others, Proposal, RoundResult};
+use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSequences, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
@@ -52,9 +52,9 @@ pub(crate) struct Step<'s> {
 }
 
 impl Step<'_> {
-    /// Whether the step without its draft may succeed, and yields what it would have yielded: a text depends on no
-    /// draft unless both are sampled. Such a text waits for memory with its drafts. A row that is not finite may be the
-    /// draft's.
+    /// Whether the step may succeed without its draft, with the same output: a text depends on its drafts only if both
+    /// are sampled. Such a text waits for memory and keeps its draft. A row that is not finite may be one of the
+    /// draft.
     fn fails_for_draft(&self, error: &Error) -> bool {
         let Some(Work::Verify(proposal)) = &self.work else { return false };
         let is_independent = self.decoder.drafting.is_greedy() || proposal.draft.probs.is_none();
@@ -75,7 +75,7 @@ impl Step<'_> {
         drafted > 0
     }
 
-    /// Needs less memory: gives up the draft, else the drafters' pages. Returns whether there was any of these.
+    /// Frees memory: drops the draft or, if there is none, the drafters' pages. Returns whether there was either.
     pub fn give_up_drafts(&mut self) -> bool {
         self.drop_draft() || self.decoder.drafting.release()
     }
@@ -99,8 +99,8 @@ impl SpeculativeDecoder {
     ///
     /// # Errors
     /// As [`Drafting::propose`].
-    pub fn propose(&mut self, most_rows: usize, others: Others) -> Result<Proposal> {
-        self.drafting.propose(&self.state, (most_rows, others))
+    pub fn propose(&mut self, max_rows: usize, others: OtherSequences) -> Result<Proposal> {
+        self.drafting.propose(&self.state, (max_rows, others))
     }
 
     /// Completes a proposal: see [`complete`].
@@ -182,7 +182,7 @@ pub(crate) struct Proposing<'a> {
 }
 
 impl Proposing<'_> {
-    fn link(&mut self) -> Option<Link<'_>> {
+    fn link(&mut self) -> Option<ChainDraft<'_>> {
         self.decoder.drafting.link(&self.decoder.state, self.proposal, self.cancel)
     }
 
@@ -202,8 +202,8 @@ impl Proposing<'_> {
         }
     }
 
-    /// Truncates the draft before the first token that the target cannot read. Those that are on a
-    /// device were chosen there.
+    /// Truncates the draft before the first token that the target cannot read. Drafts that stay on
+    /// the device are not checked: it chose them.
     fn drop_unreadable(&mut self) {
         let backend = &self.decoder.backend;
         let vocab = backend.model.num_readable_tokens();
@@ -237,27 +237,27 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         if open.is_empty() {
             return done;
         }
-        for (i, result, time) in step_links(open) {
+        for (i, result, time) in step_chains(open) {
             let proposal = &mut *proposing[i].proposal;
             if let Some(drafter) = proposal.drafter {
                 let tokens = *result.as_ref().unwrap_or(&0);
                 count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }
-            proposal.lengthened(before[i], time);
+            proposal.record_step(before[i], time);
             done[i] = proposing[i].handle_out_of_memory(result);
         }
     }
 }
 
 /// One step of every link, those of one model in one pass: the drafted tokens, and each one's share of the time.
-fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Duration)> {
+fn step_chains(mut open: Vec<(usize, ChainDraft<'_>)>) -> Vec<(usize, Result<usize>, Duration)> {
     let mut stepped = Vec::with_capacity(open.len());
     while let Some(first) = open.pop() {
         let (same, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, link)| link.shares_model(&first.1));
         open = others;
         let (sequences, mut links): (Vec<_>, Vec<_>) = std::iter::once(first).chain(same).unzip();
         let start = Instant::now();
-        let results = lengthen(&mut links);
+        let results = extend_drafts(&mut links);
         let share = start.elapsed() / links.len() as u32;
         stepped.extend(sequences.into_iter().zip(results).map(|(i, result)| (i, result, share)));
     }
@@ -308,11 +308,11 @@ impl Work {
     }
 
     /// Its rows and tokens, as counted by other sequences' planners.
-    pub fn counts(&self) -> Others {
+    pub fn counts(&self) -> OtherSequences {
         let rows = self.num_rows();
         match self {
-            Work::Prompt { .. } => Others { rows, tokens: 0, prompt_rows: rows },
-            Work::Verify(_) => Others { rows, tokens: 1, prompt_rows: 0 },
+            Work::Prompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
+            Work::Verify(_) => OtherSequences { rows, tokens: 1, prompt_rows: 0 },
         }
     }
 
@@ -358,7 +358,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     request.taps.sort_unstable();
     request.taps.dedup();
     let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
+    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
@@ -404,7 +404,7 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     }
     let Some(models) = models else { return Ok(Vec::new()) };
     let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
+    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.

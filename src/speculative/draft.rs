@@ -17,7 +17,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Whether no token was drawn: what of it is verified may then depend on its tokens.
+    /// Whether no token was drawn at random: the verified length may then depend on the tokens.
     pub(super) fn is_certain(&self) -> bool {
         self.probs.iter().flatten().chain(&self.refused).all(Distribution::is_certain)
     }

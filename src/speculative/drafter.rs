@@ -174,7 +174,7 @@ pub trait Drafter: Send {
         Reads::default()
     }
 
-    /// A chunk of a prompt was read: `tokens` is the sequence up to its end, that of the last generation or a longer one.
+    /// Called after a chunk of a prompt was read. `tokens`, the sequence up to its end, extends the last generation's.
     /// Default: nothing to do.
     ///
     /// # Errors
@@ -184,12 +184,12 @@ pub trait Drafter: Send {
         Ok(())
     }
 
-    /// Starts a generation after `tokens`: the sequence of the last generation, or longer. Default: nothing to do.
+    /// Starts a generation after `tokens`, which are or extend the last generation's sequence. Default: nothing to do.
     fn begin(&mut self, tokens: &[u32]) {
         let _ = tokens;
     }
 
-    /// Extends `draft`, which is empty or its own of this round, to at most `most` tokens.
+    /// Extends `draft`, which is empty or was made by this drafter in this round, to at most `most` tokens.
     ///
     /// # Errors
     /// If a model produced NaN or infinity.
@@ -249,8 +249,8 @@ pub trait DraftChain: Send {
     /// The model. Chains with the same model share its passes.
     fn model(&self) -> Arc<dyn ChainModel>;
 
-    /// The step that extends `draft`, which is empty or its own of this round. Called again if a
-    /// pass of several sequences failed.
+    /// The step that extends `draft`, which is empty or was made by this drafter in this round. Called
+    /// again if a pass of several sequences failed.
     ///
     /// # Errors
     /// If a model produced NaN or infinity, or memory is exhausted.

@@ -11,11 +11,11 @@ pub enum DrafterKind {
     Mtp,
     /// A smaller model with the same vocabulary.
     DraftModel,
-    /// What followed the last occurrence of the last n-gram.
+    /// The tokens after the last occurrence of the last n-gram.
     NgramSimple,
-    /// What followed it often enough.
+    /// The tokens that followed it often enough.
     NgramMapK,
-    /// What followed it most often, of up to four continuations.
+    /// The most frequent of up to four continuations.
     NgramMapK4v,
     /// A hash table of next tokens, shared by the sessions of an engine.
     NgramMod,

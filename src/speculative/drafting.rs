@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::chain::Link;
+use super::chain::ChainDraft;
 use super::drafters::OutOfMemory;
 use super::drafting_context::DraftingContext;
 use super::forked_drafters::ForkedDrafters;
 use super::proposal::{Call, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
-    Accepted, Cancel, Confidence, Context, Costs, DecodeState, Draft, DraftCost, DraftOutcome, Drafter, DrafterKind,
-    DrafterOptions, ForwardOutput, NgramCache, Observation, Offer, Offered, Order, Others, Plan, Planner, Proposal,
-    Reads, RoundResult, Settings, States, Verdict,
+    Accepted, AvailableDrafter, Cancel, Confidence, Context, Costs, DecisionInput, DecodeState, Draft, DraftCost,
+    DraftOutcome, Drafter, DrafterKind, DrafterOptions, ForwardOutput, NgramCache, Observation, Order, OtherSequences,
+    Plan, Planner, Proposal, Reads, RoundResult, Settings, States, Verdict,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -27,7 +27,7 @@ pub(crate) struct Drafting {
     pub tokens: Vec<u32>,
     pub newest: Option<DecodeState>,
     drafters: Vec<Box<dyn Drafter>>,
-    /// Options of the drafters; `None` if one of them had no memory: the next generation makes all anew.
+    /// Options of the drafters; `None` if memory for one was missing: the next generation creates all again.
     list: Option<Vec<DrafterOptions>>,
     forked: ForkedDrafters,
     planner: Planner,
@@ -55,8 +55,8 @@ impl Drafting {
         }
     }
 
-    /// Makes the drafters of `list`, unless they are those of the last generation, which keep their state, for a
-    /// sequence of at most `max_context` tokens. A model whose K and V do not fit memory drafts nothing in this
+    /// Creates the drafters of `list`, for a sequence of at most `max_context` tokens, unless they are those of the
+    /// last generation, which keep their state. A model whose K and V do not fit memory drafts nothing in this
     /// generation.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Drafting {
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
-        // They do not observe this generation.
+        // Forked drafters do not observe this generation.
         self.forked.clear();
         self.failed = None;
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
@@ -241,18 +241,18 @@ impl Drafting {
         Ok(Some((DecodeState { last, hidden }, logprobs)))
     }
 
-    /// Plans a draft for a round of up to `most_rows` rows besides those of `others`. A prompt lookup draft is already
+    /// Plans a draft for a round of up to `max_rows` rows besides those of `others`. A prompt lookup draft is already
     /// made, a model's is still empty. It has no visible effect before it is verified, and may be discarded.
     ///
     /// # Errors
     /// A drafter's, including from observing the last round.
-    pub fn propose(&mut self, state: &SequenceState, (most_rows, others): (usize, Others)) -> Result<Proposal> {
+    pub fn propose(&mut self, state: &SequenceState, (max_rows, others): (usize, OtherSequences)) -> Result<Proposal> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
         let (start, rng) = (Instant::now(), Some(self.rng.clone()));
-        let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
-        let most = most_rows - 1;
+        let max_rows = max_rows.clamp(1, state.kv().max_round_rows());
+        let most = max_rows - 1;
         let constraint = self.settings.constraint.as_ref();
         let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
@@ -277,13 +277,13 @@ impl Drafting {
             };
             found.push(draft);
             if tokens > 0 {
-                offered.push(Offered { drafter: i, kind, cost, tokens });
+                offered.push(AvailableDrafter { drafter: i, kind, cost, tokens });
                 if order == Order::Priority {
                     break;
                 }
             }
         }
-        let offer = Offer { context: state.len(), most_rows, drafters: &offered, others };
+        let offer = DecisionInput { context: state.len(), max_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
         let (mut draft, mut chosen, mut planned_len) = (Draft::default(), None, 0);
         if let Plan::Draft { drafter, tokens } = decision.plan {
@@ -317,11 +317,11 @@ impl Drafting {
         state: &'a SequenceState,
         proposal: &'a mut Proposal,
         cancel: &Cancel,
-    ) -> Option<Link<'a>> {
+    ) -> Option<ChainDraft<'a>> {
         let drafter = proposal.incomplete(cancel)?;
         let DraftingContext { context, drafters, constraint, rng } = self.drafting_context(state, &proposal.forced)?;
         let chain = drafters[drafter].chain()?;
-        Some(Link { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
+        Some(ChainDraft { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
     }
 
     /// Completes a draft whose drafter is not a chain, token by token because it may be cancelled.
@@ -342,7 +342,7 @@ impl Drafting {
             let Some(mut drafting) = self.drafting_context(state, forced) else { break };
             let before = draft.tokens.len();
             drafting.draft(drafter, before + 1, draft, calls)?;
-            proposal.lengthened(before, start.elapsed());
+            proposal.record_step(before, start.elapsed());
         }
         Ok(())
     }
@@ -432,8 +432,8 @@ impl Drafting {
         })
     }
 
-    /// Reads a round's tokens up to one that ends the text, and returns how many these are. A token behind others that
-    /// the constraint fails to read is left out: it fails again in the next round, as its first.
+    /// Passes a round's tokens to the constraint and `ends`, up to one that ends the text; returns their number. If the
+    /// constraint fails at a token after the first, the round ends before it: it fails again as the next round's first.
     fn emitted(&mut self, tokens: &[u32], ends: &mut dyn FnMut(u32) -> Result<bool>) -> Result<usize> {
         let mut emitted = 0;
         for token in tokens {
@@ -450,8 +450,8 @@ impl Drafting {
         Ok(emitted)
     }
 
-    /// Lets the drafters observe a round's rows, which are committed: the next round reports an error, or a
-    /// panic. With the verdict on the draft of one.
+    /// Lets the drafters observe a round's committed rows, and one the verdict on its draft. The next round reports
+    /// an error or a panic.
     fn observe(&mut self, first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
         for (i, drafter) in self.drafters.iter_mut().enumerate() {
             let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);

@@ -46,8 +46,8 @@ pub use drafters::{
 };
 pub use pipeline::{Cancel, Pending};
 pub use planner::{
-    BlockSize, Costs, Decision, DraftOutcome, Estimate, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
-    Planner, Reason, Tuning,
+    AvailableDrafter, BlockSize, Costs, Decision, DecisionInput, DraftOutcome, Estimate, Machine, MtpPreset,
+    Observation, OtherSequences, Plan, Planner, Reason, Tuning,
 };
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
@@ -55,7 +55,7 @@ pub use trace::Trace;
 pub(crate) use accept::{Verification, accept_rows};
 pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
-pub(crate) use drafters::{MOST_UNREAD, check_vocabulary};
+pub(crate) use drafters::{MAX_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;
 pub(crate) use planner::{BatchPlanner, median};
 pub(crate) use proposal::Proposal;

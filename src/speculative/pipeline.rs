@@ -1,7 +1,7 @@
 //! Drafts in the background while the caller does something else.
 //!
-//! The contract is ownership: what a job may read is moved into it, and returned by `wait`. So nobody can change a
-//! cache while a drafter reads it. This does not compile, because the cache was moved:
+//! The contract is ownership: what a job may read is moved into it, and returned by `wait`. So a cache cannot be
+//! changed while a drafter reads it. This does not compile, because the cache was moved:
 //!
 //! ```compile_fail,E0382
 //! # use foretoken::speculative::Pending;

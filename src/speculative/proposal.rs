@@ -52,7 +52,7 @@ impl Proposal {
 
     /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is
     /// at its end, or the constraint cut the draft.
-    pub fn lengthened(&mut self, before: usize, time: Duration) {
+    pub fn record_step(&mut self, before: usize, time: Duration) {
         self.time += time;
         if self.draft.tokens.len() <= before {
             self.planned_len = self.draft.tokens.len();
@@ -73,7 +73,7 @@ pub(super) fn drafted_by(calls: &[Call], drafter: usize) -> usize {
     calls.iter().find(|call| call.drafter == drafter).map_or(0, |call| call.tokens)
 }
 
-/// What prompt lookup drafters would have got accepted of `found`, by drafter, where `tokens` were emitted.
+/// How much of `found` would have been accepted, by prompt lookup drafter, where `tokens` were emitted.
 pub(super) fn outcomes(found: &[Draft], tokens: &[u32]) -> Vec<DraftOutcome> {
     let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
     let outcome = |(drafter, found): (usize, &Draft)| DraftOutcome {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::proposal::Call;
-use super::{Decision, Draft, Others};
+use super::{Decision, Draft, OtherSequences};
 use crate::sampler::TokenLogprobs;
 
 /// Position and timing of the pass of a proposal.
@@ -11,7 +11,7 @@ pub(crate) struct PassTiming {
     /// Position of the pass's first row.
     pub position: usize,
     pub verify: Duration,
-    pub others: Others,
+    pub others: OtherSequences,
 }
 
 /// Result of a round.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Costs, DrafterKind, Reason, RoundResult};
 
 /// Minimum measurements of a plain step for a comparison: the first one after a prompt runs with cold caches.
-const FIRM: usize = 2;
+const MIN_PLAIN_MEASUREMENTS: usize = 2;
 
 /// Counts and times of speculation.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -155,7 +155,7 @@ impl SpeculationStats {
             drafter.step_ms = drafter.kind.and_then(|kind| costs.known_step(kind));
         }
         let passes: f64 = self.rows.iter().skip(1).zip(&self.verify_ms).map(|(n, ms)| *n as f64 * ms).sum();
-        let plain = estimates.first().filter(|plain| plain.samples >= FIRM && passes > 0.0);
+        let plain = estimates.first().filter(|plain| plain.samples >= MIN_PLAIN_MEASUREMENTS && passes > 0.0);
         self.plain_ms = plain.map(|plain| {
             let tokens = self.passes_saved + self.rows.iter().sum::<usize>();
             let slower = 1e3 * (self.verify + self.accept).as_secs_f64() / passes;
@@ -194,9 +194,9 @@ impl Reason {
         match self {
             Self::Best => "best",
             Self::Probe => "probe",
-            Self::Anchor => "anchor",
-            Self::Floor => "floor",
-            Self::Given => "given",
+            Self::MeasurePlain => "measure plain",
+            Self::LossLimit => "loss limit",
+            Self::FixedBlock => "fixed block",
             Self::Nothing => "nothing",
         }
     }

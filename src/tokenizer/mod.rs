@@ -165,8 +165,8 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// The bytes of a token in a text, whatever the vocabulary's spelling; they need not be whole characters. Of an
-    /// added token they are its name, and of an unknown id there are none.
+    /// The bytes of a token in a text, whatever the vocabulary's spelling; they need not be whole characters. For an
+    /// added token, its name; for an unknown id, none.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.token(id) else { return Vec::new() };
         let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id);
@@ -183,13 +183,13 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes of the longest token, as the vocabulary spells it: no token is more of a text.
+    /// Bytes of the longest token, as the vocabulary spells it: an upper bound of the text bytes of any token.
     pub fn longest_token(&self) -> usize {
         self.longest
     }
 
-    /// The ids of all tokens that have `part` in them, ascending; a space is a space, however the vocabulary
-    /// spells it. None have an empty part.
+    /// The ids of all tokens that contain `part`, ascending; none for an empty `part`. A space matches however the
+    /// vocabulary spells it.
     pub fn ids_with(&self, part: &str) -> Vec<u32> {
         let part = match self.spelling {
             Spelling::Spaces => part.replace(' ', "\u{2581}"),

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::checkpoint::{Checkpoint, is_head, is_inner_assistants};
-use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_tower};
+use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_tower, is_unused_kv};
 
 /// What a target's configuration implies.
 pub(crate) struct Implied {
@@ -80,7 +80,7 @@ pub(crate) fn gemma4(checkpoint: &Checkpoint) -> Result<Implied> {
     let summary = format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size);
     let vocab_size = config.vocab_size;
     let is_known = move |name: &str| {
-        is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
+        is_tower(name) || is_inner_assistants(name) || is_unused_kv(name, prefix, &config) || is_head(name)
     };
     Ok(Implied { summary, vocab_size, tensors, is_known: Box::new(is_known) })
 }

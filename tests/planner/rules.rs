@@ -1,8 +1,8 @@
 //! The planner's rules, case by case.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Machine, MtpPreset, Observation, Offer, Offered, Others,
-    Plan, Planner, Reason,
+    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, Machine, MtpPreset,
+    Observation, OtherSequences, Plan, Planner, Reason,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -21,7 +21,7 @@ fn a_machine_that_slows_down_is_no_reason() {
         let rounds = machine.run(&mut planner, 150, &mut rng);
         let reached = rate(&rounds) / machine.best();
         assert!(reached >= 0.95, "speed times {factor}: {reached:.3} of the best");
-        assert!(rounds.iter().all(|round| round.reason != Reason::Floor), "speed times {factor}");
+        assert!(rounds.iter().all(|round| round.reason != Reason::LossLimit), "speed times {factor}");
     }
 }
 
@@ -56,15 +56,15 @@ fn lookups_are_observed_without_being_used() {
     let machine = Simulation::new("compared", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 200, &mut rng);
-    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
-    let lookup = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
+    let model = AvailableDrafter { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
+    let lookup = AvailableDrafter { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
     let mut plan_after = |accepted: usize| {
         for _ in 0..20 {
             let found = [DraftOutcome { drafter: LOOKUP, drafted: 4, accepted }];
             planner.observe(&Observation {
                 context: 200,
                 rows: 4,
-                others: Others::default(),
+                others: OtherSequences::default(),
                 verify_ms: machine.verify[3],
                 steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
                 verified: Some(DraftOutcome { drafter: MODEL, drafted: 3, accepted: 3 }),
@@ -72,7 +72,8 @@ fn lookups_are_observed_without_being_used() {
                 emitted: 4,
             });
         }
-        let offer = Offer { context: 200, most_rows: 64, drafters: &[lookup, model], others: Others::default() };
+        let offer =
+            DecisionInput { context: 200, max_rows: 64, drafters: &[lookup, model], others: OtherSequences::default() };
         let mut decisions = (0..50).map(|_| planner.decide(&offer)).filter(|decision| decision.reason == Reason::Best);
         decisions.next().expect("a round that is no probe").plan
     };
@@ -91,7 +92,7 @@ fn a_batch_leaves_less_to_speculation() {
     let mut planner = machine.planner(BlockSize::Measured);
     machine.run(&mut planner, 400, &mut rng);
     for rows in (1..=24).cycle().take(240) {
-        let (rows, others) = (1, Others { rows: rows - 1, tokens: rows - 1, prompt_rows: 0 });
+        let (rows, others) = (1, OtherSequences { rows: rows - 1, tokens: rows - 1, prompt_rows: 0 });
         planner.observe(&Observation {
             context: 0,
             rows,
@@ -103,15 +104,15 @@ fn a_batch_leaves_less_to_speculation() {
             emitted: 1,
         });
     }
-    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
+    let model = AvailableDrafter { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
     let mut drafted = |others| {
-        let offer = Offer { context: 0, most_rows: 8, drafters: &[model], others };
+        let offer = DecisionInput { context: 0, max_rows: 8, drafters: &[model], others };
         match planner.decide(&offer).plan {
             Plan::Plain => 0,
             Plan::Draft { tokens, .. } => tokens,
         }
     };
-    let sequences = |rows| Others { rows, tokens: rows, prompt_rows: 0 };
+    let sequences = |rows| OtherSequences { rows, tokens: rows, prompt_rows: 0 };
     let (few, many) = (drafted(sequences(3)), drafted(sequences(15)));
     assert!((2..=4).contains(&few), "{few} drafts with three other sequences: rows up to the eighth are free");
     assert_eq!(many, 0, "with fifteen other sequences every row costs more than it gains");
@@ -129,7 +130,7 @@ fn passes_that_read_prompts_are_not_measured() {
         planner.observe(&Observation {
             context: 0,
             rows: 1,
-            others: Others { rows: prompt_rows, tokens: 0, prompt_rows },
+            others: OtherSequences { rows: prompt_rows, tokens: 0, prompt_rows },
             verify_ms: 1.0,
             steps: None,
             verified: None,
@@ -243,19 +244,19 @@ fn streaks_fall_to_lookup() {
 fn a_pause_is_of_rounds_after_the_models_drafts() {
     let costs = [DraftCost::PerToken, DraftCost::Once];
     let mut planner = Planner::new(BlockSize::Fixed(4), Some(1), &costs, Costs::default());
-    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 7 };
+    let model = AvailableDrafter { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 7 };
     let mut drafts_after = |rejected: Option<usize>| {
         planner.observe(&Observation {
             context: 9,
             rows: 4,
-            others: Others::default(),
+            others: OtherSequences::default(),
             verify_ms: 1.0,
             steps: None,
             verified: rejected.map(|drafter| DraftOutcome { drafter, drafted: 3, accepted: 0 }),
             found: &[],
             emitted: 1,
         });
-        let offer = Offer { context: 9, most_rows: 8, drafters: &[model], others: Others::default() };
+        let offer = DecisionInput { context: 9, max_rows: 8, drafters: &[model], others: OtherSequences::default() };
         [(); 3].map(|()| planner.decide(&offer).plan != Plan::Plain)
     };
     assert_eq!(drafts_after(Some(LOOKUP)), [true; 3]);

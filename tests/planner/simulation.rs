@@ -1,8 +1,8 @@
 //! Simulated machines: tables of round costs and acceptance rates, with noise, and the planner's rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DraftOutcome, DrafterKind, Observation, Offer, Offered, Others, Plan, Planner, Reason,
-    Tuning,
+    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, Observation,
+    OtherSequences, Plan, Planner, Reason, Tuning,
 };
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -187,12 +187,16 @@ impl Simulation {
         text: &mut Text<'_>,
     ) -> SimulatedRound {
         let mut offered =
-            vec![Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 }];
+            vec![AvailableDrafter { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 }];
         let found = self.lookup.filter(|lookup| rng.random::<f64>() < lookup.found).map_or(0, |lookup| lookup.tokens);
         let (kind, cost) = (DrafterKind::NgramMapK, DraftCost::Once);
-        offered.insert(0, Offered { drafter: LOOKUP, kind, cost, tokens: found });
-        let decision =
-            planner.decide(&Offer { context, most_rows: MOST_ROWS, drafters: &offered, others: Others::default() });
+        offered.insert(0, AvailableDrafter { drafter: LOOKUP, kind, cost, tokens: found });
+        let decision = planner.decide(&DecisionInput {
+            context,
+            max_rows: MOST_ROWS,
+            drafters: &offered,
+            others: OtherSequences::default(),
+        });
         let plan = decision.plan;
         let mut correct = |place: usize| {
             let easy = rng.random::<f64>();
@@ -218,7 +222,7 @@ impl Simulation {
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
-            others: Others::default(),
+            others: OtherSequences::default(),
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
             verified: drafter.map(|drafter| DraftOutcome { drafter, drafted, accepted: count }),

@@ -57,10 +57,10 @@ fn command(args: Args) -> Result<()> {
     ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
     ensure!(args.measure.is_some() || args.sequences.len() == 1, "--sequences is a list only with --measure");
     // v(N) is a pass over N rows.
-    let most_rows = args.kv.options().kv.max_round_rows;
+    let max_rows = args.kv.options().kv.max_round_rows;
     ensure!(
-        args.measure.is_none() || args.sequences.iter().all(|n| *n <= most_rows),
-        "--sequences must be from 1 to {most_rows} with --measure"
+        args.measure.is_none() || args.sequences.iter().all(|n| *n <= max_rows),
+        "--sequences must be from 1 to {max_rows} with --measure"
     );
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     // Speeds are measured after the first token.

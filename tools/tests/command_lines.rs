@@ -254,7 +254,7 @@ fn the_assistant_beside_the_model_is_used_and_said() {
 
 /// An assistant without centroids: said once, unless the command line says which to draft with.
 #[test]
-fn missing_centroids_are_said() {
+fn missing_centroids_are_reported() {
     let directory = tempfile::tempdir().expect("a directory");
     beside(directory.path(), [("target", "model"), ("assistant", "dense")]);
     let config = directory.path().join("dense/config.json");

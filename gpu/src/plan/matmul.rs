@@ -6,8 +6,9 @@
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; of more panels than run at
-/// once with so many on an H200, two on each of 132 multiprocessors, all run at once with half as many warps.
+/// Maximum warps per block of threads. A matrix of at most [`FEW_PANELS`] panels needs that many to be read fast. More
+/// panels would not all run at once on an H200, which runs two such blocks on each of 132 multiprocessors; with half as
+/// many warps they do.
 const MAX_WARPS: usize = 16;
 const FEW_PANELS: usize = 264;
 

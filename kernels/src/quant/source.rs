@@ -146,7 +146,7 @@ impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for P
     // A few lines each time, spread evenly: there are few line fill buffers.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        if const { S == 1 && R < F::PREFETCH_ONE_RUN_FROM } {
+        if const { S == 1 && R < F::PREFETCH_SINGLE_STREAM_FROM } {
             return;
         }
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);

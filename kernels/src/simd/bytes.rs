@@ -54,7 +54,7 @@ pub(crate) trait ByteLanes: Floats {
     const MAX_ROWS: usize;
     /// Maximum number of rows for which a kernel over a single run of panels is compiled, in addition to the one over
     /// several runs.
-    const ONE_RUN_ROWS: usize = 0;
+    const SINGLE_STREAM_ROWS: usize = 0;
     /// What sums can start from instead of zero.
     const OFFSETS: Option<Offsets> = None;
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the

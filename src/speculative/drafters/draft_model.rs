@@ -92,7 +92,7 @@ impl Drafter for DraftModel {
 
     fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.begin(tokens);
-        // Behind the end of its context it drafts nothing.
+        // Past the end of its context it drafts nothing.
         match self.is_intact() && tokens.len() <= self.state.kv().max_context() {
             true => self.catch_up(tokens, 0),
             false => Ok(()),

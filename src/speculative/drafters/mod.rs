@@ -17,7 +17,7 @@ pub(crate) use draft_model::check_vocabulary;
 pub use draft_model::{ChainedModel, DraftModel};
 pub use forced::Forced;
 pub use mtp::Mtp;
-pub(crate) use nextn::MOST_UNREAD;
+pub(crate) use nextn::MAX_UNREAD;
 pub use nextn::NextN;
 pub use ngram_cache::{NgramCache, NgramCacheOptions};
 pub use ngram_cache_drafter::NgramCacheDrafter;

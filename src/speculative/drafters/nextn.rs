@@ -13,7 +13,7 @@ use crate::speculative::{
 };
 
 /// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
-pub(crate) const MOST_UNREAD: usize = 64;
+pub(crate) const MAX_UNREAD: usize = 64;
 
 /// Runs the head autoregressively from the last token. Its K and V have a row for every pair of a trunk hidden state
 /// and the token after it; the rows of a chain, whose hidden states are the head's own, are rolled back. The first step
@@ -99,7 +99,7 @@ impl NextN {
     }
 
     /// States per pass, at most. Less memory may have been left for the head's context than for a round.
-    fn most_rows(&self) -> usize {
+    fn max_rows(&self) -> usize {
         self.cache.max_round_rows().min(self.cache.max_context())
     }
 
@@ -135,7 +135,7 @@ impl NextN {
 
     /// Reads the first `rows` unread states in passes of their own.
     fn read(&mut self, tokens: &[u32], rows: usize) -> Result<()> {
-        let most = self.most_rows();
+        let most = self.max_rows();
         for begin in (0..rows).step_by(most) {
             let rows = most.min(rows - begin);
             let (ids, states) = self.next_rows(tokens, rows)?;
@@ -161,7 +161,7 @@ impl NextN {
             self.chain = self.behind.as_ref().map(|step| step.hidden.clone());
             return Ok(self.behind.as_ref().map_or(ChainStep::End, |step| ChainStep::Known(step.scores.clone())));
         }
-        let keep = rows.min(self.most_rows());
+        let keep = rows.min(self.max_rows());
         self.read(context.tokens, rows - keep)?;
         let (ids, states) = self.next_rows(context.tokens, keep)?;
         let kv = DraftKv::Own { round: self.cache.begin_round(keep)?, keep };
@@ -227,7 +227,7 @@ impl Drafter for NextN {
         self.unread.push(hidden.clone());
         self.behind = None;
         let behind_prompt = seen.tokens.len() == self.end();
-        if behind_prompt || self.num_unread() > MOST_UNREAD {
+        if behind_prompt || self.num_unread() > MAX_UNREAD {
             // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
             let rows = self.num_unread().saturating_sub(1);
             self.drop_chain()?;

@@ -1,4 +1,4 @@
-//! What takes the place of a drafter whose memory the target needs.
+//! The replacement of a drafter whose memory the target needs.
 
 use rand::rngs::StdRng;
 
@@ -8,7 +8,7 @@ use crate::Result;
 /// Drafts nothing.
 pub(in crate::speculative) struct OutOfMemory {
     pub kind: DrafterKind,
-    pub reads: Reads, // as before: a pass that is being read may have been asked for them
+    pub reads: Reads, // unchanged: a pass in progress may have requested them
 }
 
 impl Drafter for OutOfMemory {

@@ -35,11 +35,11 @@ use acceptance::Acceptance;
 use streak::Streak;
 
 /// Minimum length of a text in the loss budget: the loss allowed for this many tokens may occur at once.
-const SHORTEST: usize = 256;
+const MIN_TEXT_TOKENS: usize = 256;
 
 /// A drafter available in this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offered {
+pub struct AvailableDrafter {
     /// Its index in the session's list.
     pub drafter: usize,
     /// Its kind: steps of a kind cost the same.
@@ -52,7 +52,7 @@ pub struct Offered {
 
 /// Other sequences of the same pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Others {
+pub struct OtherSequences {
     /// Their rows.
     pub rows: usize,
     /// Minimum tokens that they emit: one for each that decodes.
@@ -61,7 +61,7 @@ pub struct Others {
     pub prompt_rows: usize,
 }
 
-impl Others {
+impl OtherSequences {
     /// The others without `one`.
     pub(crate) fn without(self, one: Self) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Others {
     }
 }
 
-impl Add for Others {
+impl Add for OtherSequences {
     type Output = Self;
 
     fn add(self, more: Self) -> Self {
@@ -86,15 +86,15 @@ impl Add for Others {
 
 /// Inputs of a decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer<'a> {
+pub struct DecisionInput<'a> {
     /// Committed positions.
     pub context: usize,
     /// Maximum rows to verify.
-    pub most_rows: usize,
+    pub max_rows: usize,
     /// The available drafters.
-    pub drafters: &'a [Offered],
+    pub drafters: &'a [AvailableDrafter],
     /// Other sequences in the pass: costs are those of the whole batch.
-    pub others: Others,
+    pub others: OtherSequences,
 }
 
 /// The plan of a round. Drafters are indices in the session's list.
@@ -119,11 +119,11 @@ pub enum Reason {
     /// At the lower bound of its cost it beats the best, and the exploration budget covers its expected loss.
     Probe,
     /// The cost of a plain step was not measured, or too long ago.
-    Anchor,
-    /// Better ones could lose more than the balance.
-    Floor,
+    MeasurePlain,
+    /// Faster plans could lose more than the balance.
+    LossLimit,
     /// The block size is fixed.
-    Given,
+    FixedBlock,
     /// No draft is available.
     Nothing,
 }
@@ -153,7 +153,7 @@ pub struct Observation<'a> {
     /// Rows verified.
     pub rows: usize,
     /// Other sequences in the pass.
-    pub others: Others,
+    pub others: OtherSequences,
     /// Milliseconds of the whole batch's pass and of this sequence's acceptance.
     pub verify_ms: f64,
     /// The model that drafted, the number of tokens requested and the milliseconds it took.
@@ -253,10 +253,10 @@ impl Planner {
     }
 
     /// The plan of the next round.
-    pub fn decide(&mut self, offer: &Offer<'_>) -> Decision {
+    pub fn decide(&mut self, offer: &DecisionInput<'_>) -> Decision {
         let candidates = self.candidates(offer);
         let (plain, tuning) = (&candidates[0], *self.costs.tuning());
-        let (plain_ms, balance) = (plain.cost.ms, self.gained + tuning.loss * self.emitted.max(SHORTEST) as f64);
+        let (plain_ms, balance) = (plain.cost.ms, self.gained + tuning.loss * self.emitted.max(MIN_TEXT_TOKENS) as f64);
         let decision = |of: &Candidate, reason| Decision {
             plan: of.plan,
             reason,
@@ -269,33 +269,33 @@ impl Planner {
             return decision(plain, Reason::Nothing);
         };
         if self.block != BlockSize::Measured {
-            return decision(best, Reason::Given);
+            return decision(best, Reason::FixedBlock);
         }
         let best = fastest(&candidates).unwrap_or(plain);
         if offer.others.rows > 0 {
-            // The best for the whole batch: probes and the loss budget are only for single sequences, whose
-            // counterfactual, the same text by plain steps, is one sequence's.
+            // The best for the whole batch. Probes and the loss budget apply to single sequences only: they compare
+            // with the same text by plain steps, which is one sequence's.
             return decision(best, Reason::Best);
         }
         if plain.cost.samples == 0 {
-            return decision(plain, Reason::Anchor);
+            return decision(plain, Reason::MeasurePlain);
         }
         let is_covered = |of: &&Candidate| of.cost.ms - plain_ms <= (balance * plain_ms).max(0.0);
         let covered: Vec<&Candidate> = candidates.iter().filter(is_covered).collect();
         let chosen = fastest(covered.iter().copied()).unwrap_or(plain);
-        let reason = if best.rate() > chosen.rate() { Reason::Floor } else { Reason::Best };
+        let reason = if best.rate() > chosen.rate() { Reason::LossLimit } else { Reason::Best };
         // Expected loss against the choice, in plain steps.
         let price = |of: &Candidate| (of.cost.ms - of.tokens / chosen.rate()) / plain_ms;
         // A plain step is measured again sooner if it is less well known or cheaper.
         let unknown = (tuning.median as f64 / plain.cost.samples as f64).max(1.0);
         let saved = self.since_plain as f64 * tuning.exploration * unknown;
         if chosen.plan != Plan::Plain && saved > price(plain) {
-            return decision(plain, Reason::Anchor);
+            return decision(plain, Reason::MeasurePlain);
         }
         let probe = (covered.into_iter())
             .filter(|of| of.plan != chosen.plan && of.upper_rate() > chosen.rate())
             .max_by(|a, b| a.upper_rate().total_cmp(&b.upper_rate()));
-        // What the budget does not cover yet is saved up for.
+        // A probe that the budget does not cover yet waits until it does.
         match probe.filter(|of| price(of) <= self.exploration) {
             Some(probe) => {
                 self.exploration -= price(probe);
@@ -306,7 +306,7 @@ impl Planner {
     }
 
     /// A plain step, and every draft that could be verified.
-    fn candidates(&self, offer: &Offer<'_>) -> Vec<Candidate> {
+    fn candidates(&self, offer: &DecisionInput<'_>) -> Vec<Candidate> {
         let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
         let longest = match given {
             None => tuning
@@ -316,7 +316,7 @@ impl Planner {
                 .saturating_sub(others.rows + 1),
             Some((chain, lookup)) => chain.max(lookup).saturating_sub(1),
         };
-        let longest = longest.min(offer.most_rows.saturating_sub(1));
+        let longest = longest.min(offer.max_rows.saturating_sub(1));
         let estimates = self.costs.verify(offer.context, others.rows + 1 + longest);
         let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
             let cost = &estimates[others.rows + drafted];
@@ -324,7 +324,7 @@ impl Planner {
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
-        let is_paused = |one: &Offered| one.cost == DraftCost::PerToken && self.pauses_models();
+        let is_paused = |one: &AvailableDrafter| one.cost == DraftCost::PerToken && self.pauses_models();
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !is_paused(one)) {
             let (rows, step) = match one.cost {
                 DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),

@@ -28,7 +28,7 @@ impl KeyQuery {
         Self { words, offset: query.words.offset(group), scale: query.words.scale(group) }
     }
 
-    /// Sets those of the first `count` queries, and of the repetitions that fill their last part.
+    /// Sets those of the first `count` queries, and of the repeated queries that pad the last part.
     #[inline(always)]
     pub fn set(
         all: &mut [Self; QUERY_BLOCK],
@@ -46,10 +46,10 @@ impl KeyQuery {
 pub(super) struct Sums([MaybeUninit<TokenFloats>; QUERY_BLOCK]);
 
 impl Sums {
-    /// Sums of which none can be read.
+    /// Uninitialized sums.
     pub const UNINIT: Self = Self([const { MaybeUninit::uninit() }; QUERY_BLOCK]);
 
-    /// Zeros those of `count` queries and of the repetitions that fill their last part.
+    /// Zeros those of `count` queries, and of the repeated queries that pad the last part.
     #[inline(always)]
     pub fn clear(&mut self, count: usize) {
         for row in &mut self.0[..padded(count)] {

@@ -115,7 +115,7 @@ impl<L: LevelLanes, O: Operand<L>, const UPPER: usize, const LOWER: usize> Vecto
 pub(super) struct UnpackedRun<L: LevelLanes, O: Operand<L>>([[MaybeUninit<O::Vector>; CHUNK]; MAX_RUN / CHUNK]);
 
 impl<L: LevelLanes, O: Operand<L>> UnpackedRun<L, O> {
-    /// A run of which no chunk can be read.
+    /// An uninitialized run.
     pub const UNINIT: Self = Self([[MaybeUninit::uninit(); CHUNK]; MAX_RUN / CHUNK]);
 
     /// Unpacks `chunks` of `run`.

@@ -35,7 +35,7 @@ pub struct ActivationFormat {
 impl ActivationFormat {
     /// The format with which [`matmul`](super::matmul) is fastest for so many rows.
     pub fn new(isa: Isa, weight_type: WeightType, rows: usize) -> Self {
-        let layout = match isa.has_tiles() && tiles::are_faster(weight_type, rows) {
+        let layout = match isa.has_tiles() && tiles::tiles_are_faster(weight_type, rows) {
             true => ActivationLayout::Tiles,
             false => ActivationLayout::RowBlocks,
         };

@@ -11,7 +11,7 @@ use crate::quant::weight_type::{ActivationType, WeightType};
 pub(in crate::quant) const TILE_ROWS: usize = 16;
 /// Inputs of a span, whose weights are unpacked together.
 pub(in crate::quant) const SPAN: usize = 256;
-/// Most rows of a pass, which share unpacked weights.
+/// Maximum rows of a pass, which share unpacked weights.
 pub(in crate::quant) const PASS_ROWS: usize = 256;
 
 /// Whether there are products in tile registers for the type: not for several activation blocks per block of weights, as
@@ -20,8 +20,8 @@ pub(in crate::quant) const fn has_tiles(weight_type: WeightType) -> bool {
     weight_type.block_len() == weight_type.activation_type().block_len()
 }
 
-/// Whether those are faster than vectors, which multiply fewer rows faster.
-pub(super) const fn are_faster(weight_type: WeightType, rows: usize) -> bool {
+/// Whether products in tile registers are faster than those in vector registers for this many rows.
+pub(super) const fn tiles_are_faster(weight_type: WeightType, rows: usize) -> bool {
     let from = if weight_type.block_len() == SPAN { 13 } else { 33 };
     rows >= from && has_tiles(weight_type)
 }
@@ -62,7 +62,7 @@ pub(in crate::quant) struct Pass {
     pub tiles: usize,
 }
 
-/// The division of rows into passes: as few as possible, of as many row tiles but for the last.
+/// The division of rows into passes: as few as possible, with equally many row tiles except in the last.
 pub(in crate::quant) struct Passes {
     next: usize,
     tiles: usize,

@@ -140,7 +140,7 @@ impl Format for Q6K {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
-    const PREFETCH_ONE_RUN_FROM: usize = 4;
+    const PREFETCH_SINGLE_STREAM_FROM: usize = 4;
     /// With the first quad of the scale.
     type Cursor<L: ByteLanes> = (*const u8, usize);
 
@@ -196,7 +196,7 @@ impl Format for Q2K {
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
     const UNPACKED_FROM: usize = 7;
-    const PREFETCH_ONE_RUN_FROM: usize = 1;
+    const PREFETCH_SINGLE_STREAM_FROM: usize = 1;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]

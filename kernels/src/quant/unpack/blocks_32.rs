@@ -29,7 +29,7 @@ macro_rules! blocks_of_32 {
             const ZERO_POINT: Option<u8> = $zero_point;
             const BYTES: Bytes = $bytes;
             const HAS_MIN: bool = $has_min;
-            const PREFETCH_ONE_RUN_FROM: usize = 4;
+            const PREFETCH_SINGLE_STREAM_FROM: usize = 4;
             // Measured on a Zen 4: unpacking nibbles, and bytes of up to six rows, twice costs less
             // than writing and reading.
             const UNPACKED_FROM: usize = match $bytes {

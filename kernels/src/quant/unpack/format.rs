@@ -52,7 +52,7 @@ pub(in crate::quant) trait Format {
     /// Rows from which a single run of panels is also prefetched in software. At one row, a Zen 4's hardware prefetcher
     /// covers the run for most types, and software prefetches would cost up to a quarter of the bandwidth; with more
     /// rows, which compute longer, it stops.
-    const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
+    const PREFETCH_SINGLE_STREAM_FROM: usize = usize::MAX;
     /// Rows from which blocks are unpacked into memory, where registers hold four. Measured on a Zen 3: fewer are faster
     /// in two passes of up to four rows that each unpack in registers, depending on what unpacking takes.
     const UNPACKED_FROM: usize = 5;

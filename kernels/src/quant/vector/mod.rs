@@ -24,7 +24,7 @@ use crate::quant::unpack::{Format, with_format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::dispatch::VectorIsa;
 use rows::{PASS_BLOCKS, Results};
-use streams::{reads_one_run_faster, streams};
+use streams::{prefers_single_stream, streams};
 use unpacked::unpacked_panel;
 
 /// As [`super::matmul`]. Without inputs the results are zeros.
@@ -63,7 +63,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                 continue;
             }
             // Runs of panels side by side, then the remaining panels.
-            let runs = if self.x.rows() <= L::ONE_RUN_ROWS && reads_one_run_faster() { 1 } else { STREAMS };
+            let runs = if self.x.rows() <= L::SINGLE_STREAM_ROWS && prefers_single_stream() { 1 } else { STREAMS };
             let run = (end - first) / runs;
             for i in 0..run {
                 let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * run + i);

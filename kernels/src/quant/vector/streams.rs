@@ -21,10 +21,10 @@ const fn prefetch_distance(streams: usize) -> usize {
     if streams == 1 { 16448 } else { 3584 }
 }
 
-/// Whether this processor reads one run of panels faster than several side by side, at up to
-/// [`ByteLanes::ONE_RUN_ROWS`] rows. On a Zen 4, taken to represent AMD's older ones, one run is 20 % faster; on a Xeon,
-/// four runs are 25 % faster, on a Zen 5 60 to 100 %.
-pub(super) fn reads_one_run_faster() -> bool {
+/// Whether this processor reads a single stream of panels faster than several side by side, at up to
+/// [`ByteLanes::SINGLE_STREAM_ROWS`] rows. On a Zen 4, taken to represent older AMD processors, one stream is 20 %
+/// faster; on a Xeon, four streams are 25 % faster, on a Zen 5 60 to 100 %.
+pub(super) fn prefers_single_stream() -> bool {
     #[cfg(target_arch = "x86_64")]
     let is_older_amd = crate::isa::is_amd_up_to_zen_4();
     #[cfg(not(target_arch = "x86_64"))]
@@ -56,7 +56,7 @@ pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
             let format = PhantomData;
             // SAFETY: the caller is inside the features.
             unsafe {
-                if const { R <= L::ONE_RUN_ROWS } && parts * panels.len() == 1 {
+                if const { R <= L::SINGLE_STREAM_ROWS } && parts * panels.len() == 1 {
                     l.call(Streams::<F, R, 1> { weights, x, panels, rows, parts, results, format });
                 } else {
                     l.call(Streams::<F, R, STREAMS> { weights, x, panels, rows, parts, results, format });
@@ -148,8 +148,8 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
             let x = self.x.words(rows, 0).as_ptr();
             let streams = self.panels.len();
             let mut blocks = first_blocks::<F, S>(weights, self.panels);
-            // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of
-            // several streams arrive sooner than as many of one.
+            // Every pass over a block prefetches an equal share for every stream, not all that its own stream needs
+            // next: lines of several streams arrive sooner than as many lines of one.
             let share = prefetched_bytes::<L, F>(S) / parts;
             let step = STREAM_INPUTS / F::TYPE.block_len();
             for done in (0..weights.blocks()).step_by(step) {

@@ -80,7 +80,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = 4;
     // Processors that read a single run faster and have AVX-VNNI also have AVX-512.
-    const ONE_RUN_ROWS: usize = if P::ALL_BYTES { 0 } else { 2 };
+    const SINGLE_STREAM_ROWS: usize = if P::ALL_BYTES { 0 } else { 2 };
     const BARRIERS: bool = true;
     const MASKS: bool = !P::ALL_BYTES;
     const OFFSETS: Option<Offsets> = if P::ALL_BYTES { None } else { Some(Offsets::Pairs) };
@@ -319,7 +319,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     }
 }
 
-/// The largest magnitude of weights; of sums that start from offsets, those are signed.
+/// The largest magnitude of the weights, which are signed if sums start from offsets.
 fn largest<P: YmmProducts>(bytes: Bytes, has_offsets: bool) -> u8 {
     match bytes {
         Bytes::Unsigned(max) if has_offsets => max / 2 + 1,

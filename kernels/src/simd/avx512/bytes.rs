@@ -42,7 +42,7 @@ pub(crate) struct ScaledSum {
 impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const MAX_ROWS: usize = 8;
-    const ONE_RUN_ROWS: usize = 4;
+    const SINGLE_STREAM_ROWS: usize = 4;
     const OFFSETS: Option<Offsets> = Some(Offsets::Words);
     const BARRIERS: bool = true;
     type I = __m512i;

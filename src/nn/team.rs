@@ -34,7 +34,8 @@ struct Team {
     work: AtomicPtr<Work<'static>>,
     done: AtomicUsize, // tasks of the current region
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    left: AtomicBool, // some thread has, since all were invited
+    left: AtomicBool, // some thread has, or did not follow, since all were invited
+    invitations: AtomicUsize,
     ended: AtomicBool,
 }
 
@@ -134,23 +135,36 @@ impl Team {
 
     /// Asks the pool's threads to follow.
     fn invite(self: &Arc<Self>) {
-        let team = self.clone();
+        let (team, number) = (self.clone(), self.invitations.fetch_add(1, Ordering::Relaxed) + 1);
         rayon::spawn_broadcast(move |_| {
-            // A leader that waits for rayon would not return before this pass ends.
-            if is_free() {
+            // Threads that followed all the time have one for each that left.
+            let is_latest = number == team.invitations.load(Ordering::Relaxed);
+            if is_latest && is_free() {
                 ROLE.set(Role::InTask);
                 team.follow();
                 ROLE.set(Role::Free);
+            } else if is_latest && !team.is_led_by_this_thread() {
+                // A leader that waits for rayon would not return before this pass ends: it is invited again.
+                team.left.store(true, Ordering::Relaxed);
             }
         });
     }
 
-    /// Takes tasks of the leader's regions until the team is dismissed, or there was none for a while.
+    fn is_led_by_this_thread(self: &Arc<Self>) -> bool {
+        ROLE.with_borrow(|role| matches!(role, Role::Leader(team) if Arc::ptr_eq(team, self)))
+    }
+
+    /// Takes tasks of the leader's regions until the team is dismissed, or nobody took one for a while.
     fn follow(&self) {
-        let (mut polls, mut since) = (0, Instant::now());
+        let (mut polls, mut since, mut seen) = (0, Instant::now(), 0);
         while !self.ended.load(Ordering::Relaxed) {
-            if self.take_tasks() {
-                (polls, since) = (0, Instant::now());
+            let any = self.take_tasks();
+            let tasks = self.tasks.load(Ordering::Relaxed);
+            if tasks != seen {
+                (since, seen) = (Instant::now(), tasks);
+            }
+            if any {
+                polls = 0;
             } else if pause(&mut polls) && since.elapsed() > IDLE_LIMIT {
                 return self.left.store(true, Ordering::Relaxed);
             }

@@ -10,7 +10,7 @@ mod x86_64;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, is_amd_up_to_zen_4};
+pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, is_zen_4};
 
 /// An instruction set that this processor supports. The variants' fields can only be constructed in this module, so a
 /// value of this type proves that the instructions exist.

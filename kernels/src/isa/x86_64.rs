@@ -68,12 +68,13 @@ impl Amx {
     }
 }
 
-/// Whether this is an AMD processor up to Zen 4.
-pub(crate) fn is_amd_up_to_zen_4() -> bool {
-    // CPUID leaf 1, EAX: bits 20 to 27 are added to a family of 15. Zen 3 and 4 are family 0x19, Zen 5 is 0x1a.
-    static FAMILY: LazyLock<u32> = LazyLock::new(|| 15 + (std::arch::x86_64::__cpuid(1).eax >> 20 & 0xff));
-    // Only AMD's have SSE4a.
-    is_x86_feature_detected!("sse4a") && *FAMILY <= 0x19
+/// Whether this is an AMD Zen 4.
+pub(crate) fn is_zen_4() -> bool {
+    // CPUID leaf 1, EAX: bits 20 to 27 are added to a family of 15; bits 16 to 19 are the upper half of the model.
+    static SIGNATURE: LazyLock<u32> = LazyLock::new(|| std::arch::x86_64::__cpuid(1).eax);
+    let (family, upper_model) = (15 + (*SIGNATURE >> 20 & 0xff), *SIGNATURE >> 16 & 0xf);
+    // Zen 3 has the other models of the family. Only AMD's have SSE4a.
+    is_x86_feature_detected!("sse4a") && family == 0x19 && matches!(upper_model, 1 | 6 | 7 | 0xa)
 }
 
 /// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use foretoken::checkpoint::StepCost;
-use foretoken::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, Recurrent, SequenceState};
+use foretoken::kv::{Batch, KvAccess, KvCache, KvLayout, KvOptions, PagePool, Recurrent, SequenceState};
 use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed,
 };
@@ -72,7 +72,7 @@ impl Model for Toy {
     }
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> foretoken::Result<Output> {
         let (ids, mut hidden, mut first) = (batch.ids().to_vec(), Vec::new(), 0);
-        for round in batch.rounds_mut() {
+        batch.kv().for_rounds(&mut |round| {
             let rows = round.rows();
             let state = round.recurrent_mut::<DecayingSum>().expect("its own state");
             let mut sum = state.committed;
@@ -83,7 +83,8 @@ impl Model for Toy {
                 hidden.push(sum);
             }
             first += rows;
-        }
+            Ok(())
+        })?;
         let logit = |sum: &[f32; 4], token: usize| -> f32 {
             embedding(token as u32 + 5).iter().zip(sum).map(|(a, b)| a * b).sum::<f32>() + (token as f32 * 0.01).sin()
         };

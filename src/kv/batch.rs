@@ -59,11 +59,6 @@ impl<'a> Batch<'a> {
         &self.rounds
     }
 
-    /// The rounds, for a model to stage rows in.
-    pub fn rounds_mut(&mut self) -> &mut [Round<'a>] {
-        &mut self.rounds
-    }
-
     /// The rounds, to be committed or dropped.
     pub fn into_rounds(self) -> Vec<Round<'a>> {
         self.rounds

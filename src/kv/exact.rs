@@ -9,7 +9,7 @@ use super::layout::PAGE;
 use super::options::SMALLER;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::Retention;
-use crate::nn::{cast, cast_mut, map};
+use crate::nn::{cast_mut, elements, map};
 use crate::{Error, Result};
 
 /// The largest magnitude representable in every format: that of `f16`. Normalized K and V stay far below it.
@@ -117,12 +117,7 @@ impl ExactRows {
     pub(super) fn rows(&self, page: usize, head: usize, len: usize) -> Elements<'_> {
         let start = head * PAGE * self.head_dim;
         let page = self.pages[self.retention.slot(page)].as_slice();
-        let elements = match self.element {
-            ElementType::F32 => Elements::F32(cast(page)),
-            ElementType::F16 => Elements::F16(cast(page)),
-            ElementType::Bf16 => Elements::Bf16(cast(page)),
-        };
-        elements.slice(start..start + len * self.head_dim)
+        elements(self.element, page).slice(start..start + len * self.head_dim)
     }
 
     /// The pages of the positions below `end`.

@@ -35,7 +35,7 @@ pub use linear::{Linear, gated, linear, project};
 pub use multiply::{Input, Job, multiply};
 pub use norm::RmsNorm;
 pub(crate) use parallel::{blocks, divides, for_row_blocks, map, row_blocks};
-pub(crate) use pod::{cast, cast_mut};
+pub(crate) use pod::{cast, cast_mut, elements};
 pub use rotary::{Angles, Rotary};
 pub(crate) use team::{for_each, threads, with_team};
 pub(crate) use unpacked::Unpacked;

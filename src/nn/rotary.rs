@@ -69,17 +69,6 @@ impl Angles {
         &self.sin
     }
 
-    /// The angles of some `rows`.
-    ///
-    /// # Panics
-    /// If there is no such row.
-    pub fn select(&self, rows: &[usize]) -> Self {
-        let of = |angles: &[f32]| {
-            rows.iter().flat_map(|row| &angles[row * self.pairs..(row + 1) * self.pairs]).copied().collect()
-        };
-        Self { cos: of(&self.cos), sin: of(&self.sin), ..*self }
-    }
-
     /// Normalises every head of `x` `(rows, heads * head_dim)` and rotates it: `(rows, heads, head_dim)`.
     ///
     /// # Errors

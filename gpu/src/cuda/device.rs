@@ -96,11 +96,7 @@ impl Device {
         // SAFETY: the device exists; `Opened` releases the context.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         let mut opened = Opened { device, context, kernels: Mutex::default(), info };
-        opened.enter()?;
-        let mut memory = 0;
-        // SAFETY: the context is current; the pointers are to integers.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut 0, &mut memory) })?;
-        opened.info.memory = memory;
+        (_, opened.info.memory) = opened.memory()?;
         // Loads one kernel now, so that unsupported images are an error here and not at the first launch.
         opened.function("read_all")?;
         Ok(Self(Arc::new(opened)))

@@ -217,11 +217,6 @@ impl Matrix {
         Ok(Self { weight_type, kernels, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
     }
 
-    /// Rows of a matrix with padding: the width of a result's row.
-    pub const fn padded_outputs(&self) -> usize {
-        self.outputs
-    }
-
     /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of
     /// summation: the sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
     pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
@@ -305,8 +300,8 @@ pub struct MatMulParams {
 // SAFETY: the `Params` of matrix.h.
 unsafe impl Params for MatMulParams {}
 
-/// `y = x w^T`: `y` is `(rows, padded_outputs)`. The bits of a row do not depend on the number of
-/// rows, nor on the kernel.
+/// `y = x w^T`: `y` is `(rows, outputs)`, outputs with the matrix's padding. The bits of a row do not depend on the
+/// number of rows, nor on the kernel.
 ///
 /// # Errors
 /// If the shapes do not match, or `y` is too short.
@@ -386,8 +381,8 @@ pub struct BucketParams {
 unsafe impl Params for BucketParams {}
 
 /// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of at most `max_buckets` buckets: `y` is
-/// `(entries, padded_outputs)`. The caller guarantees that the lists are in range: matrices, rows
-/// of `x`, entries of `y`.
+/// `(entries, outputs)`, outputs with the matrix's padding. The caller guarantees that the lists are in range:
+/// matrices, rows of `x`, entries of `y`.
 ///
 /// # Errors
 /// If the shapes do not match, or a list is too short for `max_buckets`.

@@ -4,7 +4,7 @@ use foretoken_gpu::plan::matmul::{
     Activations, Buckets, MatMulParams, Matrix, matmul, matmul_buckets, matmul_tiles, quantize,
 };
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError};
-use foretoken_kernels::quant::{self, ActivationFormat, PackedMatrix, WeightType, pack, quantize_row};
+use foretoken_kernels::quant::{self, ActivationFormat, PANEL_ROWS, PackedMatrix, WeightType, pack, quantize_row};
 use foretoken_kernels::{ColumnsMut, Isa};
 
 use super::cases::{Case, Numbers, same_bits};
@@ -123,7 +123,7 @@ fn product(what: &str, plan: Plan, weight_type: WeightType, (rows, outputs, inpu
         x[(rows - 1) * inputs..][..32].fill(0.0);
         let weights = device.of(&packed(weight_type, outputs, inputs, &file));
         let weights = Matrix::new(weight_type, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
-        let padded = weights.padded_outputs();
+        let padded = outputs.next_multiple_of(PANEL_ROWS);
         let x_of = quantized(device, weight_type, &x, inputs)?;
         let y: DeviceSlice<f32> = device.poisoned(rows * padded);
         device.run(plan(&weights, &x_of, y))?;

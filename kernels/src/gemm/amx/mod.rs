@@ -14,19 +14,6 @@ mod multiply;
 mod split;
 mod transpose;
 
-use half::bf16;
-
-use crate::columns::ColumnsMut;
-use crate::isa::Amx;
-
 pub(super) use layout::words;
-
-/// Packs `x`, `(rows, inputs)`, into B tiles of three parts. `words` is [`words`] long.
-pub(super) fn split(isa: Amx, x: &[f32], inputs: usize, words: &mut [u32]) {
-    split::split(isa, x, inputs, words);
-}
-
-/// As [`super::matmul`], with what [`split`] wrote.
-pub(super) fn matmul(isa: Amx, words: &[u32], inputs: usize, w: &[bf16], y: ColumnsMut<'_>) {
-    multiply::matmul(isa, words, inputs, w, y);
-}
+pub(super) use multiply::matmul;
+pub(super) use split::split;

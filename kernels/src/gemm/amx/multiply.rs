@@ -20,8 +20,8 @@ const PASS_BYTES: usize = 1 << 20;
 /// Prefetch distance, in steps of [`DEPTH`] inputs.
 const PREFETCH_STEPS: usize = 8;
 
-/// `y = words * w^T`: see [`crate::gemm::matmul`].
-pub(super) fn matmul(isa: Amx, words: &[u32], inputs: usize, w: &[bf16], y: ColumnsMut<'_>) {
+/// `y = words * w^T`, with the words that [`super::split()`] wrote: see [`crate::gemm::matmul`].
+pub(in crate::gemm) fn matmul(isa: Amx, words: &[u32], inputs: usize, w: &[bf16], y: ColumnsMut<'_>) {
     isa.run_tiles(MatMul { words, inputs, w, y });
 }
 

@@ -9,8 +9,8 @@ use crate::simd::amx::AmxOp;
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::float::{Floats, Lanes};
 
-/// Fills the `words` of [`super::layout`].
-pub(super) fn split(isa: Amx, x: &[f32], inputs: usize, words: &mut [u32]) {
+/// Packs `x`, `(rows, inputs)`, into the `words` of [`super::layout`], as many as [`super::words`] says.
+pub(in crate::gemm) fn split(isa: Amx, x: &[f32], inputs: usize, words: &mut [u32]) {
     isa.run_tiles(Split { x, inputs, words });
 }
 

@@ -87,11 +87,11 @@ macro_rules! backend {
                 }
 
                 fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-                    self.0.write_at(at, bytes).map_err(failed)
+                    self.0.write(at, bytes).map_err(failed)
                 }
 
                 fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-                    self.0.read_at(at, bytes).map_err(failed)
+                    self.0.read(at, bytes).map_err(failed)
                 }
             }
         }

@@ -60,19 +60,11 @@ impl<T: Pod> Buffer<T> {
         self.slice.is_empty()
     }
 
-    /// Overwrites the first elements, after waiting for all launches.
-    ///
-    /// # Errors
-    /// If the buffer has fewer elements, or the driver fails.
-    pub fn write(&mut self, elements: &[T]) -> Result<(), CudaError> {
-        self.write_at(0, elements)
-    }
-
     /// Overwrites the elements from `at` on, after waiting for all launches.
     ///
     /// # Errors
-    /// As [`Buffer::write`].
-    pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), CudaError> {
+    /// If the buffer ends before the last of them, or the driver fails.
+    pub fn write(&self, at: usize, elements: &[T]) -> Result<(), CudaError> {
         let to = self.ready_address(at, elements.len())?;
         // From pageable memory the call may return when the bytes are staged; they arrive on the null stream, for which
         // streams of launches do not wait.
@@ -83,19 +75,11 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// Reads the first elements, after waiting for all launches.
-    ///
-    /// # Errors
-    /// If the buffer has fewer elements, or the driver or an earlier kernel fails.
-    pub fn read(&self, elements: &mut [T]) -> Result<(), CudaError> {
-        self.read_at(0, elements)
-    }
-
     /// Reads the elements from `at` on, after waiting for all launches.
     ///
     /// # Errors
-    /// As [`Buffer::read`].
-    pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), CudaError> {
+    /// If the buffer ends before the last of them, or the driver or an earlier kernel fails.
+    pub fn read(&self, at: usize, elements: &mut [T]) -> Result<(), CudaError> {
         let from = self.ready_address(at, elements.len())?;
         // SAFETY: the destination has as many bytes, and any bytes are a valid `T: Pod`.
         check("cuMemcpyDtoH", unsafe {
@@ -131,8 +115,8 @@ impl Device {
     /// # Errors
     /// As [`Device::zeroed`].
     pub fn upload<T: Pod>(&self, elements: &[T]) -> Result<Buffer<T>, CudaError> {
-        let mut buffer = self.zeroed(elements.len())?;
-        buffer.write(elements)?;
+        let buffer = self.zeroed(elements.len())?;
+        buffer.write(0, elements)?;
         Ok(buffer)
     }
 }

@@ -41,19 +41,11 @@ impl<T: Pod> Buffer<T> {
         self.slice.is_empty()
     }
 
-    /// Overwrites the first elements, after waiting for all launches.
-    ///
-    /// # Errors
-    /// If the buffer has fewer elements, or an earlier launch failed.
-    pub fn write(&mut self, elements: &[T]) -> Result<(), MetalError> {
-        self.write_at(0, elements)
-    }
-
     /// Overwrites the elements from `at` on, after waiting for all launches.
     ///
     /// # Errors
-    /// As [`Buffer::write`].
-    pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), MetalError> {
+    /// If the buffer ends before the last of them, or an earlier launch failed.
+    pub fn write(&self, at: usize, elements: &[T]) -> Result<(), MetalError> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
         // SAFETY: the memory has as many bytes from there on, and the lock excludes other threads' copies. Earlier
@@ -65,19 +57,11 @@ impl<T: Pod> Buffer<T> {
         Ok(())
     }
 
-    /// Reads the first elements, after waiting for all launches.
-    ///
-    /// # Errors
-    /// If the buffer has fewer elements, or an earlier launch failed.
-    pub fn read(&self, elements: &mut [T]) -> Result<(), MetalError> {
-        self.read_at(0, elements)
-    }
-
     /// Reads the elements from `at` on, after waiting for all launches.
     ///
     /// # Errors
-    /// As [`Buffer::read`].
-    pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), MetalError> {
+    /// If the buffer ends before the last of them, or an earlier launch failed.
+    pub fn read(&self, at: usize, elements: &mut [T]) -> Result<(), MetalError> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
         // SAFETY: `ready` checked the length, and any bytes are a valid `T: Pod`. The lock excludes other threads'
@@ -113,8 +97,8 @@ impl Device {
     /// # Errors
     /// As [`Device::zeroed`].
     pub fn upload<T: Pod>(&self, elements: &[T]) -> Result<Buffer<T>, MetalError> {
-        let mut buffer = self.zeroed(elements.len())?;
-        buffer.write(elements)?;
+        let buffer = self.zeroed(elements.len())?;
+        buffer.write(0, elements)?;
         Ok(buffer)
     }
 }

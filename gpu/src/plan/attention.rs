@@ -5,7 +5,7 @@
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
 
 use super::matmul::ActivationsParams;
-use super::pages::{Pages, PagesParams, check_head_dim};
+use super::pages::{Pages, PagesParams, of_head_dim};
 use super::rows::{Domain, Order};
 use super::segments::{Place, Segments};
 use super::turboquant::{self, FormatParams};
@@ -398,18 +398,10 @@ pub fn combine(
     (domain, order): (Domain, Order),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<CombineParams>, LaunchError> {
-    check_head_dim(queries.head_dim)?;
-    let kernel = match (queries.head_dim, partials.splits) {
-        (32, ..=FEW_SPLITS) => "combine_few_32",
-        (64, ..=FEW_SPLITS) => "combine_few_64",
-        (128, ..=FEW_SPLITS) => "combine_few_128",
-        (256, ..=FEW_SPLITS) => "combine_few_256",
-        (512, ..=FEW_SPLITS) => "combine_few_512",
-        (32, _) => "combine_32",
-        (64, _) => "combine_64",
-        (128, _) => "combine_128",
-        (256, _) => "combine_256",
-        (_, _) => "combine_512",
+    let kernel = if partials.splits <= FEW_SPLITS {
+        of_head_dim!("combine_few", queries.head_dim)?
+    } else {
+        of_head_dim!("combine", queries.head_dim)?
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {

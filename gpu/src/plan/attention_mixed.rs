@@ -1,7 +1,7 @@
 //! Attention over pages of any formats of K and V: `attend_mixed.cpp`.
 
 use super::attention::{Queries, QueriesParams, SplitPartials, Store, check_rotary_channels};
-use super::pages::{Pages, PagesParams, check_head_dim, element_number};
+use super::pages::{Pages, PagesParams, element_number, of_head_dim};
 use super::turboquant::{self, FormatParams};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params};
 use foretoken_kernels::ElementType;
@@ -113,15 +113,8 @@ impl MixedKv {
 /// If there is no kernel for the width or a layout, the layouts are incompatible, or a slice is too short.
 pub fn mixed(queries: &Queries, kv: &MixedKv, partials: &SplitPartials) -> Result<Launch<MixedParams>, LaunchError> {
     let width = queries.head_dim;
-    check_head_dim(width)?;
+    let kernel = of_head_dim!("attend_mixed", width)?;
     kv.check(width)?;
-    let kernel = match width {
-        32 => "attend_mixed_32",
-        64 => "attend_mixed_64",
-        128 => "attend_mixed_128",
-        256 => "attend_mixed_256",
-        _ => "attend_mixed_512",
-    };
     let (key, value) = (kv.keys.layout(), kv.values.layout());
     let store = if key.or(value).is_some() { Store::Quantized } else { Store::Exact };
     if store == Store::Quantized && queries.zones.is_none() {

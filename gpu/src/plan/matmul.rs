@@ -128,13 +128,15 @@ pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<Quantiz
 
 /// The kernels of a type.
 #[derive(Clone, Copy, Debug)]
-struct Kernels {
+pub(super) struct Kernels {
     /// Up to 8 rows, up to 16, more.
     rows: [&'static str; 3],
     /// Many rows.
     tiles: &'static str,
     /// Buckets of up to 8, up to 16, up to 32.
     buckets: [&'static str; 3],
+    /// Lookup in a table.
+    pub(super) embed: &'static str,
 }
 
 macro_rules! kernels {
@@ -147,11 +149,12 @@ macro_rules! kernels {
                 concat!("matmul_buckets_", $name, "_16"),
                 concat!("matmul_buckets_", $name, "_tiles"),
             ],
+            embed: concat!("embed_", $name),
         }
     };
 }
 
-const fn kernels_of(weight_type: WeightType) -> Option<Kernels> {
+pub(super) const fn kernels_of(weight_type: WeightType) -> Option<Kernels> {
     Some(match weight_type {
         WeightType::Q4_0 => kernels!("q4_0"),
         WeightType::Q4_1 => kernels!("q4_1"),

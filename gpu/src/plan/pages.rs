@@ -15,6 +15,22 @@ pub(super) fn check_head_dim(width: usize) -> Result<(), LaunchError> {
     Err(LaunchError(format!("no kernels for heads of {width}; supported are 32, 64, 128, 256 and 512")))
 }
 
+/// The kernel of this name for heads of a width, an error as [`check_head_dim`]'s: `of_head_dim!("rows", 32)` is
+/// `rows_32`.
+macro_rules! of_head_dim {
+    ($kernel:literal, $width:expr) => {
+        $crate::plan::pages::check_head_dim($width).map(|()| match $width {
+            32 => concat!($kernel, "_32"),
+            64 => concat!($kernel, "_64"),
+            128 => concat!($kernel, "_128"),
+            256 => concat!($kernel, "_256"),
+            _ => concat!($kernel, "_512"),
+        })
+    };
+}
+
+pub(super) use of_head_dim;
+
 /// Pages of a layer's keys or values: a table of addresses on the device, among those of a sequence.
 ///
 /// An exact page is `(kv_heads, 128, channels)` elements; a quantized one is `kv_heads` pages of

@@ -1,6 +1,6 @@
 //! Norm, sum, gated activation, embedding lookup: `norm.cpp`, `embed.cpp`.
 
-use super::matmul::ActivationsParams;
+use super::matmul::{ActivationsParams, kernels_of};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
 pub use foretoken_kernels::activation::Gate;
@@ -253,27 +253,12 @@ pub fn embed(
 ) -> Result<Launch<EmbedParams>, LaunchError> {
     let (kernel, bytes) = match table_type {
         TableType::Quantized(weight_type) => {
-            let kernel = match weight_type {
-                WeightType::Q4_0 => "embed_q4_0",
-                WeightType::Q4_1 => "embed_q4_1",
-                WeightType::Q5_0 => "embed_q5_0",
-                WeightType::Q5_1 => "embed_q5_1",
-                WeightType::Q8_0 => "embed_q8_0",
-                WeightType::Q2_K => "embed_q2_k",
-                WeightType::Q3_K => "embed_q3_k",
-                WeightType::Q4_K => "embed_q4_k",
-                WeightType::Q5_K => "embed_q5_k",
-                WeightType::Q6_K => "embed_q6_k",
-                WeightType::IQ4_NL => "embed_iq4_nl",
-                WeightType::IQ4_XS => "embed_iq4_xs",
-                WeightType::MXFP4 => "embed_mxfp4",
-                _ => {
-                    return Err(LaunchError(format!(
-                        "no embedding lookup in {} tables; supported: all but NVFP4, TQ and IQ1 to IQ3",
-                        weight_type.name()
-                    )));
-                }
+            let unsupported = || {
+                let name = weight_type.name();
+                let supported = "all but NVFP4, TQ and IQ1 to IQ3";
+                LaunchError(format!("no embedding lookup in {name} tables; supported: {supported}"))
             };
+            let kernel = kernels_of(weight_type).ok_or_else(unsupported)?.embed;
             (kernel, weight_type.packed_bytes_for(rows.next_multiple_of(PANEL_ROWS), inputs))
         }
         TableType::Float(element) => {

@@ -1,6 +1,6 @@
 //! Queries, keys and values between projection and attention: norm, rotary embedding, rotation, storage. `rows.cpp`.
 
-use super::pages::{Pages, PagesParams, check_head_dim, element_number};
+use super::pages::{Pages, PagesParams, element_number, of_head_dim};
 use super::segments::{Place, Segments};
 use super::turboquant;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
@@ -205,25 +205,13 @@ pub(super) struct HeadsParams {
     unit: f32,
 }
 
-/// The kernel for heads of this width.
-fn kernel(head_dim: usize) -> Result<&'static str, LaunchError> {
-    check_head_dim(head_dim)?;
-    Ok(match head_dim {
-        32 => "rows_32",
-        64 => "rows_64",
-        128 => "rows_128",
-        256 => "rows_256",
-        _ => "rows_512",
-    })
-}
-
 /// Norm, rotary embedding, order, weight, rotation; then writes the given results.
 ///
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.
 pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<RowsParams>, LaunchError> {
     let Heads { x, rows, heads, head_dim, stride } = *heads;
-    let kernel = kernel(head_dim)?;
+    let kernel = of_head_dim!("rows", head_dim)?;
     if results.channels == 0 || results.channels > head_dim {
         return Err(LaunchError(format!("cannot store {} of {head_dim} channels", results.channels)));
     }

@@ -17,7 +17,5 @@ mod launch;
 #[cfg(feature = "metal")]
 pub mod metal;
 pub mod plan;
-mod pod;
 
 pub use launch::{DeviceSlice, Launch, LaunchError, Params};
-pub use pod::Pod;

@@ -16,6 +16,7 @@ pub mod gemm;
 mod isa;
 pub mod measure;
 mod ops;
+mod pod;
 pub mod quant;
 mod simd;
 
@@ -23,3 +24,4 @@ pub use columns::{ColumnsMut, WrittenColumns};
 pub use element::{ElementType, Elements};
 pub use isa::Isa;
 pub use ops::{activation, delta_net, norm, rope, vocabulary};
+pub use pod::Pod;

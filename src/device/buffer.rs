@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use foretoken_gpu::{DeviceSlice, Pod};
+use foretoken_gpu::DeviceSlice;
+use foretoken_kernels::Pod;
 
 use super::{Device, Memory};
 use crate::{Error, Result};

@@ -1,7 +1,8 @@
 //! Lists in device memory that the host changes between passes.
 
+use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::words::{MAX_WORDS, write_words};
-use foretoken_gpu::{DeviceSlice, Pod};
+use foretoken_kernels::Pod;
 
 use super::Device;
 use super::buffer::{Buffer, subslice, words};

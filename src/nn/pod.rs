@@ -1,22 +1,6 @@
 //! Casts between bytes and plain old data.
 
-use foretoken_kernels::{ElementType, Elements};
-use half::{bf16, f16};
-
-/// Plain old data.
-///
-/// # Safety
-/// Every bit pattern is a value, and there is no padding.
-pub(crate) unsafe trait Pod: Copy {}
-
-// SAFETY: an integer.
-unsafe impl Pod for u8 {}
-// SAFETY: every bit pattern is a finite value, an infinity or a NaN.
-unsafe impl Pod for f32 {}
-// SAFETY: as for `f32`.
-unsafe impl Pod for f16 {}
-// SAFETY: as for `f32`.
-unsafe impl Pod for bf16 {}
+use foretoken_kernels::{ElementType, Elements, Pod};
 
 /// `bytes` as elements of `T`.
 ///

@@ -6,7 +6,7 @@ use super::device::Device;
 use super::driver::check;
 use super::error::CudaError;
 use crate::launch::DeviceSlice;
-use crate::pod::Pod;
+use foretoken_kernels::Pod;
 
 /// `len` elements on a device, freed when it is dropped.
 #[derive(Debug)]

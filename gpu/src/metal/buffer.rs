@@ -4,7 +4,7 @@ use super::device::Device;
 use super::error::MetalError;
 use super::memory::lock;
 use crate::launch::DeviceSlice;
-use crate::pod::Pod;
+use foretoken_kernels::Pod;
 
 /// `len` elements on a device, freed when it is dropped.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The sequences of a pass: `segments.h`.
 
 use crate::launch::{DeviceSlice, LaunchError, dimension};
-use crate::pod::Pod;
+use foretoken_kernels::Pod;
 
 /// The rows of one sequence in a pass: consecutive rows, at consecutive positions.
 #[repr(C)]

@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use foretoken_gpu::plan::segments::{Recurrent, Segment};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
+use foretoken_kernels::Pod;
 
 /// Memory and launches.
 pub trait Device {
@@ -14,23 +14,6 @@ pub trait Device {
     /// Runs a kernel and waits for it. Padding bytes of `params` are uninitialised.
     fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String>;
 }
-
-/// Element types of buffers.
-///
-/// # Safety
-/// Any bytes are a value, and there is no padding.
-pub unsafe trait Pod: Copy + Default {}
-
-macro_rules! pod {
-    ($($name:ty)*) => {
-        $(
-            // SAFETY: a number, an array of numbers, or integers without padding.
-            unsafe impl Pod for $name {}
-        )*
-    };
-}
-
-pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [i32; 4] [u32; 2] [u64; 2] [f32; 2] Segment Recurrent);
 
 impl dyn Device + '_ {
     /// Uploads `x`.
@@ -47,7 +30,7 @@ impl dyn Device + '_ {
     }
 
     /// Reads a slice's elements.
-    pub fn read<T: Pod>(&mut self, slice: DeviceSlice<T>) -> Vec<T> {
+    pub fn read<T: Pod + Default>(&mut self, slice: DeviceSlice<T>) -> Vec<T> {
         let mut x = vec![T::default(); slice.len()];
         // SAFETY: `Pod`: any bytes are a value, and all of them are initialised.
         let bytes = unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(&x[..])) };

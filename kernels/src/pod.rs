@@ -1,4 +1,4 @@
-//! Element types of device buffers.
+//! Types whose values may be read from any bytes and written as bytes.
 
 /// Plain old data: every bit pattern is a value, and there is no padding.
 ///

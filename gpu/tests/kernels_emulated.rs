@@ -17,12 +17,12 @@ use emulated::machine::{Dialect, Machine, compiler};
 use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
 use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
-use foretoken_gpu::plan::pointwise::{GateNorm, Strided, normed_silu_gate};
+use foretoken_gpu::plan::pointwise::{Gate, GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
 use foretoken_gpu::plan::segments::Segments;
 use foretoken_gpu::{DeviceSlice, Launch, Params};
 use foretoken_kernels::quant::{ActivationType, WeightType};
-use foretoken_kernels::{ElementType, Isa, activation};
+use foretoken_kernels::{ElementType, Isa};
 use skipped::skipped;
 
 /// The machine; `None` without a C++ compiler: the test is skipped.
@@ -249,7 +249,7 @@ fn the_exponential_has_the_bits_of_the_cpu() {
         }
         let mut sigmoids: Vec<f32> = x.iter().map(|x| -x).collect();
         let ones = vec![1.0; sigmoids.len()];
-        activation::sigmoid_gate(Isa::best(), &mut sigmoids, &ones);
+        Gate::Sigmoid.apply(Isa::best(), &mut sigmoids, &ones);
         for ((x, power), sigmoid) in x.iter().zip(powers).zip(sigmoids) {
             assert_eq!(power.is_nan(), x.is_nan(), "{dialect:?}: e^{x} = {power}");
             if x.is_nan() {

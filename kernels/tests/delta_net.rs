@@ -2,7 +2,7 @@
 //! tail, and those against `f64`.
 
 use foretoken_kernels::Isa;
-use foretoken_kernels::activation::{sigmoid_gate, silu_gate};
+use foretoken_kernels::activation::Gate;
 use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, replay, scratch_len};
 
 /// Numbers from -1 to 1.
@@ -157,8 +157,8 @@ fn gates_match_the_formulas_at_every_tail() {
         let up = noise(4, len);
         for isa in Isa::available() {
             let (mut silu_of, mut sigmoid_of) = (x.clone(), x.clone());
-            silu_gate(isa, &mut silu_of, &up);
-            sigmoid_gate(isa, &mut sigmoid_of, &up);
+            Gate::Silu.apply(isa, &mut silu_of, &up);
+            Gate::Sigmoid.apply(isa, &mut sigmoid_of, &up);
             let pairs = || x.iter().zip(&up).map(|(x, up)| (f64::from(*x), f64::from(*up)));
             close("silu", &silu_of, &pairs().map(|(x, up)| silu(x) * up).collect::<Vec<_>>(), 1e-5);
             let want: Vec<f64> = pairs().map(|(x, up)| up / (1.0 + (-x).exp())).collect();
@@ -167,8 +167,8 @@ fn gates_match_the_formulas_at_every_tail() {
     }
     let mut extreme = [f32::MIN, -200.0, 200.0, f32::MAX];
     for isa in Isa::available() {
-        sigmoid_gate(isa, &mut extreme.clone(), &[1.0; 4]);
-        silu_gate(isa, &mut extreme, &[1.0; 4]);
+        Gate::Sigmoid.apply(isa, &mut extreme.clone(), &[1.0; 4]);
+        Gate::Silu.apply(isa, &mut extreme, &[1.0; 4]);
         assert!(extreme.iter().all(|x| x.is_finite()), "{extreme:?} on {}", isa.name());
     }
 }

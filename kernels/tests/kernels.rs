@@ -192,7 +192,7 @@ fn pointwise_functions_are_accurate() {
         let capped: Vec<f64> = gate.iter().map(|x| 30.0 * (f64::from(*x) / 30.0).tanh()).collect();
         for isa in Isa::available() {
             let mut y = gate.clone();
-            activation::gelu_gate(isa, &mut y, &up);
+            activation::Gate::GeluTanh.apply(isa, &mut y, &up);
             close(&format!("gelu {} {len}", isa.name()), &y, &gated, 12.0, 3e-7);
             let mut y = gate.clone();
             activation::soft_cap(isa, &mut y, 30.0);

@@ -67,12 +67,7 @@ fn gate_case(function: Gate, rows: usize, width: usize) -> Case {
         let mut want = Vec::new();
         for row in x.chunks_exact(2 * width) {
             let mut gate = row[..width].to_vec();
-            let of = match function {
-                Gate::GeluTanh => activation::gelu_gate,
-                Gate::Silu => activation::silu_gate,
-                Gate::Sigmoid => activation::sigmoid_gate,
-            };
-            of(ISA, &mut gate, &row[width..]);
+            function.apply(ISA, &mut gate, &row[width..]);
             want.extend(gate);
         }
         let (x, y) = (device.of(&x), device.poisoned(rows * width));

@@ -8,11 +8,11 @@ use crate::simd::float::{Lanes, Op};
 /// The function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// The tanh form of GELU: [`gelu_gate`].
+    /// The tanh form of GELU: `gelu_pytorch_tanh`.
     GeluTanh,
-    /// `x sigmoid(x)`: [`silu_gate`].
+    /// `x sigmoid(x)`.
     Silu,
-    /// `1 / (1 + e^-x)`: [`sigmoid_gate`].
+    /// `1 / (1 + e^-x)`.
     Sigmoid,
 }
 
@@ -23,35 +23,11 @@ impl Gate {
     /// If the lengths differ.
     pub fn apply(self, isa: Isa, gate: &mut [f32], up: &[f32]) {
         match self {
-            Gate::GeluTanh => gelu_gate(isa, gate, up),
-            Gate::Silu => silu_gate(isa, gate, up),
-            Gate::Sigmoid => sigmoid_gate(isa, gate, up),
+            Gate::GeluTanh => gated::<GeluTanh>(isa, gate, up),
+            Gate::Silu => gated::<Silu>(isa, gate, up),
+            Gate::Sigmoid => gated::<Sigmoid>(isa, gate, up),
         }
     }
-}
-
-/// `gate[i] = gelu_tanh(gate[i]) * up[i]`, with the tanh form of GELU (`gelu_pytorch_tanh`).
-///
-/// # Panics
-/// If the lengths differ.
-pub fn gelu_gate(isa: Isa, gate: &mut [f32], up: &[f32]) {
-    gated::<GeluTanh>(isa, gate, up);
-}
-
-/// `gate[i] = silu(gate[i]) * up[i]`, `silu(x) = x sigmoid(x)`.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn silu_gate(isa: Isa, gate: &mut [f32], up: &[f32]) {
-    gated::<Silu>(isa, gate, up);
-}
-
-/// `gate[i] = sigmoid(gate[i]) * up[i]`.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn sigmoid_gate(isa: Isa, gate: &mut [f32], up: &[f32]) {
-    gated::<Sigmoid>(isa, gate, up);
 }
 
 /// `x[i] = cap * tanh(x[i] / cap)`.

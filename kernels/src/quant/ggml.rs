@@ -1,7 +1,7 @@
 //! The block formats in scalar code: the meaning of every byte of a GGUF block. The tests check everything else in
 //! [`super`] against this file.
 
-use crate::quant::grids::{self, ZERO_POINT};
+use crate::quant::grids::{self, Row};
 use crate::quant::weight_type::WeightType;
 use half::f16;
 
@@ -117,7 +117,8 @@ impl Block {
             TQ1_0 => block.tq1(bytes),
             TQ2_0 => block.tq2(bytes),
             IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S => {
-                grids::decode(weight_type, &mut FileRow { bytes, block: &mut block });
+                let Block { quants, d, scales, .. } = &mut block;
+                grids::decode(weight_type, &mut Row { bytes, quants, d, scales });
             }
         }
         if matches!(weight_type, Q4_1 | Q5_1) {
@@ -252,34 +253,6 @@ impl Block {
         let s = i / self.sub_block;
         // The product of the scales is exact: 11 bits by at most 8.
         self.d[s] * f32::from(self.scales[s]) * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
-    }
-}
-
-/// A block in file order.
-struct FileRow<'a> {
-    bytes: &'a [u8],
-    block: &'a mut Block,
-}
-
-impl grids::Row for FileRow<'_> {
-    fn word(&self, index: usize) -> u32 {
-        // All fields except the scale are whole words.
-        let words = &self.bytes[self.bytes.len() % 4..];
-        u32::from_le_bytes(words.as_chunks().0[index])
-    }
-    fn scale(&self) -> f32 {
-        half_at(self.bytes, 0)
-    }
-    fn put_weights(&mut self, group: usize, bytes: u64) {
-        for (q, byte) in self.block.quants[8 * group..].iter_mut().zip(bytes.to_le_bytes()) {
-            *q = byte.wrapping_sub(ZERO_POINT) as i8;
-        }
-    }
-    fn put_d(&mut self, d: f32) {
-        self.block.d = [d; 16];
-    }
-    fn put_scale(&mut self, s: usize, scale: i8) {
-        self.block.scales[s] = scale;
     }
 }
 

@@ -13,7 +13,7 @@ use crate::quant::weight_type::WeightType;
 use half::f16;
 
 /// Zero point of decoded bytes.
-pub(super) const ZERO_POINT: u8 = 64;
+const ZERO_POINT: u8 = 64;
 
 const IQ2_XXS_POINTS: &[u8] = br"
     EE15E11A15404@1A001000010105004000004000@11@15101@110151010400@1@000@100100001001A110A150001000100010000000040
@@ -180,23 +180,47 @@ fn with_signs(magnitudes: u64, signs: u64) -> u64 {
     (magnitudes ^ signs) + (signs & ONES)
 }
 
-/// A row's block: access to its fields, and the destination of its weights and scales.
-pub(super) trait Row {
+/// A row's block in file order, and what it is decoded to.
+pub(super) struct Row<'a> {
+    pub(super) bytes: &'a [u8],
+    /// The weights.
+    pub(super) quants: &'a mut [i8; 256],
+    /// The block's scale, for every sub-block.
+    pub(super) d: &'a mut [f32; 16],
+    /// The sub-blocks' scales.
+    pub(super) scales: &'a mut [i8; 16],
+}
+
+impl Row<'_> {
     /// Four bytes; the first word follows the scale of two bytes that types other than IQ1_M begin with.
-    fn word(&self, index: usize) -> u32;
+    fn word(&self, index: usize) -> u32 {
+        // All fields except the scale are whole words.
+        let words = &self.bytes[self.bytes.len() % 4..];
+        u32::from_le_bytes(words.as_chunks().0[index])
+    }
     /// That scale; not called for IQ1_M.
-    fn scale(&self) -> f32;
+    fn scale(&self) -> f32 {
+        f16::from_le_bytes([self.bytes[0], self.bytes[1]]).to_f32()
+    }
     /// Takes weights `8 group..8 group + 8`, each plus [`ZERO_POINT`].
-    fn put_weights(&mut self, group: usize, bytes: u64);
+    fn put_weights(&mut self, group: usize, bytes: u64) {
+        for (q, byte) in self.quants[8 * group..].iter_mut().zip(bytes.to_le_bytes()) {
+            *q = byte.wrapping_sub(ZERO_POINT) as i8;
+        }
+    }
     /// Takes the block's scale.
-    fn put_d(&mut self, d: f32);
+    fn put_d(&mut self, d: f32) {
+        *self.d = [d; 16];
+    }
     /// Takes the scale of sub-block `s`: of 16 weights, or of 32.
-    fn put_scale(&mut self, s: usize, scale: i8);
+    fn put_scale(&mut self, s: usize, scale: i8) {
+        self.scales[s] = scale;
+    }
 }
 
 /// Decodes a row's block.
 #[inline(always)]
-pub(super) fn decode(weight_type: WeightType, row: &mut impl Row) {
+pub(super) fn decode(weight_type: WeightType, row: &mut Row<'_>) {
     match weight_type {
         WeightType::IQ2_XXS => iq2_xxs(row),
         WeightType::IQ2_XS => iq2_xs(row),
@@ -217,7 +241,7 @@ fn byte(word: u32, i: usize) -> usize {
 
 /// Nibble `i` of the field that begins at word `first`.
 #[inline(always)]
-fn nibble(row: &impl Row, first: usize, i: usize) -> u32 {
+fn nibble(row: &Row<'_>, first: usize, i: usize) -> u32 {
     row.word(first + i / 8) >> (4 * (i % 8)) & 15
 }
 
@@ -229,7 +253,7 @@ fn odd(bits: u32) -> i8 {
 
 /// Two words per 32 weights: four indices; four times seven signs and four bits of scale.
 #[inline(always)]
-fn iq2_xxs(row: &mut impl Row) {
+fn iq2_xxs(row: &mut Row<'_>) {
     row.put_d(0.125 * row.scale());
     for s in 0..8 {
         let (indices, rest) = (row.word(2 * s), row.word(2 * s + 1));
@@ -243,7 +267,7 @@ fn iq2_xxs(row: &mut impl Row) {
 
 /// 32 pairs of nine bits of index and seven signs, then 16 scales of four bits.
 #[inline(always)]
-fn iq2_xs(row: &mut impl Row) {
+fn iq2_xs(row: &mut Row<'_>) {
     row.put_d(0.125 * row.scale());
     for s in 0..16 {
         let pairs = row.word(s);
@@ -258,7 +282,7 @@ fn iq2_xs(row: &mut impl Row) {
 
 /// 32 lower bytes of indices, 32 times eight signs, 32 upper pairs of bits, 16 scales of four bits.
 #[inline(always)]
-fn iq2_s(row: &mut impl Row) {
+fn iq2_s(row: &mut Row<'_>) {
     row.put_d(0.125 * row.scale());
     for k in 0..8 {
         let (lower, signs, upper) = (row.word(k), row.word(8 + k), byte(row.word(16 + k / 4), k % 4));
@@ -274,7 +298,7 @@ fn iq2_s(row: &mut impl Row) {
 
 /// 64 indices, then a word per 32 weights: four times seven signs and four bits of scale.
 #[inline(always)]
-fn iq3_xxs(row: &mut impl Row) {
+fn iq3_xxs(row: &mut Row<'_>) {
     row.put_d(0.5 * row.scale());
     for s in 0..8 {
         let (indices, rest) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(16 + s));
@@ -289,7 +313,7 @@ fn iq3_xxs(row: &mut impl Row) {
 
 /// 64 lower bytes of indices, their 64 upper bits, 32 times eight signs, 8 scales of four bits.
 #[inline(always)]
-fn iq3_s(row: &mut impl Row) {
+fn iq3_s(row: &mut Row<'_>) {
     row.put_d(row.scale());
     for s in 0..8 {
         let (lower, signs) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(18 + s));
@@ -312,7 +336,7 @@ fn iq1_point(index: usize, less: bool) -> u64 {
 /// 32 lower bytes of indices; 16 bits per 32 weights: four times three upper bits, three of scale,
 /// and whether an eighth is subtracted.
 #[inline(always)]
-fn iq1_s(row: &mut impl Row) {
+fn iq1_s(row: &mut Row<'_>) {
     row.put_d(0.125 * row.scale());
     for s in 0..8 {
         let (lower, rest) = (row.word(s), row.word(8 + s / 2) >> (16 * (s % 2)) & 0xffff);
@@ -327,7 +351,7 @@ fn iq1_s(row: &mut impl Row) {
 /// 32 lower bytes of indices; 32 nibbles: three upper bits and whether an eighth is subtracted; four times 16 bits:
 /// four scales of three bits and four bits of the block's.
 #[inline(always)]
-fn iq1_m(row: &mut impl Row) {
+fn iq1_m(row: &mut Row<'_>) {
     let pairs = [row.word(12), row.word(13)];
     let quarter = |k: usize| pairs[k / 2] >> (16 * (k % 2)) & 0xffff;
     let bits = (0..4).fold(0, |bits, k| bits | (quarter(k) >> 12) << (4 * k));

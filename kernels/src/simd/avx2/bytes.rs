@@ -5,6 +5,7 @@ use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
 use crate::simd::float::Floats;
+use crate::simd::levels::LevelLanes;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -271,17 +272,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
 
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe {
-            let magnitude = _mm256_set1_epi32(0x7fff_ffff);
-            let mut largest = _mm256_setzero_si256();
-            for x in x.chunks_exact(8) {
-                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
-                largest = _mm256_max_epu32(largest, x);
-            }
-            let mut lanes = [0u32; 8];
-            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
-            lanes.into_iter().fold(0, u32::max)
-        }
+        unsafe { Ymm(self.0).largest_magnitude(x) }
     }
     #[inline(always)]
     unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {

@@ -3,6 +3,7 @@
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
+use crate::simd::levels;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -180,15 +181,7 @@ impl ByteLanes for Avx512Lanes {
 
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe {
-            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
-            let mut largest = _mm512_setzero_si512();
-            for x in x.chunks_exact(16) {
-                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
-                largest = _mm512_max_epu32(largest, x);
-            }
-            _mm512_reduce_max_epu32(largest)
-        }
+        unsafe { levels::LevelLanes::largest_magnitude(self, x) }
     }
     #[inline(always)]
     unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {

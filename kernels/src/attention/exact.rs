@@ -271,19 +271,14 @@ impl<V: Element> ValueRange<'_, V> {
         unsafe {
             while i < head_dim {
                 let width = L::LANES.min(head_dim - i);
-                let part = width < L::LANES;
                 for (n, out) in out.into_iter().enumerate() {
-                    let mut acc = if part { l.load_part(out.add(i), width) } else { l.load(out.add(i)) };
+                    let mut acc = l.load_first(out.add(i), width);
                     for j in self.range.clone() {
                         let at = v.add(j * head_dim + i);
-                        let v = if part { V::load_part(l, at, width) } else { V::load(l, at) };
+                        let v = if width < L::LANES { V::load_part(l, at, width) } else { V::load(l, at) };
                         acc = l.fma(l.splat(*weights.add(n * len + j)), v, acc);
                     }
-                    if part {
-                        l.store_part(out.add(i), acc, width);
-                    } else {
-                        l.store(out.add(i), acc);
-                    }
+                    l.store_first(out.add(i), acc, width);
                 }
                 i += width;
             }

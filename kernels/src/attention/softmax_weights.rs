@@ -127,12 +127,8 @@ unsafe fn store_weights<L: Lanes>(
     for weights in weights[visible].chunks_mut(L::LANES) {
         // SAFETY: the caller entered the features; a chunk is `LANES` long or the shorter tail.
         unsafe {
-            if weights.len() == L::LANES {
-                l.store(weights.as_mut_ptr(), l.exp(l.load(weights.as_ptr())));
-            } else {
-                let e = l.exp(l.load_part(weights.as_ptr(), weights.len()));
-                l.store_part(weights.as_mut_ptr(), e, weights.len());
-            }
+            let e = l.exp(l.load_first(weights.as_ptr(), weights.len()));
+            l.store_first(weights.as_mut_ptr(), e, weights.len());
         }
     }
 }

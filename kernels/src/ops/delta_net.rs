@@ -66,11 +66,11 @@ impl Op for Convolve<'_> {
                 unsafe {
                     let mut sum = l.splat(0.0);
                     for tap in 0..self.taps {
-                        let x = load(l, self.rows[row + tap].as_ptr().add(first), count);
-                        let w = load(l, self.weight.as_ptr().add(tap * self.channels + first), count);
+                        let x = l.load_first(self.rows[row + tap].as_ptr().add(first), count);
+                        let w = l.load_first(self.weight.as_ptr().add(tap * self.channels + first), count);
                         sum = l.add(sum, l.mul(w, x));
                     }
-                    store(l, y.as_mut_ptr().add(first), Silu::of(l, sum), count);
+                    l.store_first(y.as_mut_ptr().add(first), Silu::of(l, sum), count);
                 }
             }
         }
@@ -250,7 +250,7 @@ impl Op for Recurrence<'_> {
                     if !y.is_empty() {
                         let y = y[(index - run * taken) * value_dim + first..][..block.columns].as_mut_ptr();
                         for (j, output) in output.into_iter().enumerate() {
-                            store(l, y.wrapping_add(j * L::LANES), output, block.count(l, j));
+                            l.store_first(y.wrapping_add(j * L::LANES), output, block.count(l, j));
                         }
                     }
                     if let (State::Own(state), true) = (&mut state, index + 1 == taken) {
@@ -329,7 +329,7 @@ impl Block {
                 };
                 for (j, known) in known.iter_mut().enumerate() {
                     let at = i * self.value_dim + self.first + j * L::LANES;
-                    let s = load(l, state.as_ptr().wrapping_add(at), self.count(l, j));
+                    let s = l.load_first(state.as_ptr().wrapping_add(at), self.count(l, j));
                     l.store(scratch.as_mut_ptr().add((i * VECTORS + j) * L::LANES), s);
                     *known = l.add(*known, l.mul(s, k));
                 }
@@ -348,7 +348,7 @@ impl Block {
                 // SAFETY: the caller entered the features; state and scratch have row `i`, the state's these columns.
                 unsafe {
                     let v = l.load(scratch.as_ptr().add((i * VECTORS + j) * L::LANES));
-                    store(l, state.as_mut_ptr().wrapping_add(at), v, self.count(l, j));
+                    l.store_first(state.as_mut_ptr().wrapping_add(at), v, self.count(l, j));
                 }
             }
         }
@@ -373,7 +373,7 @@ impl Block {
             let (decay, beta) = (l.splat(row.decay), l.splat(row.beta));
             let mut delta = [l.splat(0.0); VECTORS];
             for (j, (delta, known)) in delta.iter_mut().zip(*known).enumerate() {
-                let v = load(l, row.value.wrapping_add(self.first + j * L::LANES), self.count(l, j));
+                let v = l.load_first(row.value.wrapping_add(self.first + j * L::LANES), self.count(l, j));
                 *delta = l.mul(beta, l.sub(v, l.mul(decay, known)));
             }
             let state = scratch.as_mut_ptr();
@@ -394,38 +394,6 @@ impl Block {
             }
             *known = sums;
             output
-        }
-    }
-}
-
-/// Loads `count` elements, at most `LANES`; the other lanes are zero. Nothing is read for 0.
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; `from` has `count` readable elements.
-#[inline(always)]
-unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
-    // SAFETY: the caller entered the features; `from` has `count` readable elements.
-    unsafe {
-        match count {
-            0 => l.splat(0.0),
-            _ if count == L::LANES => l.load(from),
-            _ => l.load_part(from, count),
-        }
-    }
-}
-
-/// Stores the first `count` lanes, at most `LANES`. Nothing is written for 0.
-///
-/// # Safety
-/// As [`load`], of writable elements.
-#[inline(always)]
-unsafe fn store<L: Lanes>(l: L, to: *mut f32, v: L::V, count: usize) {
-    // SAFETY: the caller entered the features; `to` has `count` writable elements.
-    unsafe {
-        match count {
-            0 => {}
-            _ if count == L::LANES => l.store(to, v),
-            _ => l.store_part(to, v, count),
         }
     }
 }

@@ -97,27 +97,17 @@ impl<V: Copy> Finish<'_, V> {
         unsafe {
             let mut v = l.mul(x, self.inverse);
             if let Some(weight) = self.weight {
-                v = l.mul(v, load(l, weight.as_ptr().add(i), count));
+                v = l.mul(v, l.load_first(weight.as_ptr().add(i), count));
             }
             match self.after {
                 AfterNorm::Write => v,
                 AfterNorm::AddTo { residual, scale } => {
-                    let residual = load(l, residual.as_ptr().add(self.row + i), count);
+                    let residual = l.load_first(residual.as_ptr().add(self.row + i), count);
                     l.mul(l.add(residual, v), l.splat(scale))
                 }
             }
         }
     }
-}
-
-/// Loads `count` elements, at most `LANES`.
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; `from` has `count` readable elements.
-#[inline(always)]
-unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
-    // SAFETY: the caller's pointer has `count` elements.
-    unsafe { if count == L::LANES { l.load(from) } else { l.load_part(from, count) } }
 }
 
 /// The sum of squares, in four accumulators that are added pairwise.

@@ -90,10 +90,7 @@ impl Op for SoftmaxWeights<'_> {
         for (logits, weights) in logits.chunks(L::LANES).zip(weights.chunks_mut(L::LANES)) {
             // SAFETY: `run` entered the features; a chunk is `LANES` long or the shorter tail.
             unsafe {
-                let x = match logits.len() {
-                    len if len == L::LANES => l.load(logits.as_ptr()),
-                    len => l.load_part(logits.as_ptr(), len),
-                };
+                let x = l.load_first(logits.as_ptr(), logits.len());
                 let x = l.div(l.sub(x, l.splat(max)), l.splat(temperature));
                 l.store(narrow.as_mut_ptr(), l.exp(x));
             }

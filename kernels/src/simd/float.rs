@@ -83,12 +83,58 @@ pub(crate) trait Lanes: Floats {
     ///
     /// # Safety
     /// As the trait's.
-    unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V;
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V {
+        let mut x = [0.0f32; 16]; // no lane type has more
+        // SAFETY: the caller entered the features and gives `count < LANES` readable elements.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
+            self.load(x.as_ptr())
+        }
+    }
     /// Writes the first `count < LANES` lanes.
     ///
     /// # Safety
     /// As the trait's.
-    unsafe fn store_part(self, to: *mut f32, v: Self::V, count: usize);
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, v: Self::V, count: usize) {
+        let mut x = [0.0f32; 16]; // no lane type has more
+        // SAFETY: the caller entered the features and gives `count < LANES` writable elements.
+        unsafe {
+            self.store(x.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(x.as_ptr(), to, count);
+        }
+    }
+    /// Reads `count` elements, at most `LANES`; the other lanes are zero. Nothing is read for 0.
+    ///
+    /// # Safety
+    /// As the trait's.
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, count: usize) -> Self::V {
+        // SAFETY: the caller entered the features; `count` elements are readable.
+        unsafe {
+            match count {
+                0 => self.splat(0.0),
+                _ if count == Self::LANES => self.load(from),
+                _ => self.load_part(from, count),
+            }
+        }
+    }
+    /// Writes the first `count` lanes, at most `LANES`. Nothing is written for 0.
+    ///
+    /// # Safety
+    /// As the trait's.
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, v: Self::V, count: usize) {
+        // SAFETY: the caller entered the features; `count` elements are writable.
+        unsafe {
+            match count {
+                0 => {}
+                _ if count == Self::LANES => self.store(to, v),
+                _ => self.store_part(to, v, count),
+            }
+        }
+    }
 
     /// `a + b`.
     ///
@@ -311,6 +357,35 @@ mod tests {
                 let error = (f64::from(*y) - want).abs() / if reference(0.0) == 1.0 { want } else { 1.0 };
                 assert!(error < tolerance, "f({x}) = {y}, not {want}");
             }
+        }
+    }
+
+    struct FirstLanes;
+
+    impl Op for FirstLanes {
+        type Output = ();
+        #[inline(always)]
+        fn eval<L: Lanes>(self, l: L) {
+            let x: [f32; 16] = std::array::from_fn(|i| i as f32 + 1.0);
+            for count in 0..=L::LANES {
+                let (mut loaded, mut stored) = ([-1.0f32; 16], [-1.0f32; 16]);
+                // SAFETY: `run` entered the features; no lane type has more than 16 lanes.
+                unsafe {
+                    l.store(loaded.as_mut_ptr(), l.load_first(x.as_ptr(), count));
+                    l.store_first(stored.as_mut_ptr(), l.load(x.as_ptr()), count);
+                }
+                assert_eq!(loaded[..count], x[..count]);
+                assert!(loaded[count..L::LANES].iter().all(|x| *x == 0.0), "{count} lanes: {loaded:?}");
+                assert_eq!(stored[..count], x[..count]);
+                assert!(stored[count..].iter().all(|x| *x == -1.0), "{count} lanes: {stored:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_lanes_are_loaded_and_stored_on_every_isa() {
+        for isa in Isa::available() {
+            isa.run(FirstLanes);
         }
     }
 

@@ -51,13 +51,6 @@ impl Lanes for Scalar {
         unsafe { (*from).to_f32() }
     }
     #[inline(always)]
-    unsafe fn load_part(self, _: *const f32, _: usize) -> f32 {
-        0.0
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, _: *mut f32, _: f32, _: usize) {}
-
-    #[inline(always)]
     unsafe fn add(self, a: f32, b: f32) -> f32 {
         a + b
     }

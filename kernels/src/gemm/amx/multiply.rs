@@ -295,12 +295,7 @@ impl MatMul<'_> {
             for (row, outputs) in (block.rows * SIDE..rows).zip(outputs) {
                 let y = &mut self.y.row_mut(row)[start - columns.start..][..count];
                 // SAFETY: the caller entered the features; `y` has an element for every lane that is stored.
-                unsafe {
-                    match y.first_chunk_mut::<SIDE>() {
-                        Some(y) => l.store(y.as_mut_ptr().cast(), outputs),
-                        None => l.store_part(y.as_mut_ptr().cast(), outputs, count),
-                    }
-                }
+                unsafe { l.store_first(y.as_mut_ptr().cast(), outputs, count) };
             }
         }
     }

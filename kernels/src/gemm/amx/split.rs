@@ -32,9 +32,13 @@ impl AmxOp for Split<'_> {
             for (step, words) in words.chunks_exact_mut(PARTS * DEPTH / 2 * width).enumerate() {
                 for (r, row) in x.chunks_exact(self.inputs).enumerate() {
                     let row = &row[step * DEPTH..];
-                    // SAFETY: `run_tiles` entered the features.
+                    let later = &row[row.len().min(SIDE)..];
+                    // SAFETY: `run_tiles` entered the features; loads stay within the row.
                     unsafe {
-                        let halves = [load_up_to(l, row), load_up_to(l, &row[row.len().min(DEPTH / 2)..])];
+                        let halves = [
+                            l.load_first(row.as_ptr(), row.len().min(SIDE)),
+                            l.load_first(later.as_ptr(), later.len().min(SIDE)),
+                        ];
                         for (parts, pairs) in parts.iter_mut().zip(thirds(halves)) {
                             parts[r] = pairs;
                         }
@@ -48,26 +52,13 @@ impl AmxOp for Split<'_> {
                             continue;
                         }
                         for (words, rows) in words.chunks_exact_mut(width).zip(transpose(*pairs)) {
-                            match words.first_chunk_mut::<SIDE>() {
-                                Some(words) => l.store(words.as_mut_ptr().cast(), rows),
-                                None => l.store_part(words.as_mut_ptr().cast(), rows, width),
-                            }
+                            l.store_first(words.as_mut_ptr().cast(), rows, width);
                         }
                     }
                 }
             }
         }
     }
-}
-
-/// The first 16 elements of `x`; zeros where it has fewer.
-///
-/// # Safety
-/// The caller is inside a function with AVX-512's features.
-#[inline(always)]
-unsafe fn load_up_to(l: Avx512Lanes, x: &[f32]) -> __m512 {
-    // SAFETY: the caller entered the features; loads stay within `x`.
-    unsafe { if x.len() >= SIDE { l.load(x.as_ptr()) } else { l.load_part(x.as_ptr(), x.len()) } }
 }
 
 /// Splits 32 floats into three bf16 each, as 16 pairs per part, the most significant part first: each part is the upper

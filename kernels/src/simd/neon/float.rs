@@ -60,22 +60,6 @@ impl Lanes for NeonLanes {
         unsafe { vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from.cast()), 16)) }
     }
     #[inline(always)]
-    unsafe fn load_part(self, from: *const f32, count: usize) -> float32x4_t {
-        unsafe {
-            let mut x = [0.0f32; 4];
-            std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
-            vld1q_f32(x.as_ptr())
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, v: float32x4_t, count: usize) {
-        unsafe {
-            let mut x = [0.0f32; 4];
-            vst1q_f32(x.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(x.as_ptr(), to, count)
-        }
-    }
-    #[inline(always)]
     unsafe fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         unsafe { vaddq_f32(a, b) }
     }

@@ -73,22 +73,6 @@ impl<P: Copy> Lanes for NeonPair<P> {
         unsafe { both!(|I| NeonLanes.load_bf16(from.add(4 * I))) }
     }
     #[inline(always)]
-    unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V {
-        unsafe {
-            let mut x = [0.0f32; 8];
-            std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
-            self.load(x.as_ptr())
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, v: Self::V, count: usize) {
-        unsafe {
-            let mut x = [0.0f32; 8];
-            self.store(x.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(x.as_ptr(), to, count)
-        }
-    }
-    #[inline(always)]
     unsafe fn add(self, a: Self::V, b: Self::V) -> Self::V {
         unsafe { both!(|I| NeonLanes.add(a[I], b[I])) }
     }

@@ -14,7 +14,6 @@ mod skipped;
 
 use cuda_device::{is_absent, open};
 use foretoken_gpu::cuda::CudaError;
-use foretoken_kernels::{Isa, activation};
 
 emulated::gpu::on_a_gpu!(cuda);
 
@@ -28,7 +27,7 @@ fn too_much_memory_is_an_error_with_the_numbers() {
 }
 
 #[test]
-fn without_a_device_there_is_an_error_and_the_cpu_works() {
+fn without_a_device_there_is_an_error() {
     let installed = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
     // SAFETY: the driver's library, where there is one.
     let installed = installed.iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok());
@@ -45,9 +44,6 @@ fn without_a_device_there_is_an_error_and_the_cpu_works() {
         Device::open(index),
         Err(CudaError::NoDriver | CudaError::NoDevice { .. } | CudaError::DriverTooOld { .. })
     ));
-    let mut x = [30.0f32];
-    activation::soft_cap(Isa::best(), &mut x, 30.0);
-    assert!((x[0] - 30.0 * 1.0f32.tanh()).abs() < 1e-4);
 }
 
 #[test]

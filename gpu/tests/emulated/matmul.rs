@@ -10,7 +10,8 @@ use foretoken_kernels::{ColumnsMut, Isa};
 use super::cases::{Case, Numbers, same_bits};
 use super::device::Device;
 
-const TYPES: [WeightType; 13] = [
+/// The weight types with GPU kernels.
+pub const TYPES: [WeightType; 13] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q5_0,

@@ -15,13 +15,13 @@ use foretoken_gpu::plan::vocabulary::{
 use foretoken_gpu::plan::words::{MAX_WORDS, copy_words, write_words};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError};
 use foretoken_kernels::norm::{self, AfterNorm};
-use foretoken_kernels::quant::{WeightType, dequantize_row};
+use foretoken_kernels::quant::dequantize_row;
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, Isa, activation, gemm as cpu, vocabulary};
 use half::{bf16, f16};
 
 use super::cases::{Case, Numbers, close, same, same_bits};
 use super::device::Device;
-use super::matmul::{file_rows, packed};
+use super::matmul::{TYPES, file_rows, packed};
 
 const ISA: Isa = Isa::Scalar;
 
@@ -753,21 +753,6 @@ fn read_case(words: usize, blocks: usize) -> Case {
     })
 }
 
-const QUANTIZED: [WeightType; 13] = [
-    WeightType::Q4_0,
-    WeightType::Q4_1,
-    WeightType::Q5_0,
-    WeightType::Q5_1,
-    WeightType::Q8_0,
-    WeightType::Q2_K,
-    WeightType::Q3_K,
-    WeightType::Q4_K,
-    WeightType::Q5_K,
-    WeightType::Q6_K,
-    WeightType::IQ4_NL,
-    WeightType::IQ4_XS,
-    WeightType::MXFP4,
-];
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
 pub fn all() -> Vec<Case> {
@@ -813,7 +798,7 @@ pub fn small() -> Vec<Case> {
         gate_case(Gate::GeluTanh, 3, 1028),
         normed_gate_case(3, 3, 16),
     ];
-    cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
+    cases.extend(TYPES.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
     cases.extend([float_case(ElementType::F16, 3, 37, 260), top_case(2, 100, 10)]);
     // Of each kernel: rows of whole steps and others.

@@ -25,14 +25,18 @@ pub(crate) trait DeviceTarget: Send + Sync {
     /// Logits per row.
     fn vocab_size(&self) -> usize;
 
-    /// The soft cap of the logits.
-    fn soft_cap(&self) -> Option<f32>;
+    /// The soft cap of the logits, if there is one.
+    fn soft_cap(&self) -> Option<f32> {
+        None
+    }
 
     /// The layout of K and V.
     fn kv_layout(&self) -> KvLayout;
 
     /// The delta nets, if it has any.
-    fn delta_nets(&self) -> Option<DeltaNets>;
+    fn delta_nets(&self) -> Option<DeltaNets> {
+        None
+    }
 
     /// Whether a row has a hidden state `(hidden)` beside its token: [`DeviceOps::states`].
     fn reads_states(&self) -> bool {

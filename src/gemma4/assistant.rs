@@ -177,7 +177,7 @@ impl<O: Ops> AssistantModel<O> {
         let mut h = ops.linear(&self.pre_projection, &ops.embed_concat(table, ids, state)?)?;
         let angles = self.rotations.angles(ops, kv)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            h = layer.forward(ops, &h, None, &angles, kv, i)?;
+            h = layer.forward(ops, &h, None, |self_attn, x| self_attn.forward(ops, x, &angles, kv, i))?;
         }
         let n = ops.norm(&self.norm, &h)?;
         let scores = match &self.head {

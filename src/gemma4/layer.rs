@@ -2,13 +2,13 @@
 
 use super::attention::Attention;
 use super::config::{LayerConfig, TextConfig};
-use super::mlp::Mlp;
 use super::moe::Moe;
 use super::per_layer::PerLayerInput;
 use super::rope::PassAngles;
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::ops::{Destination, Ops};
+use crate::nn::Gate;
+use crate::ops::{Destination, Mlp, Ops};
 
 /// One layer of a target or of an assistant.
 pub(super) struct DecoderLayer<O: Ops> {
@@ -32,6 +32,7 @@ impl<O: Ops> DecoderLayer<O> {
         layer: &LayerConfig,
     ) -> Result<Self> {
         let name = format!("layers.{index}.");
+        let widths = [config.hidden_size, layer.intermediate_size];
         let norm = |loader: &mut Loader, norm: &str| {
             to.norm(loader.norm(&format!("{name}{norm}.weight"), config.hidden_size, config.rms_norm_eps)?)
         };
@@ -40,7 +41,7 @@ impl<O: Ops> DecoderLayer<O> {
             self_attn: Attention::load(loader, to, &format!("{name}self_attn."), config, layer)?,
             post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
             pre_feedforward_layernorm: norm(loader, "pre_feedforward_layernorm")?,
-            mlp: Mlp::load(loader, to, &format!("{name}mlp."), [config.hidden_size, layer.intermediate_size])?,
+            mlp: Mlp::load(loader, to, &format!("{name}mlp."), widths, Gate::GeluTanh)?,
             moe: config.moe.as_ref().map(|moe| Moe::load(loader, to, &name, config, moe)).transpose()?,
             post_feedforward_layernorm: norm(loader, "post_feedforward_layernorm")?,
             per_layer_input: match config.hidden_size_per_layer_input {
@@ -57,22 +58,7 @@ impl<O: Ops> DecoderLayer<O> {
         self.self_attn.k_eq_v_weight()
     }
 
-    /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index, `input` its per-layer input
-    /// `(rows, width)`, if the model has one.
-    pub(super) fn forward(
-        &self,
-        ops: &O,
-        h: &O::Tensor,
-        input: Option<&O::Tensor>,
-        angles: &PassAngles<O>,
-        kv: &mut O::Kv<'_>,
-        index: usize,
-    ) -> Result<O::Tensor> {
-        let attended = self.self_attn.forward(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)?;
-        self.feed_forward(ops, h, &attended, input)
-    }
-
-    /// The part of [`DecoderLayer::forward`] that later rows need: K and V.
+    /// The part of [`DecoderLayer::forward`] that later rows need: K and V. `index` is the layer's index.
     pub(super) fn append(
         &self,
         ops: &O,
@@ -84,28 +70,17 @@ impl<O: Ops> DecoderLayer<O> {
         self.self_attn.append(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)
     }
 
-    /// The rest of `forward`, over K and V that `append` stored.
-    pub(super) fn forward_appended(
+    /// `h` `(rows, hidden)` to `(rows, hidden)`. `input` is the layer's per-layer input `(rows, width)`, if the model
+    /// has one; `attend` applies the attention.
+    pub(super) fn forward(
         &self,
         ops: &O,
         h: &O::Tensor,
         input: Option<&O::Tensor>,
-        angles: &PassAngles<O>,
-        kv: &mut O::Kv<'_>,
-        index: usize,
+        attend: impl FnOnce(&Attention<O>, &O::Tensor) -> Result<O::Tensor>,
     ) -> Result<O::Tensor> {
-        let attended = self.self_attn.attend(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)?;
-        self.feed_forward(ops, h, &attended, input)
-    }
-
-    fn feed_forward(
-        &self,
-        ops: &O,
-        h: &O::Tensor,
-        attended: &O::Tensor,
-        input: Option<&O::Tensor>,
-    ) -> Result<O::Tensor> {
-        let h = ops.add_norm(&self.post_attention_layernorm, h, attended, 1.0)?;
+        let attended = attend(&self.self_attn, &ops.norm(&self.input_layernorm, h)?)?;
+        let h = ops.add_norm(&self.post_attention_layernorm, h, &attended, 1.0)?;
 
         let mut fed = self.mlp.forward(ops, &ops.norm(&self.pre_feedforward_layernorm, &h)?)?;
         if let Some(moe) = &self.moe {

@@ -8,7 +8,6 @@ mod centroids;
 mod config;
 mod facts;
 mod layer;
-mod mlp;
 mod moe;
 mod on_device;
 mod pair;

@@ -4,7 +4,7 @@ use foretoken_gpu::DeviceSlice;
 
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeltaNets, DeviceEmbedding, DeviceOps, DeviceTarget, PassKv};
+use crate::device::{DeviceEmbedding, DeviceOps, DeviceTarget, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
 
@@ -23,10 +23,6 @@ impl DeviceTarget for TextModel<DeviceOps> {
 
     fn kv_layout(&self) -> KvLayout {
         Self::kv_layout(self)
-    }
-
-    fn delta_nets(&self) -> Option<DeltaNets> {
-        None
     }
 
     fn embed_tokens(&self) -> &DeviceEmbedding {

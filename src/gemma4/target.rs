@@ -11,7 +11,7 @@ use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request, weights_on_device};
-use crate::ops::{CpuDestination, CpuOps, Destination, PassOutput};
+use crate::ops::{CpuDestination, CpuOps, Destination};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
@@ -156,11 +156,6 @@ impl Model for Target {
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
         let ids = batch.ids().to_vec();
-        let PassOutput { rows, taps } =
-            self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
-        match rows {
-            Some((logits, hidden)) => Ok(Output { logits, hidden, taps }),
-            None => Output::empty(self, taps),
-        }
+        self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?.into_output(self)
     }
 }

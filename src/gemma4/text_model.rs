@@ -71,10 +71,10 @@ impl<O: Ops> TextModel<O> {
                 (Some(per_layer), Some(inputs)) => Some(per_layer.input(ops, inputs, i)?),
                 _ => None,
             };
-            h = match narrows {
-                true => layer.forward_appended(ops, &h, input.as_ref(), &angles, kv, i)?,
-                false => layer.forward(ops, &h, input.as_ref(), &angles, kv, i)?,
-            };
+            h = layer.forward(ops, &h, input.as_ref(), |self_attn, x| match narrows {
+                true => self_attn.attend(ops, x, &angles, kv, i), // over what `append` stored
+                false => self_attn.forward(ops, x, &angles, kv, i),
+            })?;
             if request.taps.contains(&i) {
                 taps.push(ops.rows(&h, &places(&request.hidden, &rows))?);
             }

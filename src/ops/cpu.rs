@@ -6,10 +6,10 @@ use candle_core::Tensor;
 use foretoken_kernels::Isa;
 use foretoken_kernels::activation::soft_cap;
 
-use super::{DeltaNetInputs, Destination, Heads, Ops, SharedExpert};
+use super::{DeltaNetInputs, Destination, Heads, Ops, PassOutput, SharedExpert};
 use crate::checkpoint::WeightUse;
 use crate::kv::{DeltaNetState, Inputs, KvAccess, Round};
-use crate::model::select_rows;
+use crate::model::{Model, Output, select_rows};
 use crate::nn::{
     Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, for_row_blocks,
     gate, gated, project, row_blocks, same_shape, tensor,
@@ -20,6 +20,19 @@ use crate::{Error, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct CpuOps {
     pub isa: Isa,
+}
+
+impl PassOutput<CpuOps> {
+    /// The output of a pass of `model`; its tensors have no rows if no row has outputs.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub fn into_output(self, model: &dyn Model) -> Result<Output> {
+        match self.rows {
+            Some((logits, hidden)) => Ok(Output { logits, hidden, taps: self.taps }),
+            None => Output::empty(model, self.taps),
+        }
+    }
 }
 
 impl Ops for CpuOps {

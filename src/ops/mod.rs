@@ -4,12 +4,14 @@
 //! Activations are `f32` `(rows, width)`. Operations leave their inputs unchanged.
 
 mod cpu;
+mod mlp;
 
 use crate::Result;
 use crate::checkpoint::WeightUse;
 use crate::nn::{CentroidHead, DeltaNet, Embedding, Experts, Gate, Linear, RmsNorm, Rotary};
 
 pub(crate) use cpu::{CpuDestination, CpuOps};
+pub(crate) use mlp::Mlp;
 
 /// Heads before their norm and rotation: of every `stride` elements of `x` `(rows, heads * stride)` the first
 /// `head_dim`. K and V are stored, and queries attend, after both; kernels may fuse the three.

@@ -4,19 +4,12 @@ use super::config::{MoeConfig, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::{Experts, Gate};
-use crate::ops::{Destination, Ops, SharedExpert};
+use crate::ops::{Destination, Mlp, Ops, SharedExpert};
 
 /// `mlp` of a decoder layer.
 pub(super) enum FeedForward<O: Ops> {
     Dense(Box<Mlp<O>>),
     Experts(Box<Moe<O>>),
-}
-
-/// `down(silu(gate(x)) * up(x))`.
-pub(super) struct Mlp<O: Ops> {
-    gate_proj: O::Linear, // (intermediate, hidden)
-    up_proj: O::Linear,   // (intermediate, hidden)
-    down_proj: O::Linear, // (hidden, intermediate)
 }
 
 /// Routed experts, and a shared one times `sigmoid(shared_expert_gate(x))`.
@@ -36,7 +29,7 @@ impl<O: Ops> FeedForward<O> {
     ) -> Result<Self> {
         let hidden = config.hidden_size;
         Ok(match &config.moe {
-            None => Self::Dense(Box::new(Mlp::load(loader, to, name, [hidden, config.intermediate_size])?)),
+            None => Self::Dense(Box::new(Mlp::load(loader, to, name, [hidden, config.intermediate_size], Gate::Silu)?)),
             Some(moe) => Self::Experts(Box::new(Moe::load(loader, to, name, hidden, moe)?)),
         })
     }
@@ -46,27 +39,6 @@ impl<O: Ops> FeedForward<O> {
             Self::Dense(mlp) => mlp.forward(ops, x),
             Self::Experts(moe) => moe.forward(ops, x),
         }
-    }
-}
-
-impl<O: Ops> Mlp<O> {
-    fn load(
-        loader: &mut Loader,
-        to: &impl Destination<Ops = O>,
-        name: &str,
-        [hidden, intermediate]: [usize; 2],
-    ) -> Result<Self> {
-        let mut linear =
-            |part: &str, outputs, inputs| to.linear(loader.linear(&format!("{name}{part}.weight"), outputs, inputs)?);
-        Ok(Self {
-            gate_proj: linear("gate_proj", intermediate, hidden)?,
-            up_proj: linear("up_proj", intermediate, hidden)?,
-            down_proj: linear("down_proj", hidden, intermediate)?,
-        })
-    }
-
-    fn forward(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor> {
-        ops.linear(&self.down_proj, &ops.gated(Gate::Silu, &self.gate_proj, &self.up_proj, x)?)
     }
 }
 
@@ -96,7 +68,7 @@ impl<O: Ops> Moe<O> {
             gate: exact("gate", count)?,
             experts: to.experts(experts)?,
             shared_expert_gate: exact("shared_expert_gate", 1)?,
-            shared_expert: Mlp::load(loader, to, shared, [hidden, moe.shared_intermediate_size])?,
+            shared_expert: Mlp::load(loader, to, shared, [hidden, moe.shared_intermediate_size], Gate::Silu)?,
         })
     }
 

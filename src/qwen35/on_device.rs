@@ -54,10 +54,6 @@ impl DeviceTarget for TextModel<DeviceOps> {
         self.config.vocab_size
     }
 
-    fn soft_cap(&self) -> Option<f32> {
-        None
-    }
-
     fn kv_layout(&self) -> KvLayout {
         self.config.kv_layout()
     }
@@ -91,16 +87,8 @@ impl DeviceTarget for NextnModel {
         self.config.vocab_size
     }
 
-    fn soft_cap(&self) -> Option<f32> {
-        None
-    }
-
     fn kv_layout(&self) -> KvLayout {
         self.config.nextn_kv_layout()
-    }
-
-    fn delta_nets(&self) -> Option<DeltaNets> {
-        None
     }
 
     fn reads_states(&self) -> bool {

@@ -13,7 +13,7 @@ use crate::gemma4::is_tower;
 use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, NextnHead, Output, Request, weights_on_device};
 use crate::nn::{Rotary, linear};
-use crate::ops::{CpuDestination, CpuOps, Destination, Ops, PassOutput};
+use crate::ops::{CpuDestination, CpuOps, Destination, Ops};
 use crate::{Error, Result};
 
 /// A Qwen3.5 or 3.6 text model, dense or with experts, and its NextN head if the checkpoint has one.
@@ -172,12 +172,7 @@ impl Model for Target {
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
         let ids = batch.ids().to_vec();
-        let PassOutput { rows, taps } =
-            self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
-        match rows {
-            Some((logits, hidden)) => Ok(Output { logits, hidden, taps }),
-            None => Output::empty(self, taps),
-        }
+        self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?.into_output(self)
     }
 }
 

@@ -6,11 +6,10 @@ use crate::chat::{CallSyntax, ChannelCalls, Channels, ChatOptions, ReplySyntax};
 use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
-use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
+use crate::checkpoint::{Architecture, Checkpoint, Implied, LoadOptions, TargetFacts};
 use crate::device::{Device, DeviceDestination, DeviceModels, check_head_dims};
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
-use crate::verify::expected::{self, Implied};
 use crate::{Error, Result, gemma4, qwen35};
 
 /// A loaded target.
@@ -64,7 +63,7 @@ static GEMMA4: Family = Family {
     describe: description,
     directory: gemma4_directory,
     facts: gemma4::facts,
-    implied: expected::gemma4,
+    implied: gemma4::implied,
     reply: |tokenizer, options| Some(channels(tokenizer, options)),
     calls: |tokenizer| Some(Box::new(ChannelCalls::new(tokenizer)?)),
 };

@@ -4,6 +4,7 @@ mod architecture;
 mod compressed;
 mod configuration;
 pub mod convert;
+mod expected;
 mod facts;
 mod fields;
 mod files;
@@ -31,6 +32,7 @@ mod unread_tensors;
 
 pub(crate) use architecture::Architecture;
 pub(crate) use configuration::ConfigSource;
+pub(crate) use expected::{Expected, Implied, Kind};
 pub use facts::{Drafts, TargetFacts};
 pub use fields::Fields;
 pub(crate) use fields::regular_file;

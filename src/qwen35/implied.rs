@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::nextn::{EMBED_TOKENS, LM_HEAD, has_nextn, is_unread_nextn};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, is_head};
+use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head};
 use crate::gemma4::is_tower;
-use crate::verify::expected::{Expected, Implied, Kind};
 
 /// What a target's configuration implies, including the NextN head's tensors if any of them is present.
 ///

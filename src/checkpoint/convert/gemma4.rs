@@ -7,9 +7,8 @@ use super::plan::{Description, Directory, plan};
 use super::{config_json, describe};
 use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
-use crate::checkpoint::{Checkpoint, Fields, is_head};
-use crate::gemma4::{AssistantConfig, TextConfig, is_tower};
-use crate::verify::expected::{self, Expected};
+use crate::checkpoint::{Checkpoint, Expected, Fields, is_head};
+use crate::gemma4::{AssistantConfig, TextConfig, implied, implied_of_assistant, is_tower};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -42,7 +41,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let (planned, left_out) = plan(source, options, "Gemma 4", name)?;
     let (vocab_size, bos, eos) = (text.vocab_size, text.bos_token_id, text.eos_token_ids.clone());
     let constants = describe::rope_freqs(text).map(|freqs| (ROPE_FREQS, freqs)).into_iter().collect();
-    let implied = implied(source, &config)?;
+    let implied = implied_tensors(source, &config)?;
     let (path, layout) = (source.path().to_owned(), options.layout);
     let architecture = match &config {
         Config::Target(_) => "gemma4",
@@ -57,10 +56,10 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
 }
 
 /// The tensors that the configuration implies.
-fn implied(source: &Checkpoint, config: &Config) -> Result<Vec<Expected>> {
+fn implied_tensors(source: &Checkpoint, config: &Config) -> Result<Vec<Expected>> {
     match config {
-        Config::Target(_) => Ok(expected::gemma4(source)?.tensors),
-        Config::Assistant(config) => Ok(expected::assistant(config)),
+        Config::Target(_) => Ok(implied(source)?.tensors),
+        Config::Assistant(config) => Ok(implied_of_assistant(config)),
     }
 }
 
@@ -78,7 +77,7 @@ pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
     let tokens = json!({ "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"] });
     Ok(Directory {
         family: "Gemma 4",
-        implied: implied(source, &config)?,
+        implied: implied_tensors(source, &config)?,
         tokens,
         config: json,
         reads_back: Box::new(move |fields| reads_back(fields, &config)),

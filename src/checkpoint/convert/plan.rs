@@ -8,8 +8,7 @@ use serde_json::Value;
 
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Checkpoint, Fields, RawTensor, TensorType};
-use crate::verify::expected::Expected;
+use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType};
 use crate::{Error, Result};
 
 /// The contents of a GGUF file, except the tokenizer.

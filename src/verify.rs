@@ -1,8 +1,6 @@
 //! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed
 //! one names the tensor or field and the remedy.
 
-pub(crate) mod expected;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -10,10 +8,9 @@ use foretoken_kernels::quant::WeightType;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::checkpoint::{Checkpoint, RawTensor, TensorType, survey, token_ordering};
-use crate::gemma4::{AssistantConfig, check_pair, is_assistants_table};
+use crate::checkpoint::{Checkpoint, Expected, Kind, RawTensor, TensorType, survey, token_ordering};
+use crate::gemma4::{AssistantConfig, check_pair, implied_of_assistant, is_assistants_table};
 use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation, family};
-use expected::{Expected, Kind};
 
 /// What to verify.
 #[derive(Clone, Debug, Default)]
@@ -132,7 +129,7 @@ impl Report {
         let config = self.note(part, "configuration", checkpoint.assistant_config(), |config| {
             format!("{} layers, made for a hidden size of {}", config.text.layers.len(), config.backbone_hidden_size)
         })?;
-        let expected = expected::assistant(&config);
+        let expected = implied_of_assistant(&config);
         let scales = self.tensors(part, &checkpoint, &expected, Some(&config));
         self.unused(part, &checkpoint, &expected, |name| scales.contains(name) || is_assistants_table(name));
         self.tokenizer(part, &checkpoint, config.text.vocab_size);

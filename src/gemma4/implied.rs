@@ -1,41 +1,10 @@
-//! The tensors that a configuration implies.
+//! The tensors implied by a configuration, listed separately from the modules that load them: a
+//! loader stops at its first error, a report must not.
 
+use super::config::{AssistantConfig, LayerConfig, TextConfig};
+use super::tensor_names::{is_tower, is_unused_kv};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, is_head, is_inner_assistants};
-use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_tower, is_unused_kv};
-
-/// What a target's configuration implies.
-pub(crate) struct Implied {
-    /// The configuration in a few words.
-    pub summary: String,
-    pub vocab_size: usize,
-    /// Tensors, with the checkpoint's prefixes.
-    pub tensors: Vec<Expected>,
-    /// Whether another tensor may be present, unused.
-    pub is_known: Box<dyn Fn(&str) -> bool>,
-}
-
-/// The role of a tensor, which determines its checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A matrix, of any supported type.
-    Matrix,
-    /// A table whose rows are only looked up: likewise, but no separate scale is applied.
-    Table,
-    /// A vector: floating point.
-    Vector,
-    /// A vector of factors: all zeros would zero the model's output.
-    Gain,
-    /// Token ids.
-    Ordering,
-}
-
-/// A required tensor; `name` is Hugging Face's, without the text model's prefix.
-pub(crate) struct Expected {
-    pub name: String,
-    pub shape: Vec<usize>,
-    pub kind: Kind,
-}
+use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head, is_inner_assistants};
 
 #[derive(Default)]
 struct List(Vec<Expected>);
@@ -62,11 +31,11 @@ impl List {
     }
 }
 
-/// What a Gemma 4's configuration implies.
+/// What a target's configuration implies.
 ///
 /// # Errors
 /// If there is no embedding under any known prefix, or the configuration needs something that is not implemented.
-pub(crate) fn gemma4(checkpoint: &Checkpoint) -> Result<Implied> {
+pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let config = checkpoint.target_config()?;
     let prefix = checkpoint.text_prefix()?;
     let mut tensors = target(&config);
@@ -132,7 +101,7 @@ fn target(config: &TextConfig) -> Vec<Expected> {
 
 /// Tensors of an assistant, with the names of its checkpoints. Its tokens are embedded by the target, so that of
 /// embedding and output head only the one that scores tokens is required.
-pub(crate) fn assistant(config: &AssistantConfig) -> Vec<Expected> {
+pub(crate) fn implied_of_assistant(config: &AssistantConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (text, backbone) = (&config.text, config.backbone_hidden_size);
     let (hidden, vocab) = (text.hidden_size, text.vocab_size);

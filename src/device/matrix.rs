@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::launcher::Launcher;
 use super::queue::{DeviceTensor, Queue};
 use super::temporaries::Temporary;
-use crate::nn::{Stored, Weight};
+use crate::nn::{Storage, Weight};
 use crate::{Error, Result};
 
 /// Bytes packed and uploaded at a time.
@@ -62,24 +62,25 @@ impl Matrices {
             let bytes = Matrix::bytes(weight_type, outputs, inputs).and_then(|one| one.checked_mul(count)).unwrap_or(0);
             Matrix::new(weight_type, shape, DeviceSlice::new(0, bytes)).map(|_| bytes).map_err(refuse)
         };
-        let (memory, kind) = match weight.stored() {
-            Stored::Float(element, bytes) => {
+        let (memory, kind) = match weight.storage() {
+            Storage::Float(element, bytes) => {
                 let elements = bytes.as_slice();
-                FloatMatrix::new(element, shape, DeviceSlice::new(0, elements.len())).map_err(refuse)?;
+                FloatMatrix::new(*element, shape, DeviceSlice::new(0, elements.len())).map_err(refuse)?;
                 let memory = Buffer::new(device, elements.len()).map_err(no_memory)?;
                 for (i, piece) in elements.chunks(PIECE).enumerate() {
                     memory.write(i * PIECE, piece).map_err(failed)?;
                     bytes.release(i * PIECE..i * PIECE + piece.len());
                 }
-                (memory, Kind::Float(element))
+                (memory, Kind::Float(*element))
             }
-            Stored::Packed(weight_type, bytes) => {
-                check(weight_type)?;
-                let memory = Buffer::new(device, bytes.len()).map_err(no_memory)?;
-                memory.write(0, bytes).map_err(failed)?;
-                (memory, Kind::Packed(weight_type))
+            Storage::Packed(weight_type, packed) => {
+                let packed = packed.as_slice();
+                check(*weight_type)?;
+                let memory = Buffer::new(device, packed.len()).map_err(no_memory)?;
+                memory.write(0, packed).map_err(failed)?;
+                (memory, Kind::Packed(*weight_type))
             }
-            Stored::Unpacked(rows) => {
+            Storage::Unpacked(rows) => {
                 let memory = Buffer::new(device, check(rows.weight_type())?).map_err(no_memory)?;
                 let row = rows.packed_row_bytes().max(1);
                 let panel = PANEL_ROWS * row;

@@ -102,7 +102,7 @@ impl BuildCentroids {
 
     /// A name derived from the inputs of the groups.
     fn file_name(&self, weight: &Weight) -> String {
-        let sum = crc32fast::hash(weight.stored().bytes());
+        let sum = crc32fast::hash(weight.storage().bytes());
         format!("centroids-{}-{}-{}-{sum:08x}.safetensors", weight.outputs(), weight.inputs(), self.sizes.num_centroids)
     }
 

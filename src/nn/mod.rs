@@ -41,5 +41,5 @@ pub(crate) use team::{for_each, threads, with_team};
 pub(crate) use unpacked::Unpacked;
 pub(crate) use view::same_shape;
 pub use view::{F32View, tensor};
-pub(crate) use weight::Stored;
+pub(crate) use weight::Storage;
 pub use weight::{Matrix, Weight};

@@ -25,9 +25,12 @@ pub struct Weight {
     factors: Arc<[f32]>, // one per equal run of rows, per matrix or shared by all; empty: none
 }
 
+/// Storage of a [`Weight`].
 #[derive(Clone)]
-enum Storage {
+pub(crate) enum Storage {
+    /// Elements.
     Float(ElementType, Bytes),
+    /// Packed matrices, one after the other.
     Packed(WeightType, Arc<Allocation>),
     /// Rows as in the file: for gathered tables, and for matrices that are uploaded to a device.
     Unpacked(Unpacked),
@@ -36,22 +39,12 @@ enum Storage {
 /// The name of a weight that did not come from a checkpoint.
 const UNNAMED: &str = "unnamed";
 
-/// Storage of a [`Weight`].
-pub(crate) enum Stored<'a> {
-    /// Elements.
-    Float(ElementType, &'a Bytes),
-    /// Packed matrices, one after the other.
-    Packed(WeightType, &'a [u8]),
-    /// Rows that are not packed.
-    Unpacked(&'a Unpacked),
-}
-
-impl<'a> Stored<'a> {
+impl Storage {
     /// The bytes.
-    pub(crate) fn bytes(&self) -> &'a [u8] {
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Float(_, bytes) => bytes.as_slice(),
-            Self::Packed(_, bytes) => bytes,
+            Self::Packed(_, bytes) => bytes.as_slice(),
             Self::Unpacked(rows) => rows.bytes(),
         }
     }
@@ -195,9 +188,9 @@ impl Weight {
 
     /// Bytes of the whole stack, packed if it is quantized.
     pub fn bytes(&self) -> usize {
-        match self.stored() {
-            Stored::Unpacked(rows) => rows.packed_row_bytes() * self.outputs * self.count,
-            stored => stored.bytes().len(),
+        match &self.storage {
+            Storage::Unpacked(rows) => rows.packed_row_bytes() * self.outputs * self.count,
+            storage => storage.bytes().len(),
         }
     }
 
@@ -210,12 +203,8 @@ impl Weight {
     }
 
     /// Its storage, for upload to a device.
-    pub(crate) fn stored(&self) -> Stored<'_> {
-        match &self.storage {
-            Storage::Float(element, bytes) => Stored::Float(*element, bytes),
-            Storage::Packed(weight_type, bytes) => Stored::Packed(*weight_type, bytes.as_slice()),
-            Storage::Unpacked(rows) => Stored::Unpacked(rows),
-        }
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// Matrix `index` of the stack.

@@ -14,7 +14,7 @@ use crate::kv::KvOptions;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, draft_chain,
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind,
 };
 use crate::{Error, Result};
 
@@ -47,10 +47,6 @@ impl Drafter for DeviceMtp {
 
     fn cost(&self) -> DraftCost {
         DraftCost::PerToken
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
 use parking_lot::Mutex;
-use rand::rngs::StdRng;
 
 use super::buffer::{Buffer, subslice};
 use super::device_pass::{DeviceOutput, DevicePass, PassPart};
@@ -18,7 +17,7 @@ use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
     ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MAX_UNREAD,
-    Observed, Reads, draft_chain,
+    Observed, Reads,
 };
 use crate::{Error, Result};
 
@@ -325,10 +324,6 @@ impl Drafter for DeviceNextN {
 
     fn reads(&self) -> Reads {
         Reads { hidden: true, taps: Vec::new() }
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {

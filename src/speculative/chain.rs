@@ -1,4 +1,4 @@
-//! Autoregressive draft steps of a model, batched over sequences.
+//! Drafters that run a model autoregressively, and their steps, batched over sequences.
 
 use std::slice;
 use std::sync::Arc;
@@ -6,11 +6,38 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{ChainStep, Context, Draft, DraftChain};
+use super::context::Context;
+use super::draft::Draft;
 use crate::constraint::ConstraintState;
 use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::{F32View, Scores};
 use crate::{Error, Result};
+
+/// A drafter that runs a model autoregressively: each step reads what the last one drafted.
+pub trait DraftChain: Send {
+    /// The model. Chains with the same model share its passes.
+    fn model(&self) -> Arc<dyn ChainModel>;
+
+    /// The step that extends `draft`, which is empty or was made by this drafter in this round. Called
+    /// again if a pass of several sequences failed.
+    ///
+    /// # Errors
+    /// If a model produced NaN or infinity, or memory is exhausted.
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>>;
+
+    /// The step was run, and the rows to keep are committed.
+    fn advance(&mut self, step: &DraftStep);
+}
+
+/// The next step of a chain.
+pub enum ChainStep<'a> {
+    /// A pass over these rows.
+    Pass(DraftRows<'a>),
+    /// Scores of an earlier pass over the same rows, whose draft was not verified.
+    Known(Scores),
+    /// None: the chain's context is full.
+    End,
+}
 
 /// A draft to be extended by one token.
 pub(super) struct ChainDraft<'a> {
@@ -115,12 +142,11 @@ fn pass(model: &dyn ChainModel, mut sequences: Vec<DraftRows<'_>>) -> Result<Vec
     Ok(steps)
 }
 
-/// Extends `draft` to `most` tokens, or to the chain's end:
-/// [`Drafter::draft`](super::Drafter::draft) for a drafter that is a chain.
+/// Extends `draft` to `most` tokens, or to the chain's end.
 ///
 /// # Errors
 /// The model's, or if its logits are NaN or infinite.
-pub fn draft_chain(
+pub(super) fn draft_chain(
     chain: &mut dyn DraftChain,
     context: &Context<'_>,
     most: usize,

@@ -1,72 +1,17 @@
 //! The drafter interface.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::Tensor;
-use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::draft::{Confidence, Draft, DraftSampling};
+use super::chain::{DraftChain, draft_chain};
+use super::context::Context;
+use super::draft::Draft;
 use super::drafter_kind::DrafterKind;
 use super::drafters::NgramCache;
+use crate::Result;
 use crate::device::DeviceStates;
-use crate::kv::Committed;
-use crate::model::{ChainModel, DraftRows, DraftStep};
-use crate::nn::Scores;
-use crate::sampler::Sampler;
-use crate::{Error, Result};
-
-/// Inputs available to a drafter between two rounds.
-#[derive(Clone, Copy)]
-pub struct Context<'a> {
-    /// All tokens, including the last one, which the target has not read yet.
-    pub tokens: &'a [u32],
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted the last token.
-    pub hidden: &'a Tensor,
-    /// The tokens that a constraint forces next; none without a constraint.
-    pub forced: &'a [u32],
-    /// The target's K and V of all tokens but the last.
-    pub kv: Committed<'a>,
-    /// The request's sampler.
-    pub sampler: &'a Sampler,
-    /// How drafters with a distribution choose drafts.
-    pub drafts: DraftSampling,
-    /// Whether the drafts' probabilities are reported (for a trace).
-    pub confidence: Confidence,
-}
-
-impl Context<'_> {
-    /// Adds the token chosen from a model's logits to `draft`. `ids[i]` is the token of
-    /// `logits[i]`; without ids, token `i` is.
-    ///
-    /// # Errors
-    /// If the logits are NaN or infinite.
-    pub(crate) fn draft_token(
-        &self,
-        draft: &mut Draft,
-        ids: Option<&[u32]>,
-        logits: &[f32],
-        rng: &mut impl Rng,
-    ) -> Result<()> {
-        let token = match self.drafts {
-            DraftSampling::Greedy => self.sampler.most_probable(ids, logits).map_err(Error::of_draft)?,
-            DraftSampling::Sampled => {
-                let distribution = self.sampler.distribution(ids, logits).map_err(Error::of_draft)?;
-                let token = distribution.sample(rng);
-                draft.probs.get_or_insert_default().push(distribution);
-                token
-            }
-        };
-        draft.tokens.push(token);
-        if self.confidence == Confidence::Report {
-            let at = ids.map_or(Some(token as usize), |ids| ids.iter().position(|id| *id == token));
-            let own = at.map_or(f32::NAN, |at| logits[at]);
-            draft.confidence.push(1.0 / logits.iter().map(|logit| (logit - own).exp()).sum::<f32>());
-        }
-        Ok(())
-    }
-}
 
 /// The outputs of the target's passes that a drafter reads besides the tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -189,11 +134,14 @@ pub trait Drafter: Send {
         let _ = tokens;
     }
 
-    /// Extends `draft`, which is empty or was made by this drafter in this round, to at most `most` tokens.
+    /// Extends `draft`, which is empty or was made by this drafter in this round, to at most `most` tokens. Default: by
+    /// steps of the [chain](Drafter::chain); nothing if it is none.
     ///
     /// # Errors
     /// If a model produced NaN or infinity.
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()>;
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        self.chain().map_or(Ok(()), |chain| draft_chain(chain, context, most, draft, rng))
+    }
 
     /// Returns itself if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then
     /// drafted step by step, and [`Drafter::draft`] is not called. Default: `None`.
@@ -242,30 +190,4 @@ pub trait Drafter: Send {
     fn learnt(&self) -> Option<NgramCache> {
         None
     }
-}
-
-/// A drafter that runs a model autoregressively: each step reads what the last one drafted.
-pub trait DraftChain: Send {
-    /// The model. Chains with the same model share its passes.
-    fn model(&self) -> Arc<dyn ChainModel>;
-
-    /// The step that extends `draft`, which is empty or was made by this drafter in this round. Called
-    /// again if a pass of several sequences failed.
-    ///
-    /// # Errors
-    /// If a model produced NaN or infinity, or memory is exhausted.
-    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>>;
-
-    /// The step was run, and the rows to keep are committed.
-    fn advance(&mut self, step: &DraftStep);
-}
-
-/// The next step of a chain.
-pub enum ChainStep<'a> {
-    /// A pass over these rows.
-    Pass(DraftRows<'a>),
-    /// Scores of an earlier pass over the same rows, whose draft was not verified.
-    Known(Scores),
-    /// None: the chain's context is full.
-    End,
 }

@@ -13,6 +13,7 @@
 mod accept;
 mod backend;
 mod chain;
+mod context;
 mod decode_state;
 mod decoder;
 mod draft;
@@ -34,10 +35,11 @@ mod statistics;
 mod trace;
 
 pub use accept::{Accepted, accept};
-pub use chain::draft_chain;
+pub use chain::{ChainStep, DraftChain};
+pub use context::Context;
 pub use decode_state::DecodeState;
 pub use draft::{Confidence, Draft, DraftSampling};
-pub use drafter::{ChainStep, Context, DraftChain, DraftCost, Drafter, Observed, Reads, Verdict};
+pub use drafter::{DraftCost, Drafter, Observed, Reads, Verdict};
 pub use drafter_kind::DrafterKind;
 pub use drafter_options::{CustomDrafter, DrafterOptions, Drafters};
 pub use drafters::{

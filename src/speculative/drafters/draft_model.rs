@@ -2,14 +2,10 @@
 
 use std::sync::Arc;
 
-use rand::rngs::StdRng;
-
 use crate::kv::{KvOptions, PagePool, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows, Request};
 use crate::nn::Scores;
-use crate::speculative::{
-    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain,
-};
+use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -123,10 +119,6 @@ impl Drafter for DraftModel {
                 Err(error) => tracing::warn!(%error, "no memory for a new state of the draft model; it drafts nothing"),
             }
         }
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use rand::rngs::StdRng;
 
 use crate::Result;
 use crate::gemma4::Assistant;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
-use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, draft_chain};
+use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind};
 
 /// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only
 /// committed rows; only the token and the hidden state change from step to step.
@@ -31,10 +30,6 @@ impl Drafter for Mtp {
 
     fn cost(&self) -> DraftCost {
         DraftCost::PerToken
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {

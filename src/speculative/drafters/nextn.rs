@@ -3,14 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use rand::rngs::StdRng;
 
 use crate::Result;
 use crate::kv::{Batch, KvCache, KvOptions, PagePool};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, NextnHead};
-use crate::speculative::{
-    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads, draft_chain,
-};
+use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads};
 
 /// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
 pub(crate) const MAX_UNREAD: usize = 64;
@@ -180,10 +177,6 @@ impl Drafter for NextN {
 
     fn reads(&self) -> Reads {
         Reads { hidden: true, taps: Vec::new() }
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        draft_chain(self, context, most, draft, rng)
     }
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {

@@ -1,9 +1,6 @@
 //! The replacement of a drafter whose memory the target needs.
 
-use rand::rngs::StdRng;
-
-use super::super::{Context, Draft, DraftCost, Drafter, DrafterKind, Reads};
-use crate::Result;
+use super::super::{DraftCost, Drafter, DrafterKind, Reads};
 
 /// Drafts nothing.
 pub(in crate::speculative) struct OutOfMemory {
@@ -22,9 +19,5 @@ impl Drafter for OutOfMemory {
 
     fn reads(&self) -> Reads {
         self.reads.clone()
-    }
-
-    fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> Result<()> {
-        Ok(())
     }
 }

@@ -126,6 +126,17 @@ impl Fields {
         }
     }
 
+    /// A positive size of at most `limit`; `default` if it is absent.
+    ///
+    /// # Errors
+    /// As [`Fields::size`], or if it is above `limit`.
+    pub(crate) fn size_up_to(&self, name: &str, default: usize, limit: usize) -> Result<usize> {
+        match self.size(name, Some(default))? {
+            size if size > limit => Err(self.error(name, format!("is {size}, must be at most {limit}"))),
+            size => Ok(size),
+        }
+    }
+
     /// A size that may be zero, or `None` if it is absent.
     ///
     /// # Errors

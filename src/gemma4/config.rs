@@ -145,11 +145,7 @@ impl TextConfig {
             }
         };
         refuse_unsupported(fields)?;
-        let num_attention_heads = fields.size("num_attention_heads", Some(8))?;
-        if num_attention_heads > MAX_HEADS {
-            let problem = format!("is {num_attention_heads}, must be at most {MAX_HEADS}");
-            return Err(fields.error("num_attention_heads", problem));
-        }
+        let num_attention_heads = fields.size_up_to("num_attention_heads", 8, MAX_HEADS)?;
         let hidden_size_per_layer_input =
             fields.optional_size("hidden_size_per_layer_input")?.unwrap_or(if unified { 0 } else { 256 });
         let (rope_sliding, rope_full) =
@@ -338,10 +334,7 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
 }
 
 fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig>> {
-    let count = fields.size("num_hidden_layers", Some(30))?;
-    if count > MAX_LAYERS {
-        return Err(fields.error("num_hidden_layers", format!("is {count}, must be at most {MAX_LAYERS}")));
-    }
+    let count = fields.size_up_to("num_hidden_layers", 30, MAX_LAYERS)?;
     let shared = fields.optional_size("num_kv_shared_layers")?.unwrap_or(0);
     if shared > count {
         return Err(fields.error("num_kv_shared_layers", format!("is {shared} of {count} layers")));

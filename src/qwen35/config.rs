@@ -121,14 +121,10 @@ impl TextConfig {
     /// Reads the fields of the text model itself; defaults are those of transformers' classes.
     fn text(fields: &Fields, experts: bool) -> Result<Self> {
         refuse_unsupported(fields)?;
-        let limited = |name: &str, default: usize, limit: usize| match fields.size(name, Some(default))? {
-            size if size > limit => Err(fields.error(name, format!("is {size}, must be at most {limit}"))),
-            size => Ok(size),
-        };
-        let num_attention_heads = limited("num_attention_heads", 16, MAX_HEADS)?;
-        let num_key_value_heads = limited("num_key_value_heads", if experts { 2 } else { 4 }, MAX_HEADS)?;
+        let num_attention_heads = fields.size_up_to("num_attention_heads", 16, MAX_HEADS)?;
+        let num_key_value_heads = fields.size_up_to("num_key_value_heads", if experts { 2 } else { 4 }, MAX_HEADS)?;
         divides(fields, "num_key_value_heads", num_key_value_heads, num_attention_heads, "query heads")?;
-        let head_dim = limited("head_dim", 256, MAX_HEAD_DIM)?;
+        let head_dim = fields.size_up_to("head_dim", 256, MAX_HEAD_DIM)?;
         let (rope_theta, partial_rotary_factor) = rope(fields)?;
         let rotary_dim = (head_dim as f64 * partial_rotary_factor) as usize;
         if !rotary_dim.is_multiple_of(2) {
@@ -136,11 +132,11 @@ impl TextConfig {
             return Err(fields.error("partial_rotary_factor", problem));
         }
         let delta_net = DeltaNetConfig {
-            num_key_heads: limited("linear_num_key_heads", 16, MAX_HEADS)?,
-            num_value_heads: limited("linear_num_value_heads", 32, MAX_HEADS)?,
-            key_head_dim: limited("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
-            value_head_dim: limited("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
-            conv_kernel_dim: limited("linear_conv_kernel_dim", 4, MAX_TAPS)?,
+            num_key_heads: fields.size_up_to("linear_num_key_heads", 16, MAX_HEADS)?,
+            num_value_heads: fields.size_up_to("linear_num_value_heads", 32, MAX_HEADS)?,
+            key_head_dim: fields.size_up_to("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
+            value_head_dim: fields.size_up_to("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
+            conv_kernel_dim: fields.size_up_to("linear_conv_kernel_dim", 4, MAX_TAPS)?,
         };
         let (keys, values) = (delta_net.num_key_heads, delta_net.num_value_heads);
         divides(fields, "linear_num_key_heads", keys, values, "value heads")?;
@@ -285,10 +281,7 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
 }
 
 fn moe(fields: &Fields) -> Result<MoeConfig> {
-    let num_experts = fields.size("num_experts", Some(256))?;
-    if num_experts > MAX_EXPERTS {
-        return Err(fields.error("num_experts", format!("is {num_experts}, must be at most {MAX_EXPERTS}")));
-    }
+    let num_experts = fields.size_up_to("num_experts", 256, MAX_EXPERTS)?;
     let num_experts_per_tok = fields.size("num_experts_per_tok", Some(8))?;
     if num_experts_per_tok > num_experts {
         return Err(fields.error("num_experts_per_tok", format!("is {num_experts_per_tok} of {num_experts} experts")));
@@ -302,10 +295,7 @@ fn moe(fields: &Fields) -> Result<MoeConfig> {
 }
 
 fn layers(fields: &Fields, default: usize) -> Result<Vec<LayerType>> {
-    let count = fields.size("num_hidden_layers", Some(default))?;
-    if count > MAX_LAYERS {
-        return Err(fields.error("num_hidden_layers", format!("is {count}, must be at most {MAX_LAYERS}")));
-    }
+    let count = fields.size_up_to("num_hidden_layers", default, MAX_LAYERS)?;
     let Some(names) = fields.optional_strings("layer_types")? else {
         let interval = fields.size("full_attention_interval", Some(4))?;
         let of = |i: usize| if (i + 1).is_multiple_of(interval) { LayerType::Full } else { LayerType::Linear };

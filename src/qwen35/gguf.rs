@@ -52,14 +52,10 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
         return Err(keys.unsupported("ssm.v_head_reordered", problem));
     }
     let (layers, nextn) = layers(keys)?;
-    let limited = |key: &str, limit: usize| match keys.size(key)? {
-        size if size > limit => Err(keys.error(key, format!("is {size}, must be at most {limit}"))),
-        size => Ok(size),
-    };
     let num_attention_heads = of_full_layers(keys, "attention.head_count", &layers)?;
     let num_key_value_heads = of_full_layers(keys, "attention.head_count_kv", &layers)?;
     divides(keys, "attention.head_count_kv", num_key_value_heads, num_attention_heads)?;
-    let head_dim = limited("attention.key_length", MAX_HEAD_DIM)?;
+    let head_dim = keys.size_up_to("attention.key_length", MAX_HEAD_DIM)?;
     let value_length = keys.optional_size("attention.value_length")?;
     if let Some(width) = value_length.filter(|width| *width != head_dim) {
         return Err(keys.unsupported("attention.value_length", format!("is {width}, not {head_dim} as key_length is")));
@@ -68,15 +64,15 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
     if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
         return Err(keys.error("rope.dimension_count", format!("is {rotary_dim} of {head_dim}, must be even")));
     }
-    let num_value_heads = limited("ssm.time_step_rank", MAX_HEADS)?;
+    let num_value_heads = keys.size_up_to("ssm.time_step_rank", MAX_HEADS)?;
     let inner = keys.size("ssm.inner_size")?;
     divides(keys, "ssm.time_step_rank", num_value_heads, inner)?;
     let delta_net = DeltaNetConfig {
-        num_key_heads: limited("ssm.group_count", MAX_HEADS)?,
+        num_key_heads: keys.size_up_to("ssm.group_count", MAX_HEADS)?,
         num_value_heads,
-        key_head_dim: limited("ssm.state_size", MAX_HEAD_DIM)?,
+        key_head_dim: keys.size_up_to("ssm.state_size", MAX_HEAD_DIM)?,
         value_head_dim: inner / num_value_heads,
-        conv_kernel_dim: limited("ssm.conv_kernel", MAX_TAPS)?,
+        conv_kernel_dim: keys.size_up_to("ssm.conv_kernel", MAX_TAPS)?,
     };
     divides(keys, "ssm.group_count", delta_net.num_key_heads, num_value_heads)?;
     let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
@@ -105,10 +101,7 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
 
 /// The trunk's layers, and the number of NextN layers after them.
 fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
-    let blocks = keys.size("block_count")?;
-    if blocks > MAX_LAYERS {
-        return Err(keys.error("block_count", format!("is {blocks}, must be at most {MAX_LAYERS}")));
-    }
+    let blocks = keys.size_up_to("block_count", MAX_LAYERS)?;
     let head = keys.gguf().names().nextn().map(|block| block as usize);
     let nextn = match keys.optional_size("nextn_predict_layers")? {
         Some(count @ 2..) => {
@@ -173,10 +166,8 @@ fn divides(keys: &Keys<'_>, key: &str, part: usize, whole: usize) -> Result<()> 
 }
 
 fn moe(keys: &Keys<'_>) -> Result<MoeConfig> {
-    let (num_experts, num_experts_per_tok) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
-    if num_experts > MAX_EXPERTS {
-        return Err(keys.error("expert_count", format!("is {num_experts}, must be at most {MAX_EXPERTS}")));
-    }
+    let num_experts = keys.size_up_to("expert_count", MAX_EXPERTS)?;
+    let num_experts_per_tok = keys.size("expert_used_count")?;
     if num_experts_per_tok > num_experts {
         let problem = format!("is {num_experts_per_tok} of {num_experts} experts");
         return Err(keys.error("expert_used_count", problem));

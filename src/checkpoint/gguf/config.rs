@@ -249,10 +249,7 @@ fn of_all_layers(keys: &Keys<'_>, key: &str, layers: usize) -> Result<usize> {
 }
 
 fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
-    let count = keys.size("block_count")?;
-    if count > MAX_LAYERS {
-        return Err(keys.error("block_count", format!("is {count}, must be at most {MAX_LAYERS}")));
-    }
+    let count = keys.size_up_to("block_count", MAX_LAYERS)?;
     if shared > count {
         return Err(keys.error("attention.shared_kv_layers", format!("is {shared} of {count} layers")));
     }

@@ -94,6 +94,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A positive size of at most `limit`.
+    pub(crate) fn size_up_to(&self, key: &str, limit: usize) -> Result<usize> {
+        match self.size(key)? {
+            size if size > limit => Err(self.error(key, format!("is {size}, must be at most {limit}"))),
+            size => Ok(size),
+        }
+    }
+
     /// A positive, finite number.
     pub(crate) fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a positive number", |value| number(value).filter(|x| x.is_finite() && *x > 0.0))

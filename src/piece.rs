@@ -10,7 +10,7 @@ pub struct Piece {
     /// The completed text: whole characters, without a possible prefix of a stop string. Empty if the checkpoint has no
     /// tokenizer.
     pub text: String,
-    /// The control tokens completed with this text, in order.
+    /// The control tokens completed with this text, in order; at the end, the token that ended the text.
     pub control: Vec<ControlToken>,
     /// Number of leading tokens that are accepted drafts. The others are the target's own.
     pub accepted: usize,
@@ -19,7 +19,8 @@ pub struct Piece {
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// An emitted control token: `<turn|>`, `<|tool_call>`. Its name is not part of the text.
+/// An emitted control token (`<turn|>`, `<|tool_call>`), or the stop token that ended the text. Its name is not part of
+/// the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlToken {
     /// Its id.

@@ -52,16 +52,20 @@ impl Detokenizer {
         }
     }
 
-    /// Decodes an emitted token; returns whether the text ends with it. A stop token's text is not part of it.
+    /// Decodes an emitted token; returns whether the text ends with it. A stop token's text is not part of it, but the
+    /// token is among the control tokens: a reply's syntax may know it (`</tool_call>`).
     pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
         let stops = self.stop_tokens.contains(&token);
-        if let Some(tokenizer) = tokenizer.filter(|tokenizer| !stops || tokenizer.is_control(token)) {
-            if tokenizer.is_control(token) {
+        if let Some(tokenizer) = tokenizer {
+            let is_separate = stops || tokenizer.is_control(token);
+            if is_separate {
                 // Bytes of a character before it are not completed by bytes after it.
                 self.text += &self.decoder.finish(tokenizer)?;
             }
-            self.text += &self.decoder.push(tokenizer, token)?;
-            if tokenizer.is_control(token) {
+            if !stops {
+                self.text += &self.decoder.push(tokenizer, token)?;
+            }
+            if is_separate {
                 self.control.push(ControlToken { id: token, at: self.text.len() });
             }
         }
@@ -165,6 +169,22 @@ mod tests {
         let id = |c: char| tokenizer.id(&c.to_string()).expect("in the vocabulary");
         let parts = tokenizer.control_names().split(text).into_iter();
         parts.flat_map(|(text, control)| text.chars().map(id).chain(control).collect::<Vec<_>>()).collect()
+    }
+
+    /// A stop token that is ordinary text: its text is not part of the text, its id is known.
+    #[test]
+    fn a_stop_token_that_is_text_is_among_the_control_tokens() {
+        let tokenizer = tokenizer();
+        let [a, stop] = ["a", "z"].map(|piece| tokenizer.id(piece).expect("in the vocabulary"));
+        let half = tokenizer.id("<0xE2>").expect("in the vocabulary");
+        for (before, text) in [(vec![a], "a"), (vec![a, half], "a\u{fffd}"), (vec![], "")] {
+            let mut end = Detokenizer::new(&Stop { tokens: vec![stop], ..Stop::default() }, &[]);
+            assert!(!before.iter().any(|token| end.push(Some(&tokenizer), *token).expect("a token")));
+            assert!(end.push(Some(&tokenizer), stop).expect("a token"));
+            let (written, control) = end.take(Some(&tokenizer), end.ended).expect("text");
+            assert_eq!(written, text);
+            assert_eq!(control, [ControlToken { id: stop, at: text.len() }]);
+        }
     }
 
     /// A control token within the bytes of a character: it stands after what was begun, and later

@@ -25,7 +25,7 @@ pub(crate) enum Calls {
 }
 
 impl Calls {
-    /// Of one call: the text ends after it.
+    /// Of one call: the text ends with the first token that ends a call, whether or not the call is well-formed.
     pub fn limit(self, engine: &Engine, stop: &mut Stop) {
         if self == Self::One {
             let tokenizer = engine.tokenizer().ok();
@@ -70,7 +70,8 @@ impl Tools {
         if forced.is_some() && self.list.is_empty() {
             return Err(fields.error("tool_choice", "requires a tool call, but tools is empty"));
         }
-        (self.forced, self.calls) = (forced, calls);
+        // Without tools there are no calls, and the token that ends one is text.
+        (self.forced, self.calls) = (forced, if self.list.is_empty() { Calls::Any } else { calls });
         Ok(())
     }
 

@@ -20,10 +20,30 @@ fn engine() -> &'static Engine {
     ENGINE.get_or_init(|| Engine::load(&EngineOptions::new(path())).expect("the demo"))
 }
 
+/// The demo with tags of calls that are ordinary text, as in Qwen's own tokenizer.json.
+fn with_visible_tags() -> Engine {
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(path().join(file), directory.path().join(file)).expect("copied");
+    }
+    let text = std::fs::read_to_string(path().join("tokenizer.json")).expect("a tokenizer");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
+        let is_tag = token["content"].as_str().is_some_and(|name| name.ends_with("tool_call>"));
+        token["special"] = json!(!is_tag);
+    }
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    Engine::load(&EngineOptions::new(directory.path())).expect("the demo")
+}
+
 fn start(processor: Option<Arc<dyn LogitsProcessor>>) -> TestServer {
+    start_on(engine(), processor)
+}
+
+fn start_on(engine: &Engine, processor: Option<Arc<dyn LogitsProcessor>>) -> TestServer {
     let template = ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).expect("a template");
     let defaults = GenerateDefaults { logits_processor: processor, ..GenerateDefaults::default() };
-    TestServer::start_on(engine().clone(), ServerOptions { defaults, chat_template: Some(template), ..options() })
+    TestServer::start_on(engine.clone(), ServerOptions { defaults, chat_template: Some(template), ..options() })
 }
 
 #[test]
@@ -88,6 +108,34 @@ fn one_call_if_calls_are_not_parallel() {
         let got = choice["message"]["tool_calls"].as_array().map(Vec::len);
         assert_eq!((got, &choice["finish_reason"]), (Some(calls), &json!("tool_calls")), "{choice}");
         assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"n\":1}");
+    }
+}
+
+/// The token that ends a call is a stop token of replies with one call. Where no call is, its text is part of the reply;
+/// without tools it stops nothing.
+#[test]
+fn the_end_of_a_call_is_not_lost() {
+    let visible = with_visible_tags();
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    for engine in [engine(), &visible] {
+        let tokenizer = engine.tokenizer().expect("a tokenizer");
+        for (written, of_one_call) in [
+            ("<tool_call>{}</tool_call>\nand more", "<tool_call>{}</tool_call>"),
+            ("The tag </tool_call> ends it.", "The tag </tool_call>"),
+        ] {
+            let mut ids = tokenizer.encode(written).expect("tokens");
+            ids.push(tokenizer.id("<|im_end|>").expect("a token"));
+            let server = start_on(engine, Some(Arc::new(Script(Arc::new(Mutex::new(ids))))));
+            for (tools, parallel, want) in
+                [(vec![&tool], true, written), (vec![&tool], false, of_one_call), (vec![], false, written)]
+            {
+                let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "max_tokens": 200,
+                    "parallel_tool_calls": parallel});
+                let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+                assert_eq!(choice["message"]["content"], want, "{tools:?} {parallel}");
+                assert_eq!(choice["finish_reason"], "stop");
+            }
+        }
     }
 }
 

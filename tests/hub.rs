@@ -424,6 +424,46 @@ fn a_cached_file_with_the_tag_may_be_another_one() {
     }
 }
 
+/// A cached file whose name has more than the repository's and the tag is used if nobody answers, and is the only one
+/// with the tag.
+#[test]
+fn a_cached_file_with_the_tag_if_nobody_answers() {
+    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
+    let xl = "edge-UD-Q4_K_XL.gguf";
+    let parts = ["BF16/edge-qat-BF16-00001-of-00002.gguf", "BF16/edge-qat-BF16-00002-of-00002.gguf"];
+    let all = [xl, "edge-qat-Q8_0.gguf", "edge-it-Q8_0.gguf", "mtp-edge-Q5_0.gguf", parts[0], parts[1]].map(file);
+    let (server, cache) = (Server::new(all.into()), tempfile::tempdir().expect("a directory"));
+    let online = server.options(cache.path());
+    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..online.clone() };
+    refused(resolve("test/edge-GGUF:Q4_K_XL", &offline), &["127.0.0.1:9", "try again"]);
+    for (tag, name) in [("Q4_K_XL", xl), ("BF16", parts[0])] {
+        let tagged = format!("test/edge-GGUF:{tag}");
+        let path = resolve(&tagged, &online).expect(name);
+        assert!(path.ends_with(name), "{path:?}");
+        assert_eq!(resolve(&tagged, &offline).expect("the same"), path);
+    }
+    // Whoever answers is asked.
+    let asked = server.state().requests.len();
+    resolve("test/edge-GGUF:Q4_K_XL", &online).expect("the same");
+    assert!(server.state().requests.len() > asked);
+    server.state().refuse = Some(("/api/", "503 Service Unavailable"));
+    assert!(resolve("test/edge-GGUF:Q4_K_XL", &online).expect("the same").ends_with(xl));
+    server.state().refuse = Some(("/api/", "429 Too Many Requests"));
+    refused(resolve("test/edge-GGUF:Q4_K_XL", &online), &["429"]);
+    server.state().refuse = None;
+
+    // Not one of several, an assistant for a model, or one without all its parts.
+    for name in ["edge-qat-Q8_0", "edge-it-Q8_0", "mtp-edge-Q5_0"] {
+        resolve(&format!("test/edge-GGUF:{name}"), &online).expect(name);
+    }
+    let several = resolve("test/edge-GGUF:Q8_0", &offline);
+    refused(several, &["127.0.0.1:9", "cached GGUF files with \"Q8_0\"", "edge-it-Q8_0.gguf, edge-qat-Q8_0.gguf"]);
+    refused(resolve("test/edge-GGUF:Q5_0", &offline), &["127.0.0.1:9"]);
+    let second = resolve("test/edge-GGUF:BF16", &online).expect("the first part").with_file_name(&parts[1][5..]);
+    std::fs::remove_file(second).expect("removed");
+    refused(resolve("test/edge-GGUF:BF16", &offline), &["127.0.0.1:9"]);
+}
+
 /// Without a tag, the only model that is cached.
 #[test]
 fn the_only_cached_gguf_file() {

@@ -7,7 +7,7 @@ use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 
-use super::gguf_files::{certain, in_directory, parts, tagged};
+use super::gguf_files::{certain, in_directory, likely, parts, tagged};
 use super::name::Name;
 use super::options::{Download, HubOptions, OnDownload};
 use crate::checkpoint::{HEAD, weights};
@@ -50,7 +50,11 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     }
     let api = api.build().map_err(|e| Error::file(name.repository, problem(&options.endpoint, &e)))?.repo(repo.clone());
     let download = Downloads { api, cache: cache.repo(repo), name, options };
-    let info = download.info()?;
+    let info = match download.info() {
+        Ok(info) => info,
+        Err(Refusal { status: Some(..500), error }) => return Err(error),
+        Err(Refusal { error, .. }) => return download.unanswered(error),
+    };
     let files: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
     let has = |file: &str| files.contains(&file);
     if name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf")) {
@@ -85,11 +89,7 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
 /// The directory or the GGUF file of an earlier complete download.
 fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
     let Some(config) = cache.get(DESCRIPTIONS[0]).filter(|_| name.tag.is_none()) else {
-        let snapshot = cache.get("")?;
-        let files = in_directory(&snapshot);
-        let files: Vec<&str> = files.iter().map(String::as_str).collect();
-        let file = certain(&files, name)?;
-        return parts(file, &files).map(|_| snapshot.join(file));
+        return cached_gguf(cache, |files| certain(files, name));
     };
     let directory = directory_of(&config);
     let whole = directory.join(WEIGHTS);
@@ -98,6 +98,15 @@ fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
         None => vec![whole],
     };
     files.iter().all(|file| file.exists()).then(|| directory.to_owned())
+}
+
+/// The one of the cached files that `choose` returns, if all its parts are there.
+fn cached_gguf(cache: &CacheRepo, choose: impl for<'a> Fn(&[&'a str]) -> Option<&'a str>) -> Option<PathBuf> {
+    let snapshot = cache.get("")?;
+    let files = in_directory(&snapshot);
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let file = choose(&files)?;
+    parts(file, &files).map(|_| snapshot.join(file))
 }
 
 fn directory_of(file: &Path) -> &Path {
@@ -111,18 +120,46 @@ struct Downloads<'a> {
     options: &'a HubOptions,
 }
 
+/// Why the names of a repository's files are not known.
+struct Refusal {
+    /// `None` if there is no response.
+    status: Option<u16>,
+    error: Error,
+}
+
 impl Downloads<'_> {
     /// The names of the repository's files.
-    fn info(&self) -> Result<RepoInfo> {
+    fn info(&self) -> std::result::Result<RepoInfo, Refusal> {
+        let failed = |e| Refusal { status: None, error: self.failed("", &ApiError::RequestError(Box::new(e))) };
         // Without the client, whose errors have no headers.
         let response = self.api.info_request().config().http_status_as_error(false).build().call();
-        let mut response = response.map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))?;
+        let mut response = response.map_err(failed)?;
         let status = response.status().as_u16();
         if status != 200 {
             let wait = response.headers().get(RETRY_AFTER).and_then(|wait| seconds(wait.to_str().ok()?));
-            return Err(self.refused("", status, wait));
+            return Err(Refusal { status: Some(status), error: self.refused("", status, wait) });
         }
-        response.body_mut().read_json().map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))
+        response.body_mut().read_json().map_err(failed)
+    }
+
+    /// The only cached file with the tag, if the Hub did not answer: what the name stood for when the file was
+    /// downloaded, as far as the cache tells.
+    fn unanswered(&self, mut error: Error) -> Result<PathBuf> {
+        let path = self.name.tag.and_then(|_| cached_gguf(&self.cache, |files| likely(files, self.name)));
+        if let Some(path) = path {
+            tracing::warn!(%error, path = %path.display(), "the Hub does not answer; using the cached file");
+            return Ok(path);
+        }
+        let files = self.cache.get("").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let found = tagged(&files, self.name.tag);
+        if let Error::File { problem, .. } = &mut error
+            && !found.is_empty()
+        {
+            let tags = tagged_as(self.name.tag);
+            *problem += &format!("; cached GGUF files{tags}: {}", listed(&found));
+        }
+        Err(error)
     }
 
     /// A GGUF file with all its parts; returns the first.

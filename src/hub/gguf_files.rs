@@ -25,12 +25,12 @@ pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
 /// The only one of the `cached` files, if its name says that it is what the Hub has under `name`: the tag, or the name
 /// of the repository and the tag. An assistant is that by its whole name only. Without a tag it is the only file of a
 /// repository of GGUF files.
-pub(super) fn certain<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>) -> Option<&'a str> {
+pub(super) fn certain<'a>(cached: &[&'a str], name @ Name { repository, tag }: Name<'_>) -> Option<&'a str> {
     let [file] = tagged(cached, tag)[..] else { return None };
+    let is_model = likely(cached, name).is_some();
     let (name, base) = (file_name(file), file_name(repository));
     let of_gguf = base.strip_suffix("-gguf");
     let base = of_gguf.unwrap_or(&base);
-    let is_model = !is_assistant(file) || is_assistants_name(base);
     let is_it = match tag.map(str::to_lowercase) {
         None => is_model && of_gguf.is_some(),
         Some(tag) => {
@@ -40,6 +40,13 @@ pub(super) fn certain<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>
         }
     };
     is_it.then_some(file)
+}
+
+/// The only one of the `cached` files with the tag, unless it is an assistant in a repository of models. The Hub may have
+/// others with that tag.
+pub(super) fn likely<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>) -> Option<&'a str> {
+    let [file] = tagged(cached, tag)[..] else { return None };
+    (!is_assistant(file) || is_assistants_name(&file_name(repository))).then_some(file)
 }
 
 /// All parts of the file whose first is `first`, in order; `None` if one is missing.

@@ -19,7 +19,7 @@ fn penalties(repeat: f32, frequency: f32, presence: f32, last_n: Option<usize>) 
 }
 
 fn dry(allowed_length: usize, last_n: Option<usize>, breakers: &[u32]) -> Sampling {
-    let breakers = breakers.to_vec();
+    let breakers = breakers.iter().copied().collect();
     let dry = Dry { multiplier: 1.0, base: 2.0, allowed_length, last_n, breakers };
     Sampling { dry: Some(dry), ..Sampling::default() }
 }
@@ -71,7 +71,7 @@ fn dry_by_definition(dry: &Dry, tokens: &[u32]) -> BTreeMap<u32, f32> {
     for next in 1..tokens.len() {
         for length in dry.allowed_length..=next {
             let (suffix, earlier) = (&tokens[tokens.len() - length..], &tokens[next - length..next]);
-            if suffix == earlier && !suffix.iter().any(|token| dry.breakers.contains(token)) {
+            if suffix == earlier && !suffix.iter().any(|token| dry.breakers.ids().contains(token)) {
                 let penalty = dry.multiplier * dry.base.powi((length - dry.allowed_length) as i32);
                 let own: &mut f32 = lost.entry(tokens[next]).or_default();
                 *own = own.max(penalty);

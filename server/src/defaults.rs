@@ -17,8 +17,8 @@ pub struct GenerateDefaults {
     pub chat_sampling: Option<Sampling>,
     /// Whether chats begin with reasoning. Default: they do not.
     pub thinking: Thinking,
-    /// Variables of the chat template, as in [`ChatOptions`](foretoken::chat::ChatOptions); a request may have others
-    /// of the same names. Default: none.
+    /// Variables of the chat template, as in [`ChatOptions`](foretoken::chat::ChatOptions), none of them with an option
+    /// of its own there; a request may have others of the same names. Default: none.
     pub variables: Vec<(String, Json)>,
     /// Default: random for every request.
     pub seed: Option<u64>,

@@ -299,7 +299,7 @@ fn stop() -> Result<impl Future<Output = ()>> {
 mod tests {
     use foretoken::EngineOptions;
     use foretoken::chat::{Json, Thinking};
-    use foretoken::sampler::{Penalties, Xtc};
+    use foretoken::sampler::{Breakers, Penalties, Xtc};
 
     use super::*;
 
@@ -315,7 +315,7 @@ mod tests {
         let none = options(&[]);
         let dry = none.sampling.dry.clone().expect("DRY");
         assert_eq!((dry.multiplier, dry.base, dry.allowed_length, dry.last_n), (0.0, 1.75, 2, None));
-        assert!(!dry.breakers.is_empty() && dry.breakers.is_sorted());
+        assert!(!dry.breakers.ids().is_empty());
         let xtc = Some(Xtc { probability: 0.0, ..Xtc::default() });
         assert_eq!(none.sampling, Sampling { dry: Some(dry), xtc, ..Sampling::default() });
         assert_eq!(
@@ -333,7 +333,7 @@ mod tests {
             base: 2.0,
             allowed_length: 3,
             last_n: Some(99),
-            breakers: Vec::new(),
+            breakers: Breakers::default(),
         };
         let want = Sampling {
             penalties: Penalties { repeat: 1.1, frequency: -0.3, presence: 0.2, last_n: None },

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use foretoken::chat::ChatTemplate;
+use foretoken::chat::{ChatOptions, ChatTemplate};
 use foretoken::{Engine, PrefixCacheOptions, Sampling, SchedulerOptions, SessionOptions};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -237,6 +237,7 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     }
     let defaults = &options.defaults;
     std::iter::once(&defaults.sampling).chain(&defaults.chat_sampling).try_for_each(Sampling::check)?;
+    ChatOptions { variables: defaults.variables.clone(), ..ChatOptions::default() }.check()?;
     let session = engine.session(&options.session)?;
     let context = session.kv().max_context();
     let generate = convert::default_options(engine, defaults).map_err(|error| anyhow::anyhow!(error.message))?;

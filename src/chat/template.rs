@@ -99,9 +99,11 @@ impl ChatOptions {
         }
     }
 
+    /// Checks the options, as [`ChatTemplate::render`] does.
+    ///
     /// # Errors
     /// If a tool is not an object, or a variable has a dedicated option.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         if let Some(i) = self.tools.iter().position(|tool| !tool.is_object()) {
             return Err(Error::argument("tools", format!("tools[{i}] is not an object; use the tool's JSON schema")));
         }

@@ -1,6 +1,7 @@
 //! DRY ("don't repeat yourself"): penalizes tokens that would extend a repetition.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::penalties::newest;
 use super::processor::LogitsProcessor;
@@ -18,15 +19,38 @@ pub struct Dry {
     pub allowed_length: usize,
     /// Number of last tokens considered; `None` for all. Default: all.
     pub last_n: Option<usize>,
-    /// Tokens that end a repetition, such as line ends and quotes
-    /// ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them). Many are searched fast if they
-    /// ascend. Default: none.
-    pub breakers: Vec<u32>,
+    /// Tokens that end a repetition, such as line ends and quotes. Default: none.
+    pub breakers: Breakers,
+}
+
+/// Tokens that end a repetition ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them), collected
+/// from ids in any order. A short string is in a large part of the vocabulary: clones share the ids.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Breakers(Arc<[u32]>);
+
+impl Breakers {
+    /// The ids, ascending and without repetitions.
+    pub fn ids(&self) -> &[u32] {
+        &self.0
+    }
+
+    fn contains(&self, token: u32) -> bool {
+        self.0.binary_search(&token).is_ok()
+    }
+}
+
+impl FromIterator<u32> for Breakers {
+    fn from_iter<I: IntoIterator<Item = u32>>(ids: I) -> Self {
+        let mut ids = Vec::from_iter(ids);
+        ids.sort_unstable();
+        ids.dedup();
+        Self(ids.into())
+    }
 }
 
 impl Default for Dry {
     fn default() -> Self {
-        Self { multiplier: 0.8, base: 1.75, allowed_length: 2, last_n: None, breakers: Vec::new() }
+        Self { multiplier: 0.8, base: 1.75, allowed_length: 2, last_n: None, breakers: Breakers::default() }
     }
 }
 
@@ -56,12 +80,7 @@ impl Dry {
 impl LogitsProcessor for Dry {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         let tokens = newest(tokens, self.history());
-        // A short string is in a large part of the vocabulary.
-        let breakers = &self.breakers;
-        let unbroken = match breakers.is_sorted() {
-            true => tokens.iter().rev().take_while(|token| breakers.binary_search(token).is_err()).count(),
-            false => tokens.iter().rev().take_while(|token| !breakers.contains(token)).count(),
-        };
+        let unbroken = tokens.iter().rev().take_while(|token| !self.breakers.contains(**token)).count();
         if unbroken < self.allowed_length {
             return Ok(());
         }
@@ -101,4 +120,17 @@ fn repeats(tokens: &[u32]) -> Vec<usize> {
         lengths[i] = length;
     }
     lengths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn breakers_are_sorted_and_shared() {
+        let dry = Dry { breakers: [7, 1, 7, 3].into_iter().collect(), ..Dry::default() };
+        assert_eq!(dry.breakers.ids(), [1, 3, 7]);
+        assert!(dry.breakers.contains(3) && !dry.breakers.contains(2));
+        assert!(std::ptr::eq(dry.clone().breakers.ids(), dry.breakers.ids()));
+    }
 }

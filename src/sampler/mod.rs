@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use foretoken_kernels::Isa;
 
 pub use distribution::Distribution;
-pub use dry::Dry;
+pub use dry::{Breakers, Dry};
 pub use logprobs::TokenLogprobs;
 pub use penalties::Penalties;
 pub use processor::{LogitBias, LogitsProcessor};

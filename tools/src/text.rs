@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use foretoken::sampler::{Dry, Penalties, Xtc};
+use foretoken::sampler::{Breakers, Dry, Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
 
@@ -109,12 +109,9 @@ pub struct Chain {
 /// llama.cpp's default sequence breakers of DRY.
 pub const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// The tokens that have one of the strings in them, ascending.
-pub fn breakers<'s>(tokenizer: &Tokenizer, strings: impl IntoIterator<Item = &'s str>) -> Vec<u32> {
-    let mut ids: Vec<u32> = strings.into_iter().flat_map(|string| tokenizer.ids_with(string)).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
+/// The tokens that have one of the strings in them.
+pub fn breakers<'s>(tokenizer: &Tokenizer, strings: impl IntoIterator<Item = &'s str>) -> Breakers {
+    strings.into_iter().flat_map(|string| tokenizer.ids_with(string)).collect()
 }
 
 impl Text {

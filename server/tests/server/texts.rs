@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use foretoken::chat::Json;
 use foretoken::sampler::{Penalties, Xtc};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
@@ -227,8 +228,16 @@ fn defaults_of_sampling_are_those_of_requests() {
 async fn defaults_out_of_range_are_said_at_the_start() {
     let out = Sampling { min_p: 2.0, ..Sampling::default() };
     let of_chats = GenerateDefaults { chat_sampling: Some(out.clone()), ..GenerateDefaults::default() };
-    for defaults in [GenerateDefaults { sampling: out, ..GenerateDefaults::default() }, of_chats] {
+    let own = |name: &str| GenerateDefaults {
+        variables: vec![(name.into(), Json::parse("[]").expect("JSON"))],
+        ..GenerateDefaults::default()
+    };
+    for (defaults, problem) in [
+        (GenerateDefaults { sampling: out, ..GenerateDefaults::default() }, "min_p: must be from 0 to 1"),
+        (of_chats, "min_p: must be from 0 to 1"),
+        (own("tools"), "variables: tools has a dedicated option; use that instead"),
+    ] {
         let bound = Server::bind(engine(), ServerOptions { defaults, ..options() }).await;
-        assert_eq!(bound.err().expect("an error").to_string(), "min_p: must be from 0 to 1");
+        assert_eq!(bound.err().expect("an error").to_string(), problem);
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
-use foretoken_tools::arguments::CentroidChoice;
+use foretoken_tools::arguments::{CentroidChoice, pair};
 use foretoken_tools::demo;
 use foretoken_tools::println;
 
@@ -49,10 +49,9 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     let engine = Engine::load(&EngineOptions {
-        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
         centroids: args.centroids.with_cache(None),
         threads: args.threads,
-        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+        ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
     let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;

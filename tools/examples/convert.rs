@@ -12,6 +12,7 @@ use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, Report, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::arguments::resolve;
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 
@@ -22,7 +23,7 @@ use foretoken_tools::progress::ProgressLine;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The checkpoint: a directory with config.json and safetensors, or a GGUF file.
+    /// The checkpoint: a directory with config.json and safetensors, a GGUF file, or (feature hub) a Hugging Face Hub name.
     source: PathBuf,
     /// The file (NAME.gguf) or directory to write.
     destination: PathBuf,
@@ -49,7 +50,8 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
-    let source = Checkpoint::open(&args.source)?;
+    let path = resolve(&args.source)?;
+    let source = Checkpoint::open(&path)?;
     let line = ProgressLine::new("converting", 0);
     let shown = line.clone();
     let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> =
@@ -59,7 +61,7 @@ fn command(args: Args) -> Result<()> {
         None => {
             let Args { outtype, layout, tokenizer, name, .. } = args;
             let outtype = outtype.unwrap_or(Outtype::F16);
-            if tokenizer.is_none() && !args.source.join("tokenizer.json").exists() {
+            if tokenizer.is_none() && !path.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
             to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
-use foretoken_tools::demo;
+use foretoken_tools::arguments::target;
 use foretoken_tools::println;
 
 /// Measure decode steps and verifications of four rows deep in a context, for several KV cache formats, interleaved.
@@ -48,12 +48,11 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
-    let model = args.model.clone().unwrap_or_else(|| demo("target"));
     let options = EngineOptions {
         threads: args.threads,
         device: args.device.clone(),
         isa: args.isa,
-        ..EngineOptions::new(model)
+        ..EngineOptions::new(target(args.model.as_deref())?)
     };
     measure(&args, &Engine::load(&options)?)
 }

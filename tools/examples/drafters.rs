@@ -10,7 +10,7 @@ use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
     Statistics, Stop,
 };
-use foretoken_tools::arguments::Pipelining;
+use foretoken_tools::arguments::{Pipelining, pair};
 use foretoken_tools::demo;
 use foretoken_tools::println;
 use serde_json::json;
@@ -66,9 +66,8 @@ fn main() -> ExitCode {
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
     let engine = Engine::load(&EngineOptions {
-        assistant: Some(args.assistant.clone().unwrap_or_else(|| demo("assistant"))),
         threads: args.threads,
-        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+        ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
     let mut kinds = Vec::new();
     for (kind, text) in texts()? {

@@ -8,7 +8,7 @@ use clap::Parser;
 use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
-use foretoken_tools::demo;
+use foretoken_tools::arguments::target;
 use foretoken_tools::println;
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
-    let model = args.model.clone().unwrap_or_else(|| demo("target"));
+    let model = target(args.model.as_deref())?;
     let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };
     let engine = Engine::load(&load)?;
     let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requantize, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::arguments::resolve;
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 
@@ -18,7 +19,7 @@ use foretoken_tools::progress::ProgressLine;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// GGUF file, or the first part of a split one.
+    /// GGUF file, the first part of a split one, or (feature hub) a Hugging Face Hub name of one.
     source: PathBuf,
     /// The file (NAME.gguf) to write.
     destination: PathBuf,
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.threads <= 1024, "--threads must be from 1 to 1024, or 0 for all hardware threads");
-    let source = Checkpoint::open(&args.source)?;
+    let source = Checkpoint::open(resolve(&args.source)?)?;
     let line = ProgressLine::new("quantizing", 0);
     let shown = line.clone();
     let options = QuantizeOptions {

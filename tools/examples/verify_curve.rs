@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_kernels::measure::int8_multiply_adds;
-use foretoken_tools::demo;
+use foretoken_tools::arguments::pair;
 use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
 use serde_json::json;
@@ -61,11 +61,10 @@ fn main() -> ExitCode {
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
     let engine = Engine::load(&EngineOptions {
-        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
         threads: args.threads,
         device: args.device.clone(),
         isa: args.isa,
-        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+        ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
     measure_all(&args, &engine)
 }

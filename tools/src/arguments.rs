@@ -143,6 +143,27 @@ pub fn resolve(checkpoint: &Path) -> Result<PathBuf> {
     Ok(hub::resolve(checkpoint, &hub_options(None))?)
 }
 
+/// The checkpoints of a command without [`Load`]; without a model, the demo pair. Hub names are resolved.
+///
+/// # Errors
+/// If one cannot be downloaded.
+pub fn pair(model: Option<&Path>, assistant: Option<&Path>) -> Result<EngineOptions> {
+    let demo = || model.is_none().then(|| crate::demo("assistant"));
+    let assistant = assistant.map(Path::to_owned).or_else(demo);
+    Ok(EngineOptions {
+        assistant: assistant.as_deref().map(resolve).transpose()?,
+        ..EngineOptions::new(target(model)?)
+    })
+}
+
+/// As [`pair`], of the target alone.
+///
+/// # Errors
+/// If it cannot be downloaded.
+pub fn target(model: Option<&Path>) -> Result<PathBuf> {
+    model.map_or_else(|| Ok(crate::demo("target")), resolve)
+}
+
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
 fn hub_token() -> Option<String> {
     let variable = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());

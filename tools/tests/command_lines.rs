@@ -770,6 +770,65 @@ fn checkpoints_are_converted_and_quantized() {
     assert!(refused.status.code() == Some(1) && complaint.contains("is already q8_0"), "{complaint}");
 }
 
+/// Checkpoints by name on the Hub, from its cache, in commands that measure or convert.
+#[test]
+fn names_on_the_hub_are_resolved() {
+    let cache = tempfile::tempdir().expect("a directory");
+    let snapshot = |name: &str| {
+        let repository = cache.path().join(format!("models--owner--{name}"));
+        let files = repository.join("snapshots/0123abcd");
+        std::fs::create_dir_all(&files).expect("a directory");
+        std::fs::create_dir_all(repository.join("refs")).expect("a directory");
+        std::fs::write(repository.join("refs/main"), "0123abcd").expect("a file");
+        files
+    };
+    for (name, part) in [("fox", "target"), ("fox-assistant", "assistant")] {
+        let to = snapshot(name);
+        for entry in std::fs::read_dir(demo(part)).expect("the demo") {
+            let file = entry.expect("a file");
+            std::fs::copy(file.path(), to.join(file.file_name())).expect("a copy");
+        }
+    }
+    let gguf = snapshot("fox-GGUF").join("fox-BF16.gguf");
+    succeeds("convert", &[utf8(&demo("target")), utf8(&gguf), "--outtype", "bf16"]);
+    let at = |name: &str| cache.path().join(name);
+    let (prompts, converted, quantized) = (at("prompts.json"), at("fox.gguf"), at("fox-q8_0.gguf"));
+    std::fs::write(&prompts, r#"["fn main() {"]"#).expect("a file");
+    let pair = ["--model", "owner/fox", "--assistant", "owner/fox-assistant"];
+    let cases: [(&str, &[&str], &str); 9] = [
+        (
+            "acceptance",
+            &["--blocks", "2", "--max-tokens", "2", "--prompts", utf8(&prompts)],
+            "1 prompts, 2 tokens each",
+        ),
+        ("drafters", &["--blocks", "2", "--mixture", "mtp", "--max-tokens", "2", "--repeats", "1"], ""),
+        ("verify_curve", &["--repeats", "1"], ""),
+        ("kv_quality", &["--tokens", "16", "--generate", "2", "--only", "exact"], "K/V "),
+        ("bench_matrix", &["--dry-run", "--out", "/nowhere"], "fox: "),
+        ("perplexity", &["tests/command_lines.rs", "--window", "64", "--windows", "1"], "perplexity "),
+        ("depth", &["--depths", "16", "--kv", "f16", "--repeats", "1"], "depth "),
+        ("convert", &["owner/fox", utf8(&converted)], utf8(&converted)),
+        ("quantize", &["owner/fox-GGUF:BF16", utf8(&quantized), "q8_0"], utf8(&quantized)),
+    ];
+    for (name, arguments, begin) in cases {
+        let named: &[&str] = match name {
+            "convert" | "quantize" => &[],
+            "perplexity" | "depth" => &pair[..2],
+            _ => &pair,
+        };
+        let run = example(name).args(arguments).args(named).env("HF_HUB_CACHE", cache.path()).output().expect("a run");
+        let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));
+        if cfg!(feature = "hub") {
+            assert!(run.status.success() && stdout.starts_with(begin), "{name}: {stdout}{stderr}");
+        } else {
+            assert!(
+                stderr.contains("rebuild with --features hub, or download it with: hf download owner/"),
+                "{stderr}"
+            );
+        }
+    }
+}
+
 /// A copy of the demo target that shrinks between two tensors is an error that names the file, not a fault.
 #[test]
 fn safetensors_that_shrink_are_noticed() {

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Isa, WeightType};
-use foretoken_tools::demo;
+use foretoken_tools::arguments::pair;
 
 use journal::{Event, Journal, Origin, Record, Run};
 use llama::Llama;
@@ -141,18 +141,18 @@ fn command(args: Args) -> Result<()> {
 
 /// Everything to measure, pair by pair.
 fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
-    let (models, assistants) = match args.model.is_empty() {
-        true => (vec![demo("target")], vec![demo("assistant")]),
-        false => (args.model.clone(), args.assistant.clone()),
-    };
-    let (of, with) = (models.len(), assistants.len());
-    ensure!(args.assistant.is_empty() || !args.model.is_empty(), "--assistant needs --model");
+    let (of, with) = (args.model.len(), args.assistant.len());
+    ensure!(with == 0 || of > 0, "--assistant needs --model");
     ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: pass them in pairs");
-    let one = of == 1 && args.llama_args.len() == 1;
+    let one = of <= 1 && args.llama_args.len() == 1;
     ensure!(one || args.llama_url.is_none(), "--llama-url is a single server: pass one --model and one --llama-args");
     let text = crc32fast::hash(text.as_bytes());
-    let plan = |(i, model): (usize, &PathBuf)| Plan::new(args, model, assistants.get(i).map(PathBuf::as_path), text);
-    models.iter().enumerate().map(plan).collect()
+    let plan = |i: usize| {
+        let [model, assistant] = [&args.model, &args.assistant].map(|list| list.get(i).map(PathBuf::as_path));
+        let pair = pair(model, assistant)?;
+        Plan::new(args, &pair.model, pair.assistant.as_deref(), text)
+    };
+    (0..of.max(1)).map(plan).collect()
 }
 
 /// The runs that count as done: those of this machine and commit.

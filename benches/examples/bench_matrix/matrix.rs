@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, ensure};
-use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::{Checkpoint, model_name};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{DrafterOptions, Drafters};
 use foretoken::{Drafts, MtpOptions, Speculation, SpeculationOptions, target_facts};
@@ -236,9 +236,9 @@ fn llama_name(arguments: &str) -> String {
 
 /// The pair's name: the target's, without a "target" suffix.
 fn pair_name(model: &Path) -> String {
-    let name = |path: &Path| path.file_stem().map(|name| name.to_string_lossy().into_owned());
-    let own = name(model).unwrap_or_default();
-    let own = if own == "target" { model.parent().and_then(name).unwrap_or(own) } else { own };
+    let name = |path: &Path| model_name(path).trim_end_matches(".gguf").to_owned();
+    let own = name(model);
+    let own = model.parent().filter(|_| own == "target").map_or(own, name);
     own.strip_suffix("-target").map_or(own.clone(), str::to_owned)
 }
 

@@ -17,7 +17,8 @@ use foretoken::{
     Stop,
 };
 use foretoken::{Model, OutputRows};
-use foretoken_tools::{demo, repository};
+use foretoken_tools::arguments::pair;
+use foretoken_tools::repository;
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
@@ -126,11 +127,8 @@ fn command(args: Args) -> Result<()> {
 
 /// The checkpoint, and the ids of the text.
 fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
-    let engine = Engine::load(&EngineOptions {
-        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
-        isa: args.isa,
-        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
-    })?;
+    let engine =
+        Engine::load(&EngineOptions { isa: args.isa, ..pair(args.model.as_deref(), args.assistant.as_deref())? })?;
     let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
     Ok((engine, ids))
 }

@@ -9,7 +9,7 @@ use foretoken_tools::text::breakers;
 
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
-use crate::convert::{self, Prompt, Seeds};
+use crate::convert::{self, Common, Prompt, Seeds};
 use crate::events::{EventBody, events};
 use crate::job::{Ended, Job, Running, Ticket, Update};
 use crate::output_penalties;
@@ -25,15 +25,15 @@ pub(crate) async fn answer(
     mut generate: Generate,
 ) -> Result<Response, ApiError> {
     let structured = std::mem::take(&mut generate.structured);
-    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
+    generate.common.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
     let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
     let parsers: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices).map(|_| parser(app, prompt))).collect();
     let names = names(generate.prompt_field, prompts.len());
-    let tickets = find_breakers(app, tickets, &mut generate).await?;
+    let tickets = find_breakers(app, tickets, &mut generate.common).await?;
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
-    let seeds = prompt_seeds(&generate, encoded.len());
+    let seeds = prompt_seeds(&generate.common, encoded.len());
     let output = |(index, parser): (usize, _)| ChoiceOutput {
         engine: app.engine.clone(),
         model: app.model.clone(),
@@ -44,7 +44,7 @@ pub(crate) async fn answer(
         prompt_name: names[index / choices].clone(),
         prompt_tokens: encoded[index / choices].len(),
         cached_tokens: 0,
-        stop_strings: generate.options.stop.strings.clone(),
+        stop_strings: generate.common.options.stop.strings.clone(),
         index,
         tokens: Vec::new(),
         text: String::new(),
@@ -68,8 +68,8 @@ pub(crate) async fn answer(
 }
 
 /// Finds the tokens of the request's own sequence breakers of DRY, if it is on: a search of the vocabulary.
-async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, generate: &mut Generate) -> Result<Vec<Ticket>, ApiError> {
-    let (Some(strings), Some(dry)) = (generate.breakers.take(), &mut generate.options.sampling.dry) else {
+async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common) -> Result<Vec<Ticket>, ApiError> {
+    let (Some(strings), Some(dry)) = (common.breakers.take(), &mut common.options.sampling.dry) else {
         return Ok(tickets);
     };
     let (breakers, tickets) = encode(app, tickets, "dry_sequence_breakers", move |app| {
@@ -81,9 +81,9 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, generate: &mut Gene
 }
 
 /// The seeds of so many prompts.
-fn prompt_seeds(generate: &Generate, prompts: usize) -> Vec<u64> {
-    let first = generate.options.seed;
-    let later = |_| if generate.seeds == Seeds::Given { first } else { convert::random_seed() };
+fn prompt_seeds(common: &Common, prompts: usize) -> Vec<u64> {
+    let first = common.options.seed;
+    let later = |_| if common.seeds == Seeds::Given { first } else { convert::random_seed() };
     std::iter::once(first).chain((1..prompts).map(later)).collect()
 }
 
@@ -97,10 +97,10 @@ fn submit(
 ) -> Result<Running, ApiError> {
     let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
     for (prompt, seed) in prompts {
-        let mut options = match generate.penalizes_output {
-            true => output_penalties::apply(generate.options.clone(), prompt.len()),
-            false => generate.options.clone(),
-        };
+        let mut options = generate.common.options.clone();
+        if generate.common.penalizes_output {
+            options = output_penalties::apply(options, prompt.len());
+        }
         options.seed = seed;
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
         running.append(more);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, ReplyPart};
-use foretoken::{FinishReason, GenerateOptions, Piece};
+use foretoken::{FinishReason, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
-use crate::convert::{self, Chat, Common, Prompt};
+use crate::convert::{self, Chat, Prompt};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
@@ -18,7 +18,7 @@ use crate::job::Ended;
 use crate::reply::{ChoiceOutput, Generate, Reply, encode, json as json_response, named};
 use crate::structured::Structured;
 use crate::tools::Tools;
-use crate::{messages, output_penalties, tools};
+use crate::{messages, tools};
 
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
@@ -40,21 +40,16 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::strings(&mut fields, "stop_sequences")?;
-    let penalizes_output = output_penalties::are_requested(&fields);
-    let Common { options, seeds, breakers } =
-        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
-    let mut options = GenerateOptions { stop: convert::stop(&mut fields, strings)?, ..options };
-    calls.limit(&app.engine, &mut options.stop);
-    take_ignored(&mut fields, &options, &structured)?;
+    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
+    common.options.stop = convert::stop(&mut fields, strings)?;
+    calls.limit(&app.engine, &mut common.options.stop);
+    take_ignored(&mut fields, &common.options, &structured)?;
     fields.end()?;
     Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
-        options,
+        common,
         structured,
-        breakers,
-        seeds,
-        penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer::default()),

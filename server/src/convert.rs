@@ -54,6 +54,9 @@ pub(crate) struct Common {
     pub seeds: Seeds,
     /// DRY's sequence breakers, if the request has some of its own.
     pub breakers: Option<Vec<String>>,
+    /// Whether frequency and presence penalties count generated tokens only, as in OpenAI's API: unless the request has
+    /// llama.cpp's `repeat_last_n`.
+    pub penalizes_output: bool,
 }
 
 /// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
@@ -64,6 +67,8 @@ pub(crate) fn common(
     max_tokens: Option<usize>,
 ) -> Result<Common> {
     let seeds = seeds(fields, defaults);
+    // Before it is taken.
+    let penalizes_output = fields.peek("repeat_last_n").is_none();
     let sampling = sampling(fields, &defaults_in_use(fields, base))?;
     let has_breakers = fields.peek("dry_sequence_breakers").is_some();
     let breakers = strings(fields, "dry_sequence_breakers")?;
@@ -78,7 +83,7 @@ pub(crate) fn common(
         ..GenerateOptions::default()
     };
     options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
-    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers) })
+    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output })
 }
 
 /// The options of a request without fields.

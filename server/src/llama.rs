@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Common, MAX_TOP_LOGPROBS, decimal};
+use crate::convert::{self, MAX_TOP_LOGPROBS, decimal};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -33,25 +33,15 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::llama(&mut fields)?;
-    let Common { options, seeds, breakers } =
-        convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
-    let options = GenerateOptions { stop: convert::stop(&mut fields, strings)?, logprobs, ..options };
-    take_ignored(&mut fields, &options, &structured)?;
+    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
+    common.penalizes_output = false;
+    common.options.stop = convert::stop(&mut fields, strings)?;
+    common.options.logprobs = logprobs;
+    take_ignored(&mut fields, &common.options, &structured)?;
     fields.end()?;
-    let settings = settings(app, &options);
+    let settings = settings(app, &common.options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
-    Ok(Generate {
-        prompts,
-        prompt_field: "prompt",
-        reply,
-        options,
-        structured,
-        breakers,
-        seeds,
-        penalizes_output: false,
-        choices: 1,
-        streams,
-    })
+    Ok(Generate { prompts, prompt_field: "prompt", reply, common, structured, choices: 1, streams })
 }
 
 /// Maximum number of selected fields: each is a copy.

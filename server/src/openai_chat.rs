@@ -1,19 +1,19 @@
 //! `POST /v1/chat/completions`.
 
+use foretoken::Piece;
 use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
-use foretoken::{GenerateOptions, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, Common, MAX_TOP_LOGPROBS, Prompt};
+use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::openai::{self, Form};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
-use crate::{messages, output_penalties, tools};
+use crate::{messages, tools};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -34,26 +34,21 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? });
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
-    let Common { options, seeds, breakers } =
-        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
-    let mut options =
-        GenerateOptions { stop: convert::stop(&mut fields, strings)?, logprobs: logprobs(&mut fields)?, ..options };
-    calls.limit(&app.engine, &mut options.stop);
+    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    common.options.stop = convert::stop(&mut fields, strings)?;
+    common.options.logprobs = logprobs(&mut fields)?;
+    calls.limit(&app.engine, &mut common.options.stop);
     let chat = Chat { messages, options: chat_options, body_bytes: fields.body_bytes };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    take_ignored(&mut fields, &options, &structured)?;
+    take_ignored(&mut fields, &common.options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
-        reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
-        options,
+        reply: Box::new(Completion { form: Form { logprobs: common.options.logprobs.is_some(), ..form } }),
+        common,
         structured,
-        breakers,
-        seeds,
-        penalizes_output,
         choices,
         streams: form.streams,
     })

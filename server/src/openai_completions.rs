@@ -2,17 +2,16 @@
 
 use foretoken::chat::ReplyPart;
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
-use foretoken::{GenerateOptions, Piece, TokenLogprobs};
+use foretoken::{Piece, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Common, MAX_TOP_LOGPROBS};
+use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::openai::{self, Form};
-use crate::output_penalties;
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 
@@ -24,31 +23,23 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
-    let Common { options, seeds, breakers } =
-        convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
-    let options = GenerateOptions {
-        stop: convert::stop(&mut fields, strings)?,
-        logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
-        ..options
-    };
+    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
+    common.options.stop = convert::stop(&mut fields, strings)?;
+    common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;
     app.check_places(&fields, all)?;
-    take_ignored(&mut fields, &options, &structured)?;
+    take_ignored(&mut fields, &common.options, &structured)?;
     fields.end()?;
     Ok(Generate {
         prompts,
         prompt_field: "prompt",
         reply: Box::new(Completion {
-            form: Form { logprobs: options.logprobs.is_some(), ..form },
+            form: Form { logprobs: common.options.logprobs.is_some(), ..form },
             places: (0..all).map(|_| Default::default()).collect(),
         }),
-        options,
+        common,
         structured,
-        breakers,
-        seeds,
-        penalizes_output,
         choices,
         streams: form.streams,
     })

@@ -2,19 +2,19 @@
 //! the whole conversation.
 
 use foretoken::chat::{ChatOptions, Message, ReplyPart, Role, Thinking, ToolCall};
-use foretoken::{FinishReason, GenerateOptions, Piece};
+use foretoken::{FinishReason, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, Common, Prompt};
+use crate::convert::{self, Chat, Prompt};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
 use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
-use crate::{output_penalties, tools};
+use crate::tools;
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -31,19 +31,18 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat_options, structured)?;
-    let penalizes_output = output_penalties::are_requested(&fields);
-    let Common { options, seeds, breakers } =
-        convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
-    let mut options = GenerateOptions { stop: convert::stop(&mut fields, Vec::new())?, ..options };
-    calls.limit(&app.engine, &mut options.stop);
-    take_ignored(&mut fields, &options, &structured)?;
+    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    common.options.stop = convert::stop(&mut fields, Vec::new())?;
+    calls.limit(&app.engine, &mut common.options.stop);
+    take_ignored(&mut fields, &common.options, &structured)?;
     take_unsupported(&mut fields)?;
     let body_bytes = fields.body_bytes;
     fields.end()?;
     let chat = Chat { messages, options: chat_options, body_bytes };
     echoed["max_output_tokens"] = json!(most);
     echoed["text"] = json!({"format": format});
-    for (name, used) in [("temperature", options.sampling.temperature), ("top_p", options.sampling.top_p)] {
+    let sampling = &common.options.sampling;
+    for (name, used) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
         if echoed[name].is_null() {
             echoed[name] = convert::decimal(used);
         }
@@ -51,11 +50,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
-        options,
+        common,
         structured,
-        breakers,
-        seeds,
-        penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),

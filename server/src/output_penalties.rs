@@ -7,7 +7,6 @@ use foretoken::sampler::{LogitsProcessor, Penalties};
 use foretoken::{GenerateOptions, Result};
 
 use crate::convert::Processors;
-use crate::fields::Fields;
 
 /// The library's penalties of the tokens after the prompt.
 #[derive(Debug)]
@@ -20,12 +19,6 @@ impl LogitsProcessor for OutputPenalties {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         self.penalties.process(tokens.get(self.prompt_tokens..).unwrap_or_default(), logits)
     }
-}
-
-/// Whether the penalties of a request to one of OpenAI's routes count generated tokens only: unless it has llama.cpp's
-/// `repeat_last_n`.
-pub(crate) fn are_requested(fields: &Fields) -> bool {
-    fields.peek("repeat_last_n").is_none()
 }
 
 /// `options` with penalties that count generated tokens only.

@@ -5,13 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use foretoken::chat::{ReplyParser, ReplyPart, ToolCall};
-use foretoken::{Engine, FinishReason, GenerateOptions, Piece, TokenLogprobs};
+use foretoken::{Engine, FinishReason, Piece, TokenLogprobs};
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
-use crate::convert::{self, Prompt, Seeds};
+use crate::convert::{self, Common, Prompt};
 use crate::job::{Ended, Ticket};
 use crate::structured::Structured;
 
@@ -21,15 +21,10 @@ pub(crate) struct Generate {
     pub prompts: Vec<Prompt>,
     /// The name of the prompts' field, for errors.
     pub prompt_field: &'static str,
-    /// Without the constraint.
-    pub options: GenerateOptions,
+    /// Its options are without the constraint.
+    pub common: Common,
     /// What the text must match.
     pub structured: Structured,
-    /// DRY's sequence breakers, if they are not those of the options.
-    pub breakers: Option<Vec<String>>,
-    pub seeds: Seeds,
-    /// Whether frequency and presence penalties count generated tokens only.
-    pub penalizes_output: bool,
     /// Number of choices of every prompt, each with a seed of its own.
     pub choices: usize,
     pub streams: bool,

@@ -2,25 +2,29 @@
 //! pass for all rows, accept each, finish each.
 
 mod chunk_planner;
+mod memory;
 mod prefix_cache;
 mod prefix_files;
+mod slot;
 
 pub use prefix_cache::PrefixCacheOptions;
+pub use slot::{Event, SequenceId};
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::not_started::NotStarted;
-use crate::options::{GenerateOptions, SessionOptions};
+use crate::options::GenerateOptions;
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
-use crate::speculative::{Done, OtherSequences, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
+use crate::speculative::{OtherSequences, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
+use slot::{PartDone, Slot};
 
 /// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]
@@ -41,22 +45,6 @@ impl Default for SchedulerOptions {
     fn default() -> Self {
         Self { max_rows: 512, prompt_slowdown: 3.0, prefix_cache: None }
     }
-}
-
-/// A sequence of a [`Scheduler`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(u64);
-
-/// Output of a step for one sequence.
-#[derive(Debug)]
-pub struct Event {
-    /// The sequence.
-    pub id: SequenceId,
-    /// A round's piece, or the error that ended the generation.
-    pub piece: Result<Piece>,
-    /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error
-    /// ended it comes in an event without it, the error in the next one.
-    pub finish_reason: Option<FinishReason>,
 }
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each
@@ -97,25 +85,6 @@ pub struct Scheduler {
     plain: bool,
 }
 
-struct Slot {
-    id: SequenceId,
-    session: Session,
-    run: Run,
-    /// Its part of the pass that is being made.
-    planned: Option<Work>,
-    /// Whether memory was exhausted in its last step; it is retried when another sequence is removed or a cached prefix
-    /// is dropped.
-    waits: bool,
-}
-
-/// A sequence's part of a pass.
-struct PartDone {
-    slot: usize,
-    counts: OtherSequences,
-    work: Option<Work>, // if it was not done
-    done: Result<Done>,
-}
-
 impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
@@ -123,31 +92,6 @@ impl Scheduler {
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
         Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0, plain: false }
-    }
-
-    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted. An automatic context counts the
-    /// memory of cached prefixes as free: they are dropped once a sequence needs it.
-    ///
-    /// # Errors
-    /// As [`Engine::session`].
-    pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
-        let mut session = loop {
-            match self.engine.session(options) {
-                Err(Error::Memory { .. }) if self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest) => {}
-                session => break session?,
-            }
-        };
-        let available = || self.engine.pages().available_memory();
-        if let (None, Some(prefixes), Some(available)) = (options.kv.max_context, &self.prefixes, available()) {
-            session.extend_context(|| available + prefixes.reclaimable())?;
-        }
-        Ok(session)
-    }
-
-    /// Drops the least recently used cached prefix; `false` if there is none. On a device, an automatic context is what
-    /// cached prefixes leave.
-    pub fn drop_prefix(&mut self) -> bool {
-        self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
     }
 
     /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the
@@ -355,21 +299,6 @@ impl Scheduler {
         Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 
-    /// If all wait for memory, drops the drafts of a pass, else the pages of a sequence's drafters, else ends the
-    /// newest generation: the others continue when it is removed.
-    fn free_memory(&mut self, error: Error) -> Option<Event> {
-        self.slots.iter_mut().for_each(|slot| slot.waits = false);
-        if !std::mem::replace(&mut self.plain, true) {
-            return None;
-        }
-        let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();
-        if self.slots.iter_mut().rev().filter(running).any(|slot| slot.session.decoder().0.drafting.release()) {
-            return None;
-        }
-        let newest = self.slots.iter_mut().rev().find(running)?;
-        Some(newest.fail(error))
-    }
-
     /// Plans each running generation's part of the next pass. A generation that fails to plan ends.
     fn plan(&mut self, events: &mut Vec<Event>) {
         if !self.slots.iter().any(Slot::takes_part) {
@@ -424,18 +353,6 @@ impl Scheduler {
         }
     }
 
-    /// Drops cached prefixes, if the pass or its drafts could exceed a memory limit.
-    fn drop_prefixes(&mut self) {
-        let Some(prefixes) = &mut self.prefixes else { return };
-        let needs = self.slots.iter_mut().map(|Slot { session, planned, .. }| {
-            let rows = planned.as_ref().map_or(0, Work::num_rows);
-            let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
-            let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
-            (backend.bytes_of_round(state, rows) + of_drafters) as u64
-        });
-        prefixes.drop_until_available(needs.sum());
-    }
-
     /// Runs the pass.
     fn pass(&mut self) -> Vec<PartDone> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
@@ -450,23 +367,6 @@ impl Scheduler {
         let works = steps.into_iter().map(|step| step.work);
         let parts = parts.into_iter().zip(works).zip(done);
         parts.map(|(((slot, counts), work), done)| PartDone { slot, counts, work, done }).collect()
-    }
-}
-
-impl Slot {
-    /// Whether it has a part in the next pass.
-    fn takes_part(&self) -> bool {
-        self.run.finish_reason().is_none() && !self.waits
-    }
-
-    /// Ends the generation.
-    fn fail(&mut self, error: Error) -> Event {
-        let failed = self.run.fail(&mut self.session, error);
-        self.event(failed)
-    }
-
-    fn event(&self, piece: Result<Piece>) -> Event {
-        Event { id: self.id, piece, finish_reason: self.run.finish_reason().filter(|_| !self.run.has_error()) }
     }
 }
 

@@ -10,7 +10,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::engine::Engine;
-use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
+use crate::kv::{HeldPage, KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
@@ -94,6 +94,12 @@ impl Session {
     pub fn kv_bytes(&self) -> usize {
         let decoder = self.idle();
         decoder.backend.bytes(&decoder.state)
+    }
+
+    /// The pages of K and V, including those shared with forks.
+    pub(crate) fn held_pages(&self) -> Vec<HeldPage> {
+        let decoder = self.idle();
+        decoder.backend.held_pages(&decoder.state)
     }
 
     /// The tokens of the sequence: prompts and generated tokens.

@@ -19,12 +19,13 @@ use std::sync::Arc;
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
-    ElementType, Engine, Error, FinishReason, GenerateOptions, LogitsProcessor, Pipeline, PrefixCacheOptions, Sampling,
-    Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, Pipeline,
+    PrefixCacheOptions, Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation,
+    SpeculationOptions,
 };
-use on_device::pair::{NARROW, Pair, damaged, exact, mtp, pair, plain, run};
+use on_device::pair::{NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
 use on_device::poison::poison;
-use on_device::widened::{Heads, Widths};
+use on_device::widened::{Heads, Widths, widen};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -420,6 +421,41 @@ fn a_sequence_without_memory_gets_that_of_prefixes() {
         }
     }
     assert_eq!(ids, run(&pair.cpu, &session, &other, &plain(4)).0);
+}
+
+/// Cached prefixes stay if a context does not fit beside a running sequence without them either.
+#[test]
+fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {
+    let session = exact(ElementType::F32);
+    let files = tempfile::tempdir().expect("a folder");
+    let target = widen(&cases::named("nested").path.join("target"), &files.path().join("target"), NARROW);
+    let little = SessionOptions { kv: KvOptions { memory: Some(1), ..session.kv.clone() } };
+    let refused = pair("nested", NARROW, None).device.session(&little);
+    let Err(Error::Memory { needed: Some(one), .. }) = refused else { panic!("a session without memory") };
+    let options = EngineOptions { kv_memory: Some(one * 3 / 2), ..EngineOptions::new(target) };
+    let pair = load(options, Vec::new(), files);
+    let vocab = pair.cpu.target().vocab_size() as u32;
+    let prompt = |len: usize, step: u32| Vec::from_iter(text(len).into_iter().map(|id| (id + step) % vocab));
+
+    // States after the prompts, and after the texts.
+    let prefix_cache =
+        Some(PrefixCacheOptions { interval: 4096, max_bytes: Some(u64::MAX), ..PrefixCacheOptions::default() });
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let [first, running, later] = [(); 3].map(|()| scheduler.session(&session).expect("a session"));
+    let mut write = |session: Session, prompt: &[u32]| {
+        let id = scheduler.add(session, prompt, &plain(2)).expect("added");
+        while scheduler.is_active() {
+            scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+        }
+        id
+    };
+    let first = write(first, &prompt(100, 0));
+    let running = write(running, &prompt(600, 1));
+    drop(scheduler.remove(first));
+    assert!(matches!(scheduler.session(&session), Err(Error::Memory { .. })));
+    drop(scheduler.remove(running));
+    let id = scheduler.add(later, &prompt(110, 0), &plain(2)).expect("added");
+    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, 100);
 }
 
 /// A failed prompt leaves a NextN head's rows of the text before it, and so the next drafts.

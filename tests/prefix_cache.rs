@@ -395,6 +395,66 @@ fn a_context_does_not_depend_on_what_is_kept() {
     assert!((1..empty).contains(&context), "{context} of {empty}");
 }
 
+/// A cached prefix stays if a sequence for which there is no memory cannot have that of prefixes: a context that does
+/// not fit beside a running sequence.
+#[test]
+fn a_context_that_does_not_fit_beside_others_drops_nothing() {
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
+    };
+    let mut rng = StdRng::seed_from_u64(21);
+    let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+    let one = load(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
+    let engine = load(Some(one * 3 / 2));
+    let options = options(4, &engine);
+    // States after the prompts, and after the texts.
+    let prefix_cache = Some(PrefixCacheOptions { interval: 4096, max_bytes: Some(u64::MAX), ..Default::default() });
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let prompt = text(&mut rng, 300, 4000);
+    // Opened while nothing is cached: their contexts do not fit beside the states of the first text.
+    let [later, running] = [(); 2].map(|()| scheduler.session(&session).expect("a session"));
+    run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+    let running = scheduler.add(running, &text(&mut rng, 500, 4000), &options).expect("added");
+    while scheduler.is_active() {
+        scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+    }
+    assert!(matches!(scheduler.session(&session), Err(Error::Memory { .. })));
+    drop(scheduler.remove(running));
+    let id = scheduler.add(later, &[&prompt[..], &text(&mut rng, 10, 4000)].concat(), &options).expect("added");
+    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, 300);
+}
+
+/// So do prefixes all of whose pages a running sequence has.
+#[test]
+fn prefixes_that_share_their_pages_stay() {
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
+    };
+    let mut rng = StdRng::seed_from_u64(22);
+    let session = SessionOptions { kv: KvOptions { max_context: Some(512), ..KvOptions::default() } };
+    let four_pages = load(None).session(&session).expect("a session").kv().bytes_at(4 * INTERVAL) as u64;
+    let engine = load(Some(four_pages));
+    let mut scheduler = scheduler(&engine, Some(u64::MAX));
+    // Three pages whose states share them, as it goes on in the fourth.
+    let prompt = text(&mut rng, 3 * INTERVAL, 4000);
+    let [later, first, second] = [(); 3].map(|()| scheduler.session(&session).expect("a session"));
+    let first = scheduler.add(first, &prompt, &options(100, &engine)).expect("added");
+    let step = |scheduler: &mut Scheduler| {
+        let events = scheduler.step();
+        events.into_iter().map(|event| (event.id, event.piece.expect("a piece").tokens.len())).collect::<Vec<_>>()
+    };
+    while step(&mut scheduler).is_empty() {}
+    let second = scheduler.add(second, &text(&mut rng, 100, 4000), &options(4, &engine)).expect("added");
+    for _ in 0..4 {
+        assert_eq!(step(&mut scheduler), [(first, 1)], "the second one waits");
+    }
+    [second, first].into_iter().for_each(|id| drop(scheduler.remove(id)));
+    let id = scheduler.add(later, &[&prompt[..], &[3, 4, 5]].concat(), &options(4, &engine)).expect("added");
+    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, prompt.len());
+}
+
 /// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {

@@ -14,6 +14,7 @@ use super::launcher::Launcher;
 use super::pages::PageMemory;
 use super::recurrent::RecurrentState;
 use crate::Result;
+use crate::kv::HeldPage;
 
 /// Placeholder for a drafted token whose id the host has not read yet.
 pub(crate) const DRAFTED: u32 = ON_DEVICE;
@@ -67,6 +68,11 @@ impl Sequence {
     /// Bytes allocated for K and V.
     pub fn kv_bytes(&self) -> usize {
         self.kv.bytes()
+    }
+
+    /// Its pages, including those shared with forks.
+    pub fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
+        self.kv.held_pages()
     }
 
     /// An upper bound of the page bytes that `rows` positions after the first `len` take.

@@ -1,15 +1,12 @@
 //! The K and V of the committed positions of a sequence.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use foretoken_kernels::Isa;
 
 use super::format::KvFormat;
 use super::k_eq_v::AngleTable;
 use super::layout::{KvLayout, PAGE};
 use super::options::KvOptions;
-use super::pool::{Page, PagePool, SharedPage};
+use super::pool::{HeldPage, PagePool};
 use super::store::Store;
 use crate::{Error, Result};
 
@@ -163,18 +160,10 @@ impl KvCache {
         self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
     }
 
-    fn held_pages(&self) -> impl Iterator<Item = &SharedPage> {
-        self.stores.iter().flat_map(Store::held_pages).chain(self.angles.held_pages())
-    }
-
-    /// Bytes of the pages that only `caches` hold.
-    pub(crate) fn bytes_of_only<'a>(caches: impl Iterator<Item = &'a Self>) -> u64 {
-        let mut holders: HashMap<*const Page, (&SharedPage, usize)> = HashMap::new();
-        for page in caches.flat_map(Self::held_pages) {
-            holders.entry(Arc::as_ptr(page)).or_insert((page, 0)).1 += 1;
-        }
-        let only = holders.values().filter(|(page, holders)| Arc::strong_count(page) == *holders);
-        only.map(|(page, _)| page.as_slice().len() as u64).sum()
+    /// Its pages, including those shared with forks.
+    pub(crate) fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
+        let pages = self.stores.iter().flat_map(Store::held_pages).chain(self.angles.held_pages());
+        pages.map(|page| HeldPage::of(page, page.as_slice().len()))
     }
 
     /// Bytes after positions below `end` were written.

@@ -36,7 +36,7 @@ pub use layout::{KvLayout, StoreLayout};
 pub use options::{KEqV, KvOptions, LayerFormat};
 pub use pool::PagePool;
 
-pub(crate) use pool::Counted;
+pub(crate) use pool::{Counted, HeldPage, bytes_of_only};
 pub use recurrent::Recurrent;
 pub use round::{Borrowed, Committed, KvAccess, Round};
 pub use state::SequenceState;

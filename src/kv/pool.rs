@@ -3,6 +3,7 @@
 //! Pages are reference-counted and copied on write ([`PagePool::make_unique`]). A page returns to the pool when its
 //! last reference is dropped, and is zeroed when it is reused. Pages on a device are only counted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -94,6 +95,29 @@ impl PagePool {
         }
         Some(())
     }
+}
+
+/// A page of a cache, on the host or a device.
+pub(crate) struct HeldPage {
+    address: usize, // of its reference count, which identifies it
+    holders: usize,
+    bytes: usize,
+}
+
+impl HeldPage {
+    pub(crate) fn of<P>(page: &Arc<P>, bytes: usize) -> Self {
+        Self { address: Arc::as_ptr(page).addr(), holders: Arc::strong_count(page), bytes }
+    }
+}
+
+/// Bytes of the pages that no cache holds but those that `pages` are from.
+pub(crate) fn bytes_of_only(pages: impl Iterator<Item = HeldPage>) -> u64 {
+    let mut found: HashMap<usize, (HeldPage, usize)> = HashMap::new();
+    for page in pages {
+        found.entry(page.address).or_insert((page, 0)).1 += 1;
+    }
+    let only = found.into_values().filter(|(page, times)| page.holders == *times);
+    only.map(|(page, _)| page.bytes as u64).sum()
 }
 
 /// Whether a write would copy the page.

@@ -244,8 +244,7 @@ impl Scheduler {
         }
         self.plain &= !any_done && out_of_memory.is_some();
         match out_of_memory {
-            // Not all memory counts against the limit of pages: recurrent states on a device do not.
-            Some(_) if self.drop_prefix() => self.slots.iter_mut().for_each(|slot| slot.waits = false),
+            Some(_) if self.drop_for_waiting() => {}
             Some(error) if !any_done => events.extend(self.free_memory(error)),
             _ => {}
         }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::prefix_files::PrefixFiles;
 use crate::engine::Engine;
-use crate::kv::{KvCache, KvOptions};
+use crate::kv::{KvOptions, bytes_of_only};
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -187,31 +187,54 @@ impl PrefixCache {
         }
     }
 
-    /// Drops states until `bytes` are available under the limit of the engine's pages, or of the system, or no state is
-    /// left.
+    /// Drops states until `bytes` are available under the limit of the engine's pages, or of the system, or as many as
+    /// all states together can free.
     pub fn drop_until_available(&mut self, bytes: u64) {
         // Without a limit, the system's memory is read: only for a pass that takes pages.
-        let available = |cache: &Self| cache.engine.pages().available_memory();
-        while bytes > 0 && !self.states.is_empty() && available(self).is_some_and(|available| available < bytes) {
-            if !self.drop_oldest() {
-                return;
-            }
+        if bytes == 0 || self.states.is_empty() {
+            return;
         }
+        let available = |cache: &Self| cache.engine.pages().available_memory();
+        let Some(before) = available(self).filter(|available| *available < bytes) else { return };
+        // Part of what is needed suffices for some of the sequences.
+        let reachable = bytes.min(before.saturating_add(self.reclaimable()));
+        while available(self).is_some_and(|available| available < reachable) && self.drop_oldest() {}
     }
 
-    /// Bytes of the pages that only states hold: those that are free once all are dropped.
+    /// Bytes of the pages that only states hold: those that are free once all are dropped. Pages of drafters are not
+    /// counted.
     pub fn reclaimable(&self) -> u64 {
-        KvCache::bytes_of_only(self.states.values().filter_map(|state| match &state.storage {
-            SessionStorage::Memory { session, .. } => Some(session.kv()),
+        let in_memory = self.states.values().filter_map(|state| match &state.storage {
+            SessionStorage::Memory { session, .. } => Some(session),
             SessionStorage::File { .. } => None,
-        }))
+        });
+        bytes_of_only(in_memory.flat_map(Session::held_pages))
     }
 
-    /// Whether dropping states may free `bytes`.
+    /// Whether dropping states may make `bytes` available.
     fn may_free(&self, bytes: u64) -> bool {
-        // Pages on a device are not counted by state, and without a limit there may be as many as the system has.
-        let available = self.engine.pages().available().filter(|_| self.engine.parts.models.is_none());
-        available.is_none_or(|available| available + self.reclaimable() >= bytes)
+        let available = self.engine.pages().available_memory();
+        available.is_none_or(|available| available.saturating_add(self.reclaimable()) >= bytes)
+    }
+
+    /// Drops the least recently used state in memory if dropping states may free memory; returns whether it did.
+    pub fn drop_for_memory(&mut self) -> bool {
+        // Recurrent states on a device take its memory, but are not in the pool.
+        let is_recurrent = |state: &State| matches!(state.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
+        let takes_more = self.engine.parts.models.is_some() && self.states.values().any(is_recurrent);
+        let may_free = takes_more || self.engine.pages().limit().is_none() || self.reclaimable() > 0;
+        may_free && self.drop_oldest()
+    }
+
+    /// The same for a session with these options, which takes `needed` bytes for a given context.
+    pub fn drop_for_session(&mut self, options: &KvOptions, needed: Option<u64>) -> bool {
+        match needed.filter(|_| options.max_context.is_some()) {
+            Some(needed) => {
+                let is_allowed = options.memory.is_none_or(|memory| needed <= memory);
+                is_allowed && self.may_free(needed) && self.drop_oldest()
+            }
+            None => self.drop_for_memory(),
+        }
     }
 
     /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.

@@ -10,7 +10,7 @@ use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Observed, Verdict, Verification, accept_rows};
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
-use crate::kv::{KvCache, Round, SequenceState};
+use crate::kv::{HeldPage, KvCache, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
@@ -75,6 +75,13 @@ impl Backend {
                 sequence.kv_bytes() + sequence.recurrent_bytes()
             },
         )
+    }
+
+    /// The pages of the sequence's K and V, including those shared with forks.
+    pub fn held_pages(&self, state: &SequenceState) -> Vec<HeldPage> {
+        self.device
+            .as_ref()
+            .map_or_else(|| state.kv().held_pages().collect(), |device| device.sequence.lock().held_pages().collect())
     }
 
     /// An upper bound of the page bytes that the next `rows` positions take.

@@ -65,7 +65,12 @@ impl Sources {
 
     /// Whether the drafter `mtp` is available.
     pub fn has_mtp(&self) -> bool {
-        self.assistant.is_some() || self.nextn.is_some() || self.device_nextn.is_some()
+        self.assistant.is_some() || self.has_nextn()
+    }
+
+    /// Whether the target has a NextN head, which has K and V of its own.
+    pub fn has_nextn(&self) -> bool {
+        self.nextn.is_some() || self.device_nextn.is_some()
     }
 
     /// Makes a drafter for one sequence of at most `context` tokens, whose target runs in `backend` and whose cache is

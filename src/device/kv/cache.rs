@@ -9,6 +9,7 @@ use crate::Result;
 use crate::device::buffer::Buffer;
 use crate::device::launcher::Launcher;
 use crate::device::pages::{Contents, Page, PageMemory, page_memory_error};
+use crate::kv::HeldPage;
 
 /// The K and V of a sequence.
 pub(crate) struct DeviceKv {
@@ -59,6 +60,11 @@ impl DeviceKv {
     /// Bytes of its pages, including those shared with forks.
     pub fn bytes(&self) -> usize {
         self.pages.iter().flatten().map(|page| page.bytes()).sum()
+    }
+
+    /// Its pages, including those shared with forks.
+    pub fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
+        self.pages.iter().flatten().map(|page| HeldPage::of(page, page.bytes()))
     }
 
     /// An upper bound of the bytes that [`DeviceKv::reserve`] allocates.

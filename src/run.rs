@@ -144,7 +144,8 @@ impl Run {
     /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged.
     ///
     /// # Errors
-    /// If a drafter produced NaN or infinity, or panics.
+    /// If a drafter produced NaN or infinity, or panics; if the state before the prompt cannot be kept: nothing of the
+    /// prompt is taken then.
     pub fn plan(
         &mut self,
         decoder: &mut SpeculativeDecoder,

@@ -423,6 +423,50 @@ fn a_sequence_without_memory_gets_that_of_prefixes() {
     assert_eq!(ids, run(&pair.cpu, &session, &other, &plain(4)).0);
 }
 
+/// A prompt of several passes waits if there is no memory for the state before it, and is read once there is.
+#[test]
+fn a_prompt_whose_state_cannot_be_kept_waits() {
+    for name in ["nested", "qwen35-nested"] {
+        let pair = pair(name, NARROW, None);
+        let vocab = pair.cpu.target().vocab_size() as u32;
+        let prompts = [0, 1].map(|step| Vec::from_iter(text(40).into_iter().map(|id| (id + step) % vocab)));
+        let session = exact(ElementType::F32);
+        let options = SchedulerOptions { max_rows: 16, prompt_slowdown: f64::INFINITY, prefix_cache: None };
+        let mut scheduler = Scheduler::new(&pair.device, options);
+        let add = |scheduler: &mut Scheduler, prompt: &[u32], max_tokens: usize| {
+            let session = scheduler.session(&session).expect("a session");
+            scheduler.add(session, prompt, &plain(max_tokens)).expect("added")
+        };
+        let step = |scheduler: &mut Scheduler| {
+            let events = scheduler.step().into_iter();
+            events.map(|event| (event.id, event.piece.expect("a piece").tokens)).collect::<Vec<_>>()
+        };
+        // The passes below take no more memory than these.
+        let ids = prompts.each_ref().map(|prompt| add(&mut scheduler, prompt, 8));
+        while scheduler.is_active() {
+            step(&mut scheduler);
+        }
+        ids.into_iter().for_each(|id| drop(scheduler.remove(id)));
+
+        let running = add(&mut scheduler, &prompts[0], 60);
+        while step(&mut scheduler).is_empty() {}
+        (0..2).for_each(|_| drop(step(&mut scheduler)));
+        let waiting = add(&mut scheduler, &prompts[1], 4);
+        let taken = pair.machine.fill(0);
+        for _ in 0..4 {
+            let written = step(&mut scheduler);
+            assert!(written.len() == 1 && written[0].0 == running, "{name}: {written:?}");
+        }
+        pair.machine.empty(taken);
+        drop(scheduler.remove(running));
+        let mut ids = Vec::new();
+        while scheduler.is_active() {
+            ids.extend(step(&mut scheduler).into_iter().filter(|(id, _)| *id == waiting).flat_map(|(_, ids)| ids));
+        }
+        assert_eq!(ids, run(&pair.cpu, &session, &prompts[1], &plain(4)).0, "{name}");
+    }
+}
+
 /// Cached prefixes stay if a context does not fit beside a running sequence without them either.
 #[test]
 fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {

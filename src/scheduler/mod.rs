@@ -221,15 +221,15 @@ impl Scheduler {
                 events.push(slot.event(Ok(piece)));
             }
         }
-        let done = engine.run(|| {
-            self.plan(&mut events);
+        let (mut out_of_memory, done) = engine.run(|| {
+            let out_of_memory = self.plan(&mut events);
             self.drop_prefixes();
             self.draft(&mut events);
-            self.pass()
+            (out_of_memory, self.pass())
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (OtherSequences::default(), 0);
-        let (any_done, mut out_of_memory) = (done.iter().any(|one| one.done.is_ok()), None);
+        let any_done = done.iter().any(|one| one.done.is_ok());
         for one in done {
             let counts = one.counts;
             match self.take(one, time) {
@@ -298,8 +298,9 @@ impl Scheduler {
         Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 
-    /// Plans each running generation's part of the next pass. A generation that fails to plan ends.
-    fn plan(&mut self, events: &mut Vec<Event>) {
+    /// Plans each running generation's part of the next pass. A generation that fails to plan ends, but if memory is
+    /// exhausted for the state before its prompt, it waits; the error is returned.
+    fn plan(&mut self, events: &mut Vec<Event>) -> Option<Error> {
         if !self.slots.iter().any(Slot::takes_part) {
             self.slots.iter_mut().for_each(|slot| slot.waits = false);
         }
@@ -312,8 +313,9 @@ impl Scheduler {
         let drafts = drafts && (reading.is_empty() || of_prompts == 0);
         // Sequences not planned yet emit at least one token, in one row.
         let mut others = OtherSequences { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
+        let mut out_of_memory = None;
         for slot in decoding.into_iter().chain(reading) {
-            let Slot { session, run, planned, .. } = slot;
+            let Slot { session, run, planned, waits, .. } = slot;
             let alone = !run.is_reading();
             if !alone && of_prompts == 0 {
                 continue;
@@ -333,9 +335,14 @@ impl Scheduler {
                     of_prompts = of_prompts.saturating_sub(if alone { 0 } else { work.num_rows() });
                     *planned = Some(work);
                 }
+                Err(error @ Error::Memory { .. }) if run.is_reading() => {
+                    *waits = true;
+                    out_of_memory = Some(error);
+                }
                 Err(error) => events.push(slot.fail(error)),
             }
         }
+        out_of_memory
     }
 
     /// Runs the draft models for all sequences together. A sequence whose draft fails ends.

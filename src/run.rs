@@ -120,6 +120,11 @@ impl Run {
         !self.prompt.is_empty()
     }
 
+    /// Rows of the prompt that are not read.
+    pub fn unread(&self) -> usize {
+        self.prompt.len()
+    }
+
     /// Whether the sequence is at one of the [cuts](Run::cuts).
     pub fn is_at_cut(&self, session: &mut Session) -> bool {
         self.cuts.contains(&session.decoder().0.state.len())

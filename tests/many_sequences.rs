@@ -642,6 +642,43 @@ fn sequences_wait_for_memory() {
     }
 }
 
+/// A prompt is admitted if it fits memory beside what others hold and have not read yet.
+#[test]
+fn a_prompt_is_admitted_beside_the_prompts_of_others() {
+    let path = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
+    };
+    let session = SessionOptions { kv: KvOptions { max_context: Some(512), ..KvOptions::default() } };
+    let open = load(None).session(&session).expect("a session");
+    let [one_page, four_pages] = [128, 512].map(|end| open.kv().bytes_at(end) as u64);
+    let engine = load(Some(four_pages + one_page));
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let prompt = |len: u32| Vec::from_iter((0..len).map(|i| 10 + i * 7919 % 3000));
+    let options = GenerateOptions { max_tokens: 2, speculation: Speculation::Off, ..GenerateOptions::default() };
+    // Each of which fits alone.
+    let mut sessions = Vec::from([(); 6].map(|()| scheduler.session(&session).expect("a session")));
+    let mut add = |scheduler: &mut Scheduler, len| {
+        let session = sessions.pop().expect("a session");
+        scheduler.add_if_fits(session, &prompt(len), &options)
+    };
+    let first = add(&mut scheduler, 400).expect("added");
+    assert_eq!(engine.pages().held(), 0, "nothing is read yet");
+    let refused = add(&mut scheduler, 200).expect_err("two pages do not fit");
+    assert!(matches!(refused.error, Error::Memory { .. }) && refused.session.tokens().is_empty(), "{refused}");
+    // One that does not fit the context is refused for that.
+    let refused = add(&mut scheduler, 600).expect_err("more than the context");
+    assert!(matches!(refused.error, Error::Context { .. }), "{refused}");
+    add(&mut scheduler, 100).expect("one page fits");
+    while scheduler.is_active() {
+        scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+    }
+    // What is held counts as what was unread.
+    add(&mut scheduler, 200).expect_err("two pages do not fit");
+    drop(scheduler.remove(first));
+    add(&mut scheduler, 200).expect("there is room now");
+}
+
 /// Effect of a draft step on a sequence of [`FAULTY`] or more committed rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {

@@ -39,8 +39,8 @@ pub(crate) struct Choice {
     pub ticket: Ticket,
 }
 
-/// An update of a generation: `Started`, any number of `Piece`s, then `Ended`; or `Failed` at any
-/// time, which is the last.
+/// An update of a generation: `Started`, again if it waited for memory since, any number of `Piece`s, then `Ended`; or
+/// `Failed` at any time, which is the last.
 #[derive(Debug)]
 pub(crate) enum Update {
     /// It has a sequence, of whose prompt the prefix cache had so many tokens.

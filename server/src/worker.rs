@@ -151,6 +151,8 @@ struct Request {
     prompt: Arc<Vec<u32>>,
     admitted: Instant,
     queued: Duration,
+    /// Cached tokens of the prompt, until they are counted with the first piece.
+    cached: Option<usize>,
 }
 
 impl EngineThread {
@@ -244,11 +246,11 @@ impl EngineThread {
             added = self.add(&job.prompt, &job.choice);
         }
         let Job { prompt, request_id, admitted, choice, others } = job;
-        let request = Request { id: request_id, prompt, admitted, queued };
+        let statistics = added.as_ref().ok().and_then(|id| self.scheduler.statistics(*id));
+        let cached = statistics.map(|statistics| statistics.cached_tokens);
+        let request = Request { id: request_id, prompt, admitted, queued, cached };
         tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
-        if let Ok(id) = &added {
-            let cached = self.scheduler.statistics(*id).map_or(0, |statistics| statistics.cached_tokens);
-            self.metrics.prompt(request.prompt.len(), cached);
+        if let Some(cached) = cached {
             // Sending fails if the client is gone; the job is then cancelled.
             let _ = choice.updates.send(Update::Started(cached));
         }
@@ -279,7 +281,7 @@ impl EngineThread {
     fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
         let added = catch_unwind(AssertUnwindSafe(|| {
             let session = self.scheduler.session(&self.options.session)?;
-            Ok(self.scheduler.add(session, prompt, &choice.options)?)
+            Ok(self.scheduler.add_if_fits(session, prompt, &choice.options)?)
         }));
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
     }
@@ -295,13 +297,18 @@ impl EngineThread {
                 _ => self.add(&request.prompt, &choice),
             };
             if self.could_start_alone(&added) && !self.running.is_empty() {
-                let Request { id: request_id, prompt, admitted, .. } = request;
-                self.full = true;
-                self.waiting.push_front(Job { prompt, request_id, admitted, choice, others: Vec::new() });
+                self.requeue(request, choice, Vec::new());
                 continue;
             }
             self.started(added, request, choice, Vec::new());
         }
+    }
+
+    /// Puts a job back to the front of the queue, until a sequence ends.
+    fn requeue(&mut self, request: Request, choice: Choice, others: Vec<Choice>) {
+        let Request { id: request_id, prompt, admitted, .. } = request;
+        self.full = true;
+        self.waiting.push_front(Job { prompt, request_id, admitted, choice, others });
     }
 
     fn fail(&self, request_id: &str, (choice, others): (Choice, Vec<Choice>), failure: Failure) {
@@ -344,9 +351,13 @@ impl EngineThread {
     /// Handles an event of a sequence.
     fn take(&mut self, event: Event) {
         let Some(at) = self.running.iter().position(|started| started.id == event.id) else { return };
+        let others_run = self.running.len() > 1;
         let started = &mut self.running[at];
         match event.piece {
             Ok(piece) => {
+                if let Some(cached) = started.request.cached.take() {
+                    self.metrics.prompt(started.request.prompt.len(), cached);
+                }
                 self.metrics.generated(piece.tokens.len());
                 if started.first.is_none() && !piece.tokens.is_empty() {
                     let first = started.request.admitted.elapsed();
@@ -360,6 +371,12 @@ impl EngineThread {
                 if let Some(finish) = event.finish_reason {
                     self.end(at, finish);
                 }
+            }
+            // Its prompt found no memory beside the others.
+            Err(error) if is_memory(&error) && started.generated == 0 && others_run => {
+                let Started { id, request, choice, others, .. } = self.running.swap_remove(at);
+                self.scheduler.remove(id);
+                self.requeue(request, choice, others);
             }
             // Its text so far is not lost: the client gets a reason to end instead of an error.
             Err(error) if is_memory(&error) && started.generated > 0 => {

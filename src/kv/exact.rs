@@ -64,7 +64,9 @@ impl ExactRows {
         let pages = positions.start / PAGE..positions.end.div_ceil(PAGE);
         let missing = self.retention.held(pages.end).saturating_sub(self.pages.len());
         let held = pages.filter_map(|page| self.pages.get(self.retention.slot(page)));
-        (missing + held.filter(|page| is_shared(page)).count()) * self.page_bytes()
+        // A prompt may be longer than a ring, which is copied once.
+        let most = self.pages.iter().filter(|page| is_shared(page)).count();
+        (missing + held.filter(|page| is_shared(page)).count().min(most)) * self.page_bytes()
     }
 
     /// Whether the rows at `positions` remain after positions below `written` were written.

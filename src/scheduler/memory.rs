@@ -11,8 +11,9 @@ use crate::{Error, Result};
 
 impl Scheduler {
     /// As [`Engine::session`](crate::Engine::session); cached prefixes are dropped if a given context does not fit
-    /// beside them and fits without them. An automatic context counts the memory of cached prefixes as free: they are
-    /// dropped once a sequence needs it.
+    /// beside them and fits without them. An automatic context is the largest that fits the limit of the engine's pages
+    /// alone: a sequence waits for what others hold, and cached prefixes are dropped once it needs their memory. Without
+    /// a limit, it is the largest that fits beside others without cached prefixes; on a device, beside both.
     ///
     /// # Errors
     /// As [`Engine::session`](crate::Engine::session).
@@ -23,17 +24,45 @@ impl Scheduler {
                 session => break session?,
             }
         };
-        let available = || self.engine.pages().available_memory();
-        if let (None, Some(prefixes), Some(available)) = (options.kv.max_context, &self.prefixes, available()) {
-            session.extend_context(|| available + prefixes.reclaimable())?;
+        if options.kv.max_context.is_none() {
+            let pages = self.engine.pages();
+            // Without a limit, memory is the system's, to which what others hold may not return.
+            let of_system = || Some(pages.available_memory()? + self.reclaimable());
+            session.extend_context(|| pages.limit().or_else(of_system).unwrap_or(u64::MAX))?;
         }
         Ok(session)
     }
 
-    /// Drops the least recently used cached prefix; `false` if there is none. On a device, an automatic context is what
-    /// cached prefixes leave.
+    /// Drops the least recently used cached prefix; `false` if there is none.
     pub fn drop_prefix(&mut self) -> bool {
         self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
+    }
+
+    /// Bytes of the pages that only cached prefixes hold.
+    fn reclaimable(&self) -> u64 {
+        self.prefixes.as_ref().map_or(0, PrefixCache::reclaimable)
+    }
+
+    /// Whether `rows` rows of a prompt fit the limit of the engine's pages, beside the pages that other sequences hold
+    /// and what is unread of their prompts. What they generate is not counted, and alone every prompt is tried.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub(super) fn check_room(&mut self, session: &mut Session, rows: usize) -> Result<()> {
+        let Some(available) = self.engine.pages().available().filter(|_| !self.slots.is_empty()) else { return Ok(()) };
+        let free = available + self.reclaimable();
+        let promised: u64 = self.slots.iter_mut().map(|slot| page_bytes(&mut slot.session, slot.run.unread())).sum();
+        let (needed, free) = (page_bytes(session, rows), free.saturating_sub(promised));
+        if needed <= free {
+            return Ok(());
+        }
+        Err(Error::Memory {
+            what: format!("K and V of {rows} tokens of a prompt beside other sequences"),
+            needed: Some(needed),
+            available: Some(free),
+            fits: None,
+            remedy: "remove another sequence first".into(),
+        })
     }
 
     fn drop_for_session(&mut self, options: &KvOptions, needed: Option<u64>) -> bool {
@@ -74,12 +103,15 @@ impl Scheduler {
     /// Drops cached prefixes, if the pass or its drafts could exceed a memory limit.
     pub(super) fn drop_prefixes(&mut self) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        let needs = self.slots.iter_mut().map(|Slot { session, planned, .. }| {
-            let rows = planned.as_ref().map_or(0, Work::num_rows);
-            let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
-            let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
-            (backend.bytes_of_round(state, rows) + of_drafters) as u64
-        });
+        let rows = |planned: &Option<Work>| planned.as_ref().map_or(0, Work::num_rows);
+        let needs = self.slots.iter_mut().map(|slot| page_bytes(&mut slot.session, rows(&slot.planned)));
         prefixes.drop_until_available(needs.sum());
     }
+}
+
+/// An upper bound of the page bytes that the next `rows` rows take, of the target and of the drafters.
+fn page_bytes(session: &mut Session, rows: usize) -> u64 {
+    let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
+    let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
+    (backend.bytes_of_round(state, rows) + of_drafters) as u64
 }

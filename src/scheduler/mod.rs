@@ -106,6 +106,30 @@ impl Scheduler {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<NotStarted>> {
+        self.place(session, (prompt, options), |_, _, _| Ok(()))
+    }
+
+    /// As [`Scheduler::add`], unless the prompt does not fit the limit of the engine's pages beside what other sequences
+    /// hold and what is unread of their prompts. It may once another sequence is removed.
+    ///
+    /// # Errors
+    /// As [`Scheduler::add`], or [`Error::Memory`] if the prompt does not fit.
+    pub fn add_if_fits(
+        &mut self,
+        session: Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<SequenceId, Box<NotStarted>> {
+        self.place(session, (prompt, options), Self::check_room)
+    }
+
+    /// Adds a generation if `check` passes for its session and the number of rows that are left to read.
+    fn place(
+        &mut self,
+        session: Session,
+        (prompt, options): (&[u32], &GenerateOptions),
+        check: fn(&mut Self, &mut Session, usize) -> Result<()>,
+    ) -> Result<SequenceId, Box<NotStarted>> {
         let refuse = |session, error| Err(Box::new(NotStarted { session, error }));
         if !self.engine.is(session.engine()) {
             let problem = "belongs to another engine; open it on the scheduler's";
@@ -121,7 +145,8 @@ impl Scheduler {
             Some(known) => (known, Some(session)),
             None => (session, None),
         };
-        let mut run = match Run::new(&mut session, &prompt[cached..], options) {
+        let run = Run::new(&mut session, &prompt[cached..], options);
+        let mut run = match run.and_then(|run| check(self, &mut session, run.unread()).map(|()| run)) {
             Ok(run) => run,
             Err(error) => return refuse(empty.unwrap_or(session), error),
         };

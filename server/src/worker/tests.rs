@@ -167,6 +167,59 @@ async fn prompts_wait_for_their_context() {
     worker.close();
 }
 
+/// The engine with `percent` of the K/V memory of 1024 positions, and contexts that are not given.
+fn start_with_percent(percent: u64) -> (Engine, Worker) {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
+    let session = SessionOptions::default();
+    let one = of(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
+    let engine = of(Some(one * percent / 100));
+    let context = engine.session(&session).expect("a session").kv().max_context();
+    // Prompts are read 8 rows at a time beside others.
+    let scheduler = SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() };
+    let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
+    let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
+    (engine, worker)
+}
+
+/// Runs generations of these prompts' lengths and tokens, each submitted after the first piece of the one before.
+async fn one_after_another(worker: &Worker, lengths: &[(u32, usize)]) {
+    let mut all: Vec<(Running, usize)> = Vec::new();
+    for (i, (len, max_tokens)) in lengths.iter().copied().enumerate() {
+        if let Some((before, _)) = all.last_mut() {
+            while !matches!(before.next().await.expect("an update").1, Update::Piece(_)) {}
+        }
+        let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
+        let options = GenerateOptions { max_tokens, stop, ..GenerateOptions::default() };
+        let prompt = (0..len).map(|token| 300 + 100 * i as u32 + token % 97).collect();
+        all.push((submit_prompt(worker, prompt, options), max_tokens));
+    }
+    let last = all.len() - 1;
+    for (i, (running, max_tokens)) in all.into_iter().enumerate() {
+        let (text, finish) = tokens(running).await;
+        assert!(matches!(finish, Ok(FinishReason::MaxTokens)), "generation {i}: {finish:?}");
+        assert_eq!(text.len(), if i < last { max_tokens - 1 } else { max_tokens }, "generation {i}");
+    }
+}
+
+/// A text is not cut at the memory that others left when it began.
+#[tokio::test]
+async fn a_context_does_not_depend_on_others() {
+    let (engine, worker) = start_with_percent(150);
+    one_after_another(&worker, &[(700, 200), (100, 500)]).await;
+    worker.close();
+    assert_eq!(engine.pages().held(), 0);
+}
+
+/// A prompt whose memory others take while it is read is read again when one of them has ended.
+#[tokio::test]
+async fn a_prompt_without_memory_goes_back_to_the_queue() {
+    let (engine, worker) = start_with_percent(160);
+    one_after_another(&worker, &[(450, 550), (900, 20)]).await;
+    worker.close();
+    assert_eq!(engine.pages().held(), 0);
+}
+
 /// What was written when memory is exhausted is not lost.
 #[tokio::test]
 async fn a_text_is_cut_short_where_memory_ends() {

@@ -73,8 +73,10 @@ impl DeviceKv {
             held.min(table.slots).saturating_sub(self.pages[table.index].len()) * table.page_bytes
         });
         let copied = self.plan.written(first, end).map(|(table, pages)| {
-            let held = pages.filter_map(|page| self.pages[table.index].get(table.retention.slot(page)));
-            held.filter(|page| Arc::strong_count(page) > 1).count() * table.page_bytes
+            let (all, is_shared) = (&self.pages[table.index], |page: &&Arc<Page>| Arc::strong_count(page) > 1);
+            let held = pages.filter_map(|page| all.get(table.retention.slot(page)));
+            // A prompt may be longer than a ring, which is copied once.
+            held.filter(is_shared).count().min(all.iter().filter(is_shared).count()) * table.page_bytes
         });
         new.chain(copied).sum()
     }

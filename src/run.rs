@@ -30,6 +30,8 @@ pub(crate) struct Run {
     prompt_end: usize, // length of the sequence including the prompt
     /// Lengths of the sequence, ascending, at which a pass over the prompt ends.
     pub cuts: Vec<usize>,
+    /// Another one, at which the state is kept for forks.
+    pub kept_at: Option<usize>,
     undo: Option<Undo>,
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
     left: usize,                                      // tokens that may still be generated
@@ -90,6 +92,7 @@ impl Run {
             prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
             cuts: Vec::new(),
+            kept_at: None,
             undo: Some(Undo::Sequence {
                 len: decoder.state.len(),
                 newest: decoder.drafting.newest.clone(),
@@ -158,8 +161,8 @@ impl Run {
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
-            let next_cut =
-                self.cuts.iter().find_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0));
+            let cuts = self.cuts.iter().chain(&self.kept_at);
+            let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
             let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
             let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();

@@ -134,6 +134,34 @@ fn texts_of_delta_nets_are_those_of_each_alone() {
     fork_and_go_on(&pair, 40);
 }
 
+/// A prompt's fork continues from the state that was kept before its last token.
+#[test]
+fn prompts_of_delta_nets_are_forked() {
+    let pair = pair("qwen35-nested", NARROW, None);
+    let vocab = pair.cpu.target().vocab_size() as u32;
+    let prompt = Vec::from_iter(text(40).into_iter().map(|id| id % vocab));
+    let options = GenerateOptions { speculation: drafting("mtp", 4, DraftSampling::Greedy), ..plain(12) };
+    let (want, statistics) = run(&pair.cpu, &exact(ElementType::F32), &prompt, &options);
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let session = scheduler.session(&exact(ElementType::F32)).expect("a session");
+    let first = scheduler.add(session, &prompt, &options).expect("added");
+    scheduler.keep_prompt(first).expect("an unread prompt");
+    let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    let mut ids = vec![first];
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+        }
+        if ids.len() == 1 && !texts.is_empty() {
+            ids.push(scheduler.fork_prompt(first, &options).expect("a fork"));
+        }
+    }
+    for id in ids {
+        let of = scheduler.statistics(id).expect("a sequence");
+        assert_eq!((&texts[&id], of.drafted, of.accepted), (&want, statistics.drafted, statistics.accepted));
+    }
+}
+
 /// Of eight passes of three sequences with these options: sequences that wrote something, launches, and waits. The
 /// first passes read prompts, allocate and record.
 fn rounds(pair: &Pair, options: &GenerateOptions) -> Vec<(usize, [usize; 3], usize)> {

@@ -137,6 +137,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
             let session = engine.session(&jobs[i].session).expect("a session");
             let options = cancellable(i);
             let id = scheduler.add(session, &jobs[i].prompt, &options).expect("added");
+            scheduler.keep_prompt(id).expect("an unread prompt");
             cancels.insert(id, options.cancel);
             running.insert(id, (i, Written::default()));
         }
@@ -186,9 +187,11 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                 forks += 1;
                 let options = cancellable(i);
                 let fork = scheduler.fork_prompt(id, &options);
-                // A recurrent state cannot be rewound, not even by one token.
-                assert!(fork.is_ok() || written.ids.len() > 1 || engine.gemma4().is_none(), "{what}: {fork:?}");
+                // That of a recurrent model is kept until the next step.
+                let is_gone = engine.gemma4().is_none() && written.finish.is_some();
+                assert!(fork.is_ok() || written.ids.len() > 1 || is_gone, "{what}: {fork:?}");
                 if let Ok(fork) = fork {
+                    scheduler.keep_prompt(fork).expect("an unread prompt");
                     cancels.insert(fork, options.cancel);
                     running.insert(fork, (i, Written::default()));
                 }
@@ -514,6 +517,48 @@ fn a_prompt_is_atomic_for_a_head() {
             write(&text[500..510], &options).expect("a text")
         });
         assert_eq!(written[0], written[1], "seed {seed}");
+    }
+}
+
+/// Neither a recurrent state nor a head is behind in a fork at the prompt: it drafts as a sequence of its own does.
+#[test]
+fn forks_of_a_prompt_draft_as_if_alone() {
+    let load = EngineOptions { threads: Some(1), ..EngineOptions::new(cases::demo_qwen().path) };
+    let engine = Engine::load(&load).expect("the demo");
+    let text = engine.tokenizer().and_then(|t| t.encode(include_str!("many_sequences.rs"))).expect("tokens");
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions {
+        max_tokens: 30,
+        stop,
+        sampling: Sampling { temperature: 0.8, ..Sampling::default() },
+        seed: 3,
+        speculation: Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() }),
+        ..GenerateOptions::default()
+    };
+    for len in [1, 2, 150] {
+        let prompt = &text[..len];
+        let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 64, ..SchedulerOptions::default() });
+        let session = engine.session(&SessionOptions::default()).expect("a session");
+        let first = scheduler.add(session, prompt, &options).expect("added");
+        scheduler.keep_prompt(first).expect("an unread prompt");
+        let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+        let mut step = |scheduler: &mut Scheduler| {
+            for event in scheduler.step() {
+                texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+            }
+            texts.len()
+        };
+        while step(&mut scheduler) == 0 {}
+        let fork = scheduler.fork_prompt(first, &options).expect("a fork");
+        while scheduler.is_active() {
+            step(&mut scheduler);
+        }
+        let counts = [first, fork].map(|id| {
+            let statistics = scheduler.statistics(id).expect("a sequence");
+            (statistics.drafted, statistics.accepted)
+        });
+        assert!(texts[&first] == texts[&fork] && counts[0] == counts[1] && counts[0].0 > 0, "{len}: {counts:?}");
+        assert!(scheduler.fork_prompt(first, &options).is_err(), "it is not kept any longer");
     }
 }
 

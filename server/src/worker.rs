@@ -254,6 +254,10 @@ impl EngineThread {
             // Sending fails if the client is gone; the job is then cancelled.
             let _ = choice.updates.send(Update::Started(cached));
         }
+        if let (Ok(id), false) = (&added, others.is_empty()) {
+            // Fails only for a sequence whose prompt is read.
+            let _ = self.scheduler.keep_prompt(*id);
+        }
         self.started(added, request, choice, others);
     }
 

@@ -40,6 +40,11 @@ impl SequenceState {
         recurrent.downcast_ref()
     }
 
+    /// Whether there is a recurrent state, which cannot be truncated.
+    pub(crate) fn has_recurrent(&self) -> bool {
+        self.recurrent.is_some()
+    }
+
     /// The recurrent state as values; empty if there is no such state.
     ///
     /// # Errors

@@ -79,12 +79,13 @@ impl Scheduler {
         dropped
     }
 
-    /// If all wait for memory, drops the drafts of a pass, else the pages of a sequence's drafters, else a cached
-    /// prefix if its drafters have pages, which are not counted, else ends the newest generation: the others continue
-    /// when it is removed.
+    /// If all wait for memory, drops states that were kept for forks, else the drafts of a pass, else the pages of a
+    /// sequence's drafters, else a cached prefix if its drafters have pages, which are not counted, else ends the newest
+    /// generation: the others continue when it is removed.
     pub(super) fn free_memory(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
-        if !std::mem::replace(&mut self.plain, true) {
+        let kept = self.slots.iter_mut().filter_map(|slot| slot.kept.take());
+        if kept.count() > 0 || !std::mem::replace(&mut self.plain, true) {
             return None;
         }
         let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();

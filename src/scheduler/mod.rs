@@ -160,7 +160,7 @@ impl Scheduler {
         }
         let id = SequenceId(self.next);
         self.next += 1;
-        self.slots.push(Slot { id, session, run, planned: None, waits: false });
+        self.slots.push(Slot { id, session, run, planned: None, waits: false, kept: None });
         Ok(id)
     }
 
@@ -206,14 +206,14 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt
-    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to, unless the model has a recurrent
-    /// state: [`Scheduler::add`] the prompt then, which continues from a cached prefix.
+    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to; if the model has a recurrent state,
+    /// after [`Scheduler::keep_prompt`].
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
-        let mut fork = slot.session.fork()?;
         let last = slot.run.prompt_end() - 1;
         let unread = || Error::argument("id", "its prompt was not read completely");
-        let token = fork.tokens().get(last).copied().ok_or_else(unread)?;
+        let token = slot.session.tokens().get(last).copied().ok_or_else(unread)?;
+        let mut fork = slot.kept.as_mut().unwrap_or(&mut slot.session).fork()?;
         fork.rewind(last)?;
         let prompt_tokens = slot.run.statistics.prompt_tokens;
         let id = self.add(fork, &[token], options)?;
@@ -221,6 +221,24 @@ impl Scheduler {
             (run.statistics.prompt_tokens, run.statistics.cached_tokens) = (prompt_tokens, prompt_tokens - 1);
         }
         Ok(id)
+    }
+
+    /// Keeps the state before the last token of the prompt of `id` until the step after its first piece, for
+    /// [`Scheduler::fork_prompt`] of a model with a recurrent state, which cannot be rewound. The last token is then
+    /// read in a pass of its own. Nothing changes for other models.
+    ///
+    /// # Errors
+    /// If there is no such sequence, or its prompt is read.
+    pub fn keep_prompt(&mut self, id: SequenceId) -> Result<()> {
+        let unread = |slot: &&mut Slot| slot.id == id && slot.run.is_reading();
+        let missing = || Error::argument("id", "is not a sequence of this scheduler whose prompt is unread");
+        let slot = self.slots.iter_mut().find(unread).ok_or_else(missing)?;
+        if slot.session.decoder().0.state.has_recurrent() {
+            slot.run.kept_at = Some(slot.run.prompt_end() - 1);
+            // The other tokens may be a cached prefix.
+            slot.keep_before_last();
+        }
+        Ok(())
     }
 
     /// A sequence whose prompt is read.
@@ -240,6 +258,7 @@ impl Scheduler {
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
+        self.slots.iter_mut().filter(|slot| !slot.run.is_reading()).for_each(|slot| slot.kept = None);
         for slot in self.slots.iter_mut().filter(|slot| slot.run.finish_reason().is_none()) {
             if slot.run.cancel.is_cancelled() {
                 let piece = slot.run.cancelled(&mut slot.session).unwrap_or_default();
@@ -320,6 +339,9 @@ impl Scheduler {
             }
         });
         let piece = piece.or_else(|error| run.fail(session, error).map(Some));
+        if was_reading {
+            slot.keep_before_last();
+        }
         Ok(piece.transpose().map(|piece| slot.event(piece)))
     }
 

@@ -33,6 +33,9 @@ pub(super) struct Slot {
     /// Whether memory was exhausted in its last step; it is retried when another sequence is removed or a cached prefix
     /// is dropped.
     pub waits: bool,
+    /// A fork before the prompt's last token, until the step after the first piece: see
+    /// [`Scheduler::keep_prompt`](crate::Scheduler::keep_prompt).
+    pub kept: Option<Session>,
 }
 
 /// A sequence's part of a pass.
@@ -53,6 +56,15 @@ impl Slot {
     pub fn fail(&mut self, error: Error) -> Event {
         let failed = self.run.fail(&mut self.session, error);
         self.event(failed)
+    }
+
+    /// Forks the session if it is before the prompt's last token, and that was requested.
+    pub fn keep_before_last(&mut self) {
+        if self.run.kept_at == Some(self.session.decoder().0.state.len()) {
+            let fork = self.session.fork_read();
+            let fork = fork.inspect_err(|error| tracing::warn!(%error, "the state before a prompt's end is not kept"));
+            self.kept = fork.ok();
+        }
     }
 
     pub fn event(&self, piece: Result<Piece>) -> Event {

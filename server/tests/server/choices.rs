@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use foretoken::speculative::{BlockSize, DraftSampling};
-use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions};
+use foretoken::{Engine, GenerateOptions, Sampling, Speculation, SpeculationOptions};
 use serde_json::{Value, json};
 
+use crate::qwen;
 use crate::support::{PROMPT, TestServer, alone, keeping_nothing, load, options, wait_until};
 
 const TEXT: &str = "/v1/completions";
@@ -104,10 +105,15 @@ fn several_prompts() {
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
 }
 
-/// The prompt of a later choice is the whole one, of which it computes the last token.
+/// The prompt of a later choice is the whole one, of which it computes the last token, also if the model has a recurrent
+/// state.
 #[test]
 fn timings_of_later_choices() {
-    let server = TestServer::start_on(load(), keeping_nothing());
+    [load(), qwen::engine().clone()].into_iter().for_each(check_timings);
+}
+
+fn check_timings(engine: Engine) {
+    let server = TestServer::start_on(engine, keeping_nothing());
     let stream =
         json!({"prompt": PROMPT, "max_tokens": 4, "n": 2, "stream": true, "stream_options": {"include_usage": true}});
     let chunks = server.chunks(TEXT, &stream);

@@ -15,7 +15,7 @@ fn path() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-qwen")
 }
 
-fn engine() -> &'static Engine {
+pub fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| Engine::load(&EngineOptions::new(path())).expect("the demo"))
 }

@@ -236,32 +236,38 @@ fn accepted_drafts_before_an_exceeded_limit_are_kept() {
     }
 }
 
-/// Checking drafts adds states to the lexer. A limit that the text alone does not exceed does not end it.
+/// Checking drafts adds states to the lexer. Under no limit do the text, or where it ends, depend on that.
 #[test]
-fn rejected_drafts_exceed_no_limit() {
+fn rejected_drafts_neither_exceed_a_limit_nor_extend_it() {
     let (prompt, text) = (prompt(), letters(&"a".repeat(24)));
-    let with = |lexer_states: usize, speculation: Speculation| {
+    let constraint = |lexer_states: usize| {
         let limits = ConstraintLimits { lexer_states, ..ConstraintLimits::default() };
+        Constraint::regex("(a|x[pq]{40}y){30}").with_limits(limits)
+    };
+    let write = |lexer_states: usize, speculation: Speculation| {
         let script: Arc<dyn LogitsProcessor> = Arc::new(Script(text.clone()));
-        let constraint = Constraint::regex("(a|x[pq]{40}y){30}").with_limits(limits);
-        GenerateOptions { max_tokens: 20, speculation, logits_processor: Some(script), ..plain(constraint) }
+        let plain = plain(constraint(lexer_states));
+        let options = GenerateOptions { max_tokens: 20, speculation, logits_processor: Some(script), ..plain };
+        outcome(&prompt, &options)
     };
-    // The limit that the text needs: its first token may fail as well.
-    let suffices = |states: &usize| {
-        let options = with(*states, Speculation::Off);
-        ENGINE.compile(options.constraint.as_ref().expect("a constraint")).is_ok() && {
-            let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
-            let pieces = session.generate(&prompt, &options).map(|mut pieces| pieces.all(|piece| piece.is_ok()));
-            pieces.is_ok_and(|complete| complete)
-        }
-    };
-    let limit = (0..5000).step_by(50).find(suffices).expect("a limit");
     let drafts = letters(&format!("x{}", "pq".repeat(7)));
-    for speculation in
-        [Speculation::Off, given(16, usize::MAX, move |_, most| drafts.iter().copied().take(most).collect())]
-    {
-        assert_eq!(outcome(&prompt, &with(limit, speculation)), (text[..20].to_vec(), None), "{limit} states");
+    let drafted = given(16, usize::MAX, move |_, most| drafts.iter().copied().take(most).collect());
+    let limits =
+        std::iter::successors(Some(16usize), |limit| Some(limit + limit / 16)).take_while(|limit| *limit < 10_000);
+    let (mut cut, mut complete) = (0, 0);
+    for limit in limits.filter(|limit| ENGINE.compile(&constraint(*limit)).is_ok()) {
+        let want = write(limit, Speculation::Off);
+        assert_eq!(write(limit, drafted.clone()), want, "{limit} states");
+        if want.1.is_none() {
+            assert_eq!(want.0, text[..20], "{limit} states");
+            complete += 1;
+            if complete == 3 {
+                break;
+            }
+        }
+        cut += usize::from(want.1.is_some() && !want.0.is_empty());
     }
+    assert!(cut > 0 && complete > 0, "{cut} limits cut the text, {complete} do not");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Compiler {
         end: &[u32],
     ) -> Result<ConstraintState> {
         if let Some(matcher) = self.cached(constraint) {
-            return Ok(ConstraintState::new(matcher, vocab_size));
+            return Ok(ConstraintState::new(&matcher, vocab_size));
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
@@ -65,7 +65,7 @@ impl Compiler {
         }
         compiled.push_back((constraint.clone(), matcher.clone()));
         drop(compiled);
-        Ok(ConstraintState::new(matcher, vocab_size))
+        Ok(ConstraintState::new(&matcher, vocab_size))
     }
 
     /// Whether `constraint` is cached; if so, it is evicted after all others.

@@ -145,7 +145,8 @@ pub struct ConstraintLimits {
     pub mask_items: usize,
     /// Parser items per position. Default: 2000.
     pub row_items: usize,
-    /// Lexer states of one generation, 1 to 2 KiB each. Default: 50000.
+    /// Lexer states of one generation, 1 to 2 KiB each; with drafts, as many again may be made to check them.
+    /// Default: 50000.
     pub lexer_states: usize,
     /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to
     /// fill what is allowed. Default: 1.

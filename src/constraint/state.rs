@@ -1,7 +1,5 @@
 //! A constraint's state in one text: masks for the rows of a verification, and completion.
 
-use std::fmt::Display;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
@@ -11,38 +9,35 @@ use super::refused::refused;
 use crate::device::DRAFTED;
 use crate::{Error, Result};
 
-/// A grammar matcher that has consumed the committed tokens and, during a verification, the accepted drafts.
+/// Minimum tokens from one copy of the matcher to the next: a copy is up to the lexer's states in size.
+const TOKENS_PER_COPY: usize = 64;
+
+/// The state after the committed tokens and, during a verification, the accepted drafts.
 pub(crate) struct ConstraintState {
+    /// Consumes the text and computes its masks, nothing else: which limits it exceeds does not depend on drafts.
     matcher: Matcher,
-    /// The matcher before the first token.
-    fresh: Arc<Matcher>,
-    /// The tokens that were consumed.
-    text: Vec<u32>,
-    looking: Looking,
+    /// A copy that consumes the text as well. It checks drafts, which it may not consume and which count against its
+    /// limits; dropped when it exceeds one.
+    checker: Option<Matcher>,
+    /// Consumed tokens from which on the next copy may be made; the first mask has set its limits by then.
+    next_copy: usize,
     vocab_size: usize,
-    /// Tokens of the round that were consumed.
+    /// Tokens that were consumed.
+    len: usize,
+    /// Those of the round.
     consumed: usize,
     /// If that many complete the text: nothing may follow.
     complete: Option<usize>,
     time: Duration,
 }
 
-/// Whether the matcher checks drafts, which it may not consume. Checking counts against the limits of masks.
-#[derive(Clone, Copy, PartialEq)]
-enum Looking {
-    NotYet,
-    Looked,
-    /// No longer: a limit was exceeded.
-    Never,
-}
-
 impl ConstraintState {
     /// The state before the first token of `fresh`, which has consumed none.
-    pub fn new(fresh: Arc<Matcher>, vocab_size: usize) -> Self {
+    pub fn new(fresh: &Matcher, vocab_size: usize) -> Self {
         // A copy with its own lexer: its states count against the limit of one generation.
         let matcher = fresh.deep_clone();
-        let (text, looking) = (Vec::new(), Looking::NotYet);
-        Self { matcher, fresh, text, looking, vocab_size, consumed: 0, complete: None, time: Duration::ZERO }
+        let (checker, next_copy, time) = (None, 1, Duration::ZERO);
+        Self { matcher, checker, next_copy, vocab_size, len: 0, consumed: 0, complete: None, time }
     }
 
     /// Whether nothing may follow.
@@ -58,54 +53,36 @@ impl ConstraintState {
     /// The forced next tokens, at most `most`.
     pub fn forced(&mut self, most: usize) -> Vec<u32> {
         self.timed(|state| {
-            if state.is_complete() || most == 0 || !state.looks() {
+            if state.is_complete() || most == 0 {
                 return Vec::new();
             }
-            let mut tokens = state.matcher.compute_ff_tokens();
+            let mut tokens = state.checker().map_or_else(Vec::new, Matcher::compute_ff_tokens);
             tokens.truncate(most);
             tokens
         })
     }
 
     /// How many of the leading `tokens` are allowed: none outside the vocabulary. Tokens known only to a device are not
-    /// checked.
+    /// checked, and none are if checking exceeded a limit.
     pub fn valid(&mut self, tokens: &[u32]) -> usize {
         if tokens.contains(&DRAFTED) {
             return tokens.len();
         }
         let outside = tokens.iter().position(|token| *token as usize >= self.vocab_size);
         let tokens = &tokens[..outside.unwrap_or(tokens.len())];
-        // The next mask reports errors of the grammar.
-        self.timed(|state| match state.looks() {
-            true => state.matcher.validate_tokens(tokens).unwrap_or(0),
-            false => tokens.len(),
+        self.timed(|state| match state.checker().map(|checker| checker.validate_tokens(tokens)) {
+            Some(Ok(valid)) => valid,
+            Some(Err(_)) | None => tokens.len(),
         })
     }
 
-    /// Whether drafts may be checked; if so, records that they were.
-    fn looks(&mut self) -> bool {
-        if self.looking == Looking::NotYet {
-            self.looking = Looking::Looked;
+    /// The matcher that checks drafts.
+    fn checker(&mut self) -> Option<&mut Matcher> {
+        if self.checker.is_none() && self.len >= self.next_copy {
+            self.checker = Some(self.matcher.deep_clone());
+            self.next_copy = self.len + TOKENS_PER_COPY;
         }
-        self.looking == Looking::Looked
-    }
-
-    /// Runs `work`. If it fails after the matcher checked drafts, it runs again on a new matcher that did not.
-    ///
-    /// # Errors
-    /// Those of `work`.
-    fn without_looking<T, E: Display>(&mut self, work: impl Fn(&mut Matcher) -> Result<T, E>) -> Result<T> {
-        let error = match work(&mut self.matcher) {
-            Err(error) if self.looking == Looking::Looked => error,
-            done => return done.map_err(refused),
-        };
-        self.looking = Looking::Never;
-        let mut matcher = self.fresh.deep_clone();
-        if matcher.consume_tokens(&self.text).is_err() {
-            return Err(refused(error));
-        }
-        self.matcher = matcher;
-        work(&mut self.matcher).map_err(refused)
+        self.checker.as_mut()
     }
 
     /// Masks `logits` `(vocab)`, those of the token after the round's `drafts`.
@@ -115,7 +92,7 @@ impl ConstraintState {
     pub fn mask(&mut self, drafts: &[u32], logits: &mut [f32]) -> Result<()> {
         self.read(drafts)?;
         self.timed(|state| {
-            let mask = state.without_looking(Matcher::compute_mask_or_eos)?;
+            let mask = state.matcher.compute_mask_or_eos().map_err(refused)?;
             if !keep(&mask, logits) {
                 let problem = "the logits processor excludes every token that it allows next";
                 return Err(Error::argument("constraint", problem));
@@ -132,9 +109,9 @@ impl ConstraintState {
         self.timed(|state| {
             while state.complete.is_none() && state.consumed < tokens.len() {
                 let token = tokens[state.consumed];
-                state.without_looking(|matcher| matcher.consume_token(token))?;
-                state.text.push(token);
-                state.consumed += 1;
+                state.matcher.consume_token(token).map_err(refused)?;
+                state.checker.take_if(|checker| checker.consume_token(token).is_err());
+                (state.len, state.consumed) = (state.len + 1, state.consumed + 1);
                 state.complete = state.matcher.is_stopped().then_some(state.consumed);
             }
             Ok(state.complete.is_some_and(|complete| complete <= tokens.len()))

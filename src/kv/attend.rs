@@ -5,6 +5,7 @@
 //! do not depend on the other rows of the batch, on prefill chunks, or on the number of threads.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use candle_core::Tensor;
@@ -78,8 +79,9 @@ pub(super) fn attend(
     tensor(y, (rows, heads * head_dim))
 }
 
-/// `attend` of every sequence, `(rows, heads * head_dim)` together. `keys` estimates its work. A
-/// sequence with so much of the work that its task would end last is divided among all threads; each other is one task.
+/// `attend` of every sequence, `(rows, heads * head_dim)` together. `keys` estimates its work: queries times keys that
+/// they read. The longest sequences are divided among all threads, one after the other, as many as [`divided`] says;
+/// then each other is one task.
 ///
 /// # Errors
 /// The first of `attend`.
@@ -88,16 +90,33 @@ pub(super) fn attend_sequences<T: Sync>(
     keys: impl Fn(&T) -> usize,
     attend: impl Fn(&T) -> Result<Tensor> + Sync,
 ) -> Result<Tensor> {
-    let keys: Vec<usize> = sequences.iter().map(keys).collect();
-    let most = keys.iter().sum::<usize>() / (2 * threads());
     let mut attended: Vec<_> = sequences.iter().map(|_| None).collect();
-    let (mut alone, shared): (Vec<_>, Vec<_>) =
-        attended.iter_mut().zip(sequences).zip(keys).partition(|(_, keys)| *keys <= most);
-    alone.sort_by_key(|(_, keys)| Reverse(*keys));
-    shared.into_iter().for_each(|((attended, sequence), _)| *attended = Some(attend(sequence)));
-    for_each(alone.into_iter(), |((attended, sequence), _)| *attended = Some(attend(sequence)));
+    let tasks = attended.iter_mut().zip(sequences);
+    let mut tasks: Vec<_> = tasks.map(|(attended, sequence)| (keys(sequence), attended, sequence)).collect();
+    tasks.sort_by_key(|(keys, ..)| Reverse(*keys));
+    let work: Vec<usize> = tasks.iter().map(|(keys, ..)| *keys).collect();
+    let alone = tasks.split_off(divided(&work, threads()));
+    tasks.into_iter().for_each(|(_, attended, sequence)| *attended = Some(attend(sequence)));
+    for_each(alone.into_iter(), |(_, attended, sequence)| *attended = Some(attend(sequence)));
     let attended: Result<Vec<_>> = attended.into_iter().flatten().collect();
     Ok(Tensor::cat(&attended?, 0)?)
+}
+
+/// How many of the sequences with these amounts of `work`, longest first, are divided among `threads`: as few as leave
+/// idle at most a quarter of the whole work if each other is one task, for the thread with the least work so far.
+fn divided(work: &[usize], threads: usize) -> usize {
+    let whole: usize = work.iter().sum();
+    let idle = |alone: &[usize]| {
+        let mut threads = BinaryHeap::from(vec![Reverse(0usize); threads]);
+        for work in alone {
+            if let Some(mut least) = threads.peek_mut() {
+                least.0 += work;
+            }
+        }
+        let last = threads.iter().map(|Reverse(work)| *work).max().unwrap_or(0);
+        last * threads.len() - alone.iter().sum::<usize>()
+    };
+    (0..work.len()).find(|first| 4 * idle(&work[*first..]) <= whole).unwrap_or(work.len())
 }
 
 /// The attention of the queries: `y` is `(rows, heads, head_dim)`.
@@ -279,6 +298,30 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTa
                 let block = store.block(reading, (page, task.kv_head, len), &cache.angles, &mut assembled);
                 attend_block(cache.isa, block, &mut queries, &mut scratch);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sequences_that_would_end_last_are_divided() {
+        for (work, threads, want) in [
+            (vec![9, 9], 1, 0),
+            (vec![9, 9], 2, 0),
+            (vec![9, 9, 9], 2, 1),
+            (vec![9, 9, 9], 4, 3),
+            (vec![1000, 1, 1, 1], 2, 1),
+            (vec![5; 31], 16, 0),
+            (vec![5; 17], 16, 1),
+            (vec![5; 24], 16, 8),
+            (vec![8, 4, 2, 1, 1], 2, 0),
+            (vec![0, 0], 2, 0),
+            (vec![], 2, 0),
+        ] {
+            assert_eq!(divided(&work, threads), want, "{work:?} on {threads} threads");
         }
     }
 }

@@ -111,9 +111,8 @@ impl KvAccess for BatchKv<'_, '_> {
             segments.push((round, query_rows, q.narrow(0, first, query_rows.len())?));
             first += query_rows.len();
         }
-        let keys = |(round, query_rows, _): &(&Round<'_>, &Vec<usize>, Tensor)| {
-            query_rows.len() * (round.position() + round.rows())
-        };
+        let keys =
+            |(round, query_rows, _): &(&Round<'_>, &Vec<usize>, Tensor)| query_rows.len() * round.visible_keys(layer);
         attend_sequences(&segments, keys, |(round, query_rows, q)| round.attend_rows(layer, q, query_rows))
     }
 

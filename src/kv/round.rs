@@ -70,6 +70,13 @@ impl KvCache {
         Ok(Round { cache: self, recurrent: None, rows, min_commit: 0 })
     }
 
+    /// How many keys the queries of `rows` staged rows, or of the next position, read in `layer`; 0 without a store,
+    /// which `attend` reports.
+    fn visible_keys(&self, layer: usize, rows: usize) -> usize {
+        let at = self.len..self.len + rows;
+        self.layout.store_of(layer).map_or(0, |store| self.stores[store].visible(at).len())
+    }
+
     /// The committed rows, for queries at the next position.
     pub fn committed(&self) -> Committed<'_> {
         Committed { cache: self }
@@ -139,6 +146,11 @@ impl<'a> Round<'a> {
     /// Whether the first `keep` rows can be committed.
     pub(crate) fn can_commit(&self, keep: usize) -> bool {
         keep == 0 || (self.min_commit..=self.rows).contains(&keep)
+    }
+
+    /// How many keys the round's queries read in `layer`.
+    pub(super) fn visible_keys(&self, layer: usize) -> usize {
+        self.cache.visible_keys(layer, self.rows)
     }
 
     /// The attention of `q` `(rows.len(), heads, head_dim)`, the queries of the round's `rows`.
@@ -232,10 +244,33 @@ impl KvAccess for Borrowed<'_> {
             return only.attend(donor, q);
         }
         let rows: Vec<_> = self.committed.iter().enumerate().collect();
-        attend_sequences(&rows, |(_, kv)| kv.position(), |(row, kv)| kv.attend(donor, &q.narrow(0, *row, 1)?))
+        let keys = |(_, kv): &(usize, &Committed<'_>)| kv.cache.visible_keys(donor, 0);
+        attend_sequences(&rows, keys, |(row, kv)| kv.attend(donor, &q.narrow(0, *row, 1)?))
     }
 
     fn positions(&self) -> Vec<usize> {
         self.committed.iter().map(|kv| kv.position()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::Isa;
+
+    use super::*;
+    use crate::kv::{KvLayout, KvOptions, StoreLayout};
+
+    #[test]
+    fn a_sliding_layer_reads_its_window() {
+        let store = |window| StoreLayout { num_kv_heads: 1, head_dim: 16, window, k_eq_v: None };
+        let stores = vec![store(Some(512)), store(None)];
+        let layout = KvLayout { stores, store_of_layer: vec![0, 1, 0], inverse_frequencies: Vec::new() };
+        let mut cache = KvCache::new(layout, &KvOptions::default(), 20_000, Isa::best()).expect("a cache");
+        for (len, sliding, full) in [(0, 4, 4), (300, 304, 304), (510, 514, 514), (10_000, 515, 10_004)] {
+            cache.len = len;
+            let round = cache.begin_round(4).expect("a round");
+            assert_eq!([0, 1, 2, 3].map(|layer| round.visible_keys(layer)), [sliding, full, sliding, 0], "after {len}");
+        }
+        assert_eq!([0, 1].map(|layer| cache.visible_keys(layer, 0)), [511, 10_000]);
     }
 }

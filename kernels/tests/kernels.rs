@@ -311,6 +311,32 @@ fn a_query_has_the_same_bits_in_any_batch() {
     }
 }
 
+/// A product that underflows is a zero of its sign; added to a value that the query does not see, times 0, it is +0.0.
+#[test]
+fn a_zero_has_the_same_sign_in_any_batch() {
+    let head_dim = 21;
+    let rows = |first: [f32; 3]| Vec::from_iter(first.iter().flat_map(|x| vec![*x; head_dim]));
+    let (k, v) = (rows([0.0, 63.0, 0.0]), rows([-1e-20, -0.0, 1.0]));
+    let mut q = vec![0.0; head_dim];
+    q[0] = 1.0;
+    for isa in Isa::available() {
+        let attend = |ends: &[usize]| -> Vec<u32> {
+            let (mut running, mut output) =
+                (vec![OnlineSoftmax::EMPTY; ends.len()], vec![vec![0.0; head_dim]; ends.len()]);
+            let mut states: Vec<_> = (running.iter_mut().zip(&mut output).zip(ends))
+                .map(|((softmax, output), end)| Query { query: &q, quantized: None, visible: 0..*end, softmax, output })
+                .collect();
+            let (mut scores, mut weights) = (vec![0.0; Scratch::len(3)], vec![0.0; Scratch::len(3)]);
+            let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
+            let [keys, values] = [&k, &v].map(|x| Elements::F32(x).into());
+            attend_block(isa, KvBlock { keys, values, head_dim }, &mut states, &mut scratch);
+            finish(isa, running[0], &mut output[0]);
+            output[0].iter().map(|x| x.to_bits()).collect()
+        };
+        assert_eq!(attend(&[2]), attend(&[2, 3]), "{}", isa.name());
+    }
+}
+
 /// Also where blocks of scores are skipped, with equal scores, NaN, zeros of both signs, and few or
 /// many of them asked for.
 #[test]

@@ -42,7 +42,8 @@ pub fn merge(isa: Isa, into: (&mut OnlineSoftmax, &mut [f32]), later: (OnlineSof
     isa.run(Blend { output, a, other: other_output, b });
 }
 
-/// Divides the weighted sum by the sum of its weights. A row without keys stays zero.
+/// Divides the weighted sum by the sum of its weights. A row without keys stays zero. No result is -0.0: whether a sum is
+/// depends on keys that only other queries of the block see, whose values are added with weight 0.
 pub fn finish(isa: Isa, softmax: OnlineSoftmax, output: &mut [f32]) {
     if softmax.sum > 0.0 {
         isa.run(Scale { output, by: (1.0 / softmax.sum) as f32 });
@@ -78,6 +79,7 @@ impl Op for Scale<'_> {
     fn eval<L: Lanes>(self, l: L) {
         // SAFETY: `run` entered the features.
         unsafe { scale_by(l, self.output, self.by) }
+        self.output.iter_mut().for_each(|x| *x += 0.0);
     }
 }
 

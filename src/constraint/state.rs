@@ -63,7 +63,7 @@ impl ConstraintState {
     }
 
     /// How many of the leading `tokens` are allowed: none outside the vocabulary. Tokens known only to a device are not
-    /// checked, and none are if checking exceeded a limit.
+    /// checked, and none are after checking exceeded a limit; the check that exceeds it may reject allowed tokens.
     pub fn valid(&mut self, tokens: &[u32]) -> usize {
         if tokens.contains(&DRAFTED) {
             return tokens.len();

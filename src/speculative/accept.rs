@@ -57,8 +57,13 @@ pub(crate) fn accept_rows<E>(
             target => target?,
         };
         let Some(token) = draft.tokens.get(count) else {
-            let next = match draft.refused.as_ref().filter(|refused| !refused.is_certain()) {
-                Some(refused) => target.residual(refused).sample(rng),
+            let next = match draft.refused.as_ref().filter(|(_, refused)| !refused.is_certain()) {
+                Some((token, refused))
+                    if target.probability(*token) > 0.0 && is_accepted(*token, &target, refused, rng) =>
+                {
+                    *token
+                }
+                Some((_, refused)) => target.residual(refused).sample(rng),
                 None => target.sample(rng),
             };
             return Ok(Accepted { count, next });
@@ -72,14 +77,18 @@ pub(crate) fn accept_rows<E>(
             count += 1;
             continue;
         };
-        // NaN, of a token that neither has, is rejected.
-        let ratio = target.probability(*token) / proposal.probability(*token);
-        let accepted = ratio >= 1.0 || rng.random::<f64>() < ratio;
-        if !accepted {
+        if !is_accepted(*token, &target, proposal, rng) {
             return Ok(Accepted { count, next: target.residual(proposal).sample(rng) });
         }
         count += 1;
     }
+}
+
+/// Whether a token drawn from `proposal` is accepted: with probability `min(1, target / proposal)`.
+fn is_accepted(token: u32, target: &Distribution, proposal: &Distribution, rng: &mut impl Rng) -> bool {
+    // NaN, of a token that neither has, is rejected.
+    let ratio = target.probability(token) / proposal.probability(token);
+    ratio >= 1.0 || rng.random::<f64>() < ratio
 }
 
 /// Parameters of a verification.
@@ -155,6 +164,28 @@ mod tests {
             let probs = |row: usize| if row == fails { Err(row) } else { Ok(Distribution::certain(5 + row as u32)) };
             let accepted = accept_rows(&draft, probs, &mut rng).map(|accepted| (accepted.count, accepted.next));
             assert_eq!(accepted, want, "row {fails}");
+        }
+    }
+
+    /// The check rejects a token that the mask allows, or one that it does not.
+    #[test]
+    fn rejected_by_the_check_a_token_keeps_the_targets_distribution() {
+        let proposal = Distribution::new(vec![(1, 0.9), (2, 0.1)]);
+        let mut rng = StdRng::seed_from_u64(0);
+        for (target, expected) in [(vec![(1, 0.5), (2, 0.5)], 0.5), (vec![(2, 1.0), (3, 1.0)], 0.0)] {
+            let rows = [target.clone(), target].map(Distribution::new);
+            let mut ones = 0;
+            for _ in 0..10_000 {
+                let refused =
+                    Some(proposal.sample(&mut rng)).filter(|token| *token == 1).map(|one| (one, proposal.clone()));
+                let tokens = if refused.is_some() { vec![] } else { vec![2] };
+                let probs = Some(vec![proposal.clone(); tokens.len()]);
+                let draft = Draft { tokens, probs, refused, ..Draft::default() };
+                let accepted = accept(&draft, &rows, &mut rng);
+                ones += usize::from(accepted == Accepted { count: 0, next: 1 });
+            }
+            let share = ones as f64 / 10_000.0;
+            assert!((share - expected).abs() < 0.02, "token 1 in {share} of the draws, expected {expected}");
         }
     }
 }

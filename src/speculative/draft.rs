@@ -12,14 +12,15 @@ pub struct Draft {
     /// The drafter's probability of each token among those it scored; only with
     /// [`Confidence::Report`] and a drafter that has probabilities.
     pub confidence: Vec<f32>,
-    /// The distribution of the next drawn token, if the constraint rejected that token: it counts as rejected.
-    pub refused: Option<Distribution>,
+    /// The next drawn token and its distribution, if the constraint's check rejected the token. A check that exceeded a
+    /// limit may reject a token that the mask allows, so the target decides.
+    pub refused: Option<(u32, Distribution)>,
 }
 
 impl Draft {
     /// Whether no token was drawn at random: the verified length may then depend on the tokens.
     pub(super) fn is_certain(&self) -> bool {
-        self.probs.iter().flatten().chain(&self.refused).all(Distribution::is_certain)
+        self.probs.iter().flatten().chain(self.refused.iter().map(|(_, probs)| probs)).all(Distribution::is_certain)
     }
 
     /// Truncates to the first `tokens` tokens.
@@ -38,7 +39,7 @@ impl Draft {
     /// the draw, so the first one's distribution is kept for the residual.
     pub(super) fn refuse(&mut self, valid: usize) {
         if valid < self.tokens.len() {
-            let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());
+            let refused = self.probs.as_ref().and_then(|probs| Some((self.tokens[valid], probs.get(valid)?.clone())));
             self.truncate(valid);
             self.refused = refused;
         }

@@ -74,7 +74,7 @@ pub(crate) fn is_zen_4() -> bool {
     static SIGNATURE: LazyLock<u32> = LazyLock::new(|| std::arch::x86_64::__cpuid(1).eax);
     let (family, upper_model) = (15 + (*SIGNATURE >> 20 & 0xff), *SIGNATURE >> 16 & 0xf);
     // Zen 3 has the other models of the family. Only AMD's have SSE4a.
-    is_x86_feature_detected!("sse4a") && family == 0x19 && matches!(upper_model, 1 | 6 | 7 | 0xa)
+    is_x86_feature_detected!("sse4a") && family == 0x19 && matches!(upper_model, 1 | 6..=0xa)
 }
 
 /// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.

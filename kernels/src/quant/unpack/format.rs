@@ -49,7 +49,7 @@ pub(in crate::quant) trait Format {
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
-    /// Rows from which a single run of panels is also prefetched in software. At one row, a Zen 4's hardware prefetcher
+    /// Rows from which a single stream of panels is also prefetched in software. At one row, a Zen 4's hardware prefetcher
     /// covers the run for most types, and software prefetches would cost up to a quarter of the bandwidth; with more
     /// rows, which compute longer, it stops.
     const PREFETCH_SINGLE_STREAM_FROM: usize = usize::MAX;

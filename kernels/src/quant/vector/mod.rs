@@ -62,15 +62,15 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                 }
                 continue;
             }
-            // Runs of panels side by side, then the remaining panels.
-            let runs = if self.x.rows() <= L::SINGLE_STREAM_ROWS && prefers_single_stream() { 1 } else { STREAMS };
-            let run = (end - first) / runs;
-            for i in 0..run {
-                let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * run + i);
-                self.panels(l, &panels[..runs], pass.clone(), &mut results);
+            // Streams of panels side by side, then the remaining panels.
+            let streams = if self.x.rows() <= L::SINGLE_STREAM_ROWS && prefers_single_stream() { 1 } else { STREAMS };
+            let length = (end - first) / streams;
+            for i in 0..length {
+                let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * length + i);
+                self.panels(l, &panels[..streams], pass.clone(), &mut results);
             }
-            let left: [usize; STREAMS] = std::array::from_fn(|stream| first + run * runs + stream);
-            match (end - first) % runs {
+            let left: [usize; STREAMS] = std::array::from_fn(|stream| first + length * streams + stream);
+            match (end - first) % streams {
                 0 => {}
                 count => self.panels(l, &left[..count], pass, &mut results),
             }

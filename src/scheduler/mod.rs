@@ -289,7 +289,8 @@ impl Scheduler {
         self.plain &= !any_done && out_of_memory.is_some();
         match out_of_memory {
             Some(_) if self.drop_for_waiting() => {}
-            Some(error) if !any_done => events.extend(self.free_memory(error)),
+            // One that has just ended may be removed before the next step.
+            Some(error) if !any_done && events.is_empty() => events.extend(self.free_memory(error)),
             _ => {}
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());

@@ -80,8 +80,7 @@ impl Scheduler {
     }
 
     /// If all wait for memory, drops states that were kept for forks, else the drafts of a pass, else the pages of a
-    /// sequence's drafters, else a cached prefix if its drafters have pages, which are not counted, else ends the newest
-    /// generation: the others continue when it is removed.
+    /// sequence's drafters, else ends the newest generation: the others continue when it is removed.
     pub(super) fn free_memory(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
         let kept = self.slots.iter_mut().filter_map(|slot| slot.kept.take());
@@ -90,11 +89,6 @@ impl Scheduler {
         }
         let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();
         if self.slots.iter_mut().rev().filter(running).any(|slot| slot.session.decoder().0.drafting.release()) {
-            return None;
-        }
-        let sources = &self.engine.parts.sources;
-        let has_uncounted = sources.has_nextn() || sources.draft_model.is_some();
-        if has_uncounted && self.drop_prefix() {
             return None;
         }
         let newest = self.slots.iter_mut().rev().find(running)?;

@@ -197,7 +197,8 @@ impl PrefixCache {
         let available = |cache: &Self| cache.engine.pages().available_memory();
         let Some(before) = available(self).filter(|available| *available < bytes) else { return };
         // Part of what is needed suffices for some of the sequences.
-        let reachable = bytes.min(before.saturating_add(self.reclaimable()));
+        let reachable =
+            if self.holds_uncounted() { bytes } else { bytes.min(before.saturating_add(self.reclaimable())) };
         while available(self).is_some_and(|available| available < reachable) && self.drop_oldest() {}
     }
 
@@ -211,18 +212,25 @@ impl PrefixCache {
         bytes_of_only(in_memory.flat_map(Session::held_pages))
     }
 
+    /// Whether states may hold memory that [`PrefixCache::reclaimable`] does not count: pages of drafters, and recurrent
+    /// states on a device, which are not in the pool.
+    fn holds_uncounted(&self) -> bool {
+        let parts = &self.engine.parts;
+        let is_recurrent = |state: &State| matches!(state.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
+        let has_drafters = parts.sources.has_nextn() || parts.sources.draft_model.is_some();
+        has_drafters || parts.models.is_some() && self.states.values().any(is_recurrent)
+    }
+
     /// Whether dropping states may make `bytes` available.
     fn may_free(&self, bytes: u64) -> bool {
         let available = self.engine.pages().available_memory();
-        available.is_none_or(|available| available.saturating_add(self.reclaimable()) >= bytes)
+        self.holds_uncounted()
+            || available.is_none_or(|available| available.saturating_add(self.reclaimable()) >= bytes)
     }
 
     /// Drops the least recently used state in memory if dropping states may free memory; returns whether it did.
     pub fn drop_for_memory(&mut self) -> bool {
-        // Recurrent states on a device take its memory, but are not in the pool.
-        let is_recurrent = |state: &State| matches!(state.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
-        let takes_more = self.engine.parts.models.is_some() && self.states.values().any(is_recurrent);
-        let may_free = takes_more || self.engine.pages().limit().is_none() || self.reclaimable() > 0;
+        let may_free = self.holds_uncounted() || self.engine.pages().limit().is_none() || self.reclaimable() > 0;
         may_free && self.drop_oldest()
     }
 

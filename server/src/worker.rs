@@ -328,6 +328,7 @@ impl EngineThread {
             Failure::Library(error) => tracing::error!(request = request_id, %error, "failed"),
             Failure::Stopping => tracing::info!(request = request_id, "stopped"),
         }
+        self.publish();
         for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
             self.metrics.finished("error");
             // Freed before the client can send another request.
@@ -417,6 +418,8 @@ impl EngineThread {
             total_ms = total.as_millis(),
             "generated"
         );
+        // Before the client has the answer: it may then read the metrics.
+        self.publish();
         // There are others only if it was cancelled before its first token.
         for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
             self.metrics.finished(finish_name(finish));

@@ -48,8 +48,6 @@ fn variants(base: Tuning) -> Vec<(&'static str, Tuning)> {
         ("outlier off", Tuning { outlier: 1e9, ..base }),
         ("median 1 (off)", Tuning { median: 1, ..base }),
         ("median 9", Tuning { median: 9, ..base }),
-        ("history 16", Tuning { history: 16, ..base }),
-        ("history off", Tuning { history: usize::MAX, ..base }),
         ("model_prior 0.5", Tuning { model_prior: 0.5, ..base }),
         ("model_prior 0.9", Tuning { model_prior: 0.9, ..base }),
         ("lookup_prior 0.25", Tuning { lookup_prior: 0.25, ..base }),

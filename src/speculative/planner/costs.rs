@@ -35,8 +35,13 @@ impl Measured {
             self.first.push(ms);
             self.ms = median(self.first.iter().copied()).unwrap_or(ms);
         } else {
-            self.ms *= (difference / self.samples.min(tuning.history) as f64).exp();
+            self.shift(difference, tuning);
         }
+    }
+
+    /// Moves the mean by its newest measurement's share of a log difference.
+    fn shift(&mut self, difference: f64, tuning: &Tuning) {
+        self.ms *= (difference / (self.samples as f64).clamp(1.0, tuning.window)).exp();
     }
 }
 
@@ -170,7 +175,7 @@ impl Costs {
             measured.add(ms, difference, &tuning);
             // The difference may be due to the other cost.
             if let Some(other) = here.get_mut(&others[0].0) {
-                other.ms *= (-difference / other.samples.min(tuning.history) as f64).exp();
+                other.shift(-difference, &tuning);
             }
         }
         self.recent.insert(0, (rows, residual));
@@ -211,7 +216,7 @@ impl Costs {
         let estimate = |rows: usize| {
             let ms = factor * self.interpolate(&points, rows as f64);
             let samples = here.get(&rows).map_or(0, |measured| measured.samples);
-            let error = self.tuning.unmeasured / (1.0 + samples.min(self.tuning.history) as f64).sqrt();
+            let error = self.tuning.unmeasured / (1.0 + (samples as f64).min(self.tuning.window)).sqrt();
             least = least.max(ms * (-self.tuning.confidence * error).exp());
             Estimate { ms, least_ms: least, samples }
         };

@@ -12,8 +12,6 @@ pub struct Tuning {
     pub outlier: f64,
     /// Measurements in a median: the first ones of a cost, and the last rounds for the speed factor.
     pub median: usize,
-    /// Window of the running mean after that median, in measurements.
-    pub history: usize,
     /// Probability that the first token of a model's draft is accepted, before any is observed.
     pub model_prior: f64,
     /// The same for a prompt lookup draft.
@@ -22,7 +20,7 @@ pub struct Tuning {
     pub forced_prior: f64,
     /// Weight of that prior, and of a position as the prior of the next one, in observations.
     pub prior_weight: f64,
-    /// Window of the acceptance counts, in rounds.
+    /// Window of the acceptance counts, in rounds, and of a cost's running mean after its median, in measurements.
     pub window: f64,
     /// Window of change point detection, in rounds.
     pub change_window: f64,
@@ -45,7 +43,6 @@ impl Default for Tuning {
             unmeasured: 0.2,
             outlier: 2.5,
             median: 5,
-            history: 64,
             model_prior: 0.75,
             lookup_prior: 0.5,
             forced_prior: 0.99,

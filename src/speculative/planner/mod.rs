@@ -219,9 +219,8 @@ impl Planner {
         costs.begin();
         let tuning = *costs.tuning();
         let acceptance = drafters.iter().map(|cost| match cost {
-            DraftCost::PerToken => Acceptance::new(tuning.model_prior),
-            DraftCost::Once => Acceptance::new(tuning.lookup_prior),
-            DraftCost::Forced => Acceptance::new(tuning.forced_prior),
+            DraftCost::PerToken | DraftCost::Once => Acceptance::new(tuning.prior),
+            DraftCost::Forced => Acceptance::new(1.0),
         });
         Self {
             block,

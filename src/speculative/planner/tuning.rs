@@ -12,12 +12,8 @@ pub struct Tuning {
     pub outlier: f64,
     /// Measurements in a median: the first ones of a cost, and the last rounds for the speed factor.
     pub median: usize,
-    /// Probability that the first token of a model's draft is accepted, before any is observed.
-    pub model_prior: f64,
-    /// The same for a prompt lookup draft.
-    pub lookup_prior: f64,
-    /// The same for a forced draft.
-    pub forced_prior: f64,
+    /// Probability that the first token of a draft is accepted, before any is observed. A forced one always is.
+    pub prior: f64,
     /// Weight of that prior, and of a position as the prior of the next one, in observations.
     pub prior_weight: f64,
     /// Window of the acceptance counts, in rounds, and of a cost's running mean after its median, in measurements.
@@ -43,9 +39,7 @@ impl Default for Tuning {
             unmeasured: 0.2,
             outlier: 2.5,
             median: 5,
-            model_prior: 0.75,
-            lookup_prior: 0.5,
-            forced_prior: 0.99,
+            prior: 0.75,
             prior_weight: 4.0,
             window: 192.0,
             change_window: 12.0,

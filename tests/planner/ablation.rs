@@ -52,6 +52,8 @@ fn variants(base: Tuning) -> Vec<(&'static str, Tuning)> {
         ("prior 0.9", Tuning { prior: 0.9, ..base }),
         ("prior_weight 2", Tuning { prior_weight: 2.0, ..base }),
         ("prior_weight 8", Tuning { prior_weight: 8.0, ..base }),
+        ("positions 5", Tuning { positions: 5, ..base }),
+        ("positions 20", Tuning { positions: 20, ..base }),
         ("window 64", Tuning { window: 64.0, ..base }),
         ("window off", Tuning { window: 1e9, ..base }),
         ("change_window 6", Tuning { change_window: 6.0, ..base }),

@@ -2,23 +2,25 @@
 
 use super::tuning::Tuning;
 
-/// Positions with a count of their own; deeper ones share the last, because few drafts get there.
-const POSITIONS: usize = 10;
-
 /// Acceptance probabilities of one drafter: for every position, that its token is accepted given
 /// that all before it are.
 #[derive(Clone, Debug)]
 pub(super) struct Acceptance {
-    prior: f64, // of the first position
-    accepted: [f64; POSITIONS],
-    drafted: [f64; POSITIONS],
-    surprise: f64, // accepted minus expected tokens, in the last rounds
-    variance: f64, // of `surprise`
+    prior: f64,         // of the first position
+    counts: Vec<Count>, // by position; deeper ones share the last, because few drafts get there
+    surprise: f64,      // accepted minus expected tokens, in the last rounds
+    variance: f64,      // of `surprise`
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    accepted: f64,
+    drafted: f64,
 }
 
 impl Acceptance {
-    pub(super) fn new(prior: f64) -> Self {
-        Self { prior, accepted: [0.0; POSITIONS], drafted: [0.0; POSITIONS], surprise: 0.0, variance: 0.0 }
+    pub(super) fn new(prior: f64, tuning: &Tuning) -> Self {
+        Self { prior, counts: vec![Count::default(); tuning.positions.max(1)], surprise: 0.0, variance: 0.0 }
     }
 
     /// Records a draft whose first `accepted` of `drafted` tokens were accepted.
@@ -33,25 +35,27 @@ impl Acceptance {
         // A change point: earlier counts are no longer representative. The quarter of a token squared keeps a single
         // accepted token of a drafter that is never right from counting as one.
         if self.surprise.powi(2) > tuning.outlier.powi(2) * (self.variance + 0.25) {
-            self.counts().for_each(|count| *count *= tuning.change_keep);
+            self.decay(tuning.change_keep);
             (self.surprise, self.variance) = (0.0, 0.0);
         }
         self.idle(tuning);
+        let last = self.counts.len() - 1;
         for position in 0..reached {
-            let at = position.min(POSITIONS - 1);
-            self.drafted[at] += 1.0;
-            self.accepted[at] += f64::from(u8::from(position < accepted));
+            let count = &mut self.counts[position.min(last)];
+            count.drafted += 1.0;
+            count.accepted += f64::from(u8::from(position < accepted));
         }
     }
 
     /// A round without a draft of this drafter.
     pub(super) fn idle(&mut self, tuning: &Tuning) {
-        let keep = 1.0 - 1.0 / tuning.window;
-        self.counts().for_each(|count| *count *= keep);
+        self.decay(1.0 - 1.0 / tuning.window);
     }
 
-    fn counts(&mut self) -> impl Iterator<Item = &mut f64> {
-        self.accepted.iter_mut().chain(&mut self.drafted)
+    fn decay(&mut self, keep: f64) {
+        for count in &mut self.counts {
+            *count = Count { accepted: keep * count.accepted, drafted: keep * count.drafted };
+        }
     }
 
     /// Expected tokens of rounds that verify 0 to `most` drafts, including the target's own token.
@@ -69,8 +73,8 @@ impl Acceptance {
     /// few deep drafts without a rejection, certainty at any depth.)
     fn chances(&self, count: usize, tuning: &Tuning) -> Vec<f64> {
         let (mut chance, weight) = (self.prior, tuning.prior_weight);
-        let mut chances: Vec<_> = (self.accepted.iter().zip(&self.drafted).take(count))
-            .map(|(accepted, drafted)| {
+        let mut chances: Vec<_> = (self.counts.iter().take(count))
+            .map(|Count { accepted, drafted }| {
                 chance = (accepted + weight * chance) / (drafted + weight);
                 chance
             })

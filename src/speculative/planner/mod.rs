@@ -219,8 +219,8 @@ impl Planner {
         costs.begin();
         let tuning = *costs.tuning();
         let acceptance = drafters.iter().map(|cost| match cost {
-            DraftCost::PerToken | DraftCost::Once => Acceptance::new(tuning.prior),
-            DraftCost::Forced => Acceptance::new(1.0),
+            DraftCost::PerToken | DraftCost::Once => Acceptance::new(tuning.prior, &tuning),
+            DraftCost::Forced => Acceptance::new(1.0, &tuning),
         });
         Self {
             block,

@@ -16,6 +16,8 @@ pub struct Tuning {
     pub prior: f64,
     /// Weight of that prior, and of a position as the prior of the next one, in observations.
     pub prior_weight: f64,
+    /// Positions of a draft with a count of accepted tokens of their own; deeper ones share the last.
+    pub positions: usize,
     /// Window of the acceptance counts, in rounds, and of a cost's running mean after its median, in measurements.
     pub window: f64,
     /// Window of change point detection, in rounds.
@@ -41,6 +43,7 @@ impl Default for Tuning {
             median: 5,
             prior: 0.75,
             prior_weight: 4.0,
+            positions: 10,
             window: 192.0,
             change_window: 12.0,
             change_keep: 0.1,

@@ -7,15 +7,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::speculative::median;
+use crate::speculative::{Tuning, median};
 
-/// Chunks are multiples of this many rows, at least one: fewer rows would not amortise reading the weights.
+/// Chunks are multiples of this many rows, at least one: a whole row block of the quantized CPU kernels
+/// (`ROW_BLOCK`), whose sums fill the registers.
 const STEP: usize = 8;
 
-/// Number of measurements in a median.
-const WINDOW: usize = 5;
-
-/// Passes with chunks before the next pass without, which refreshes the baseline.
+/// Passes with chunks before the next pass without, which refreshes the baseline: at the default slowdown of 3 that
+/// takes 1 / (1 + 3 * 16) = 2 % of the time, [`Tuning::loss`].
 const PASSES_TO_TRIAL: usize = 16;
 
 /// Chooses the number of prompt rows.
@@ -29,7 +28,7 @@ pub(crate) struct ChunkPlanner {
     row: Recent,   // seconds per prompt row
 }
 
-/// The last measurements.
+/// The last measurements, as many as a planner's median has.
 #[derive(Clone, Debug, Default)]
 struct Recent(VecDeque<f64>);
 
@@ -81,7 +80,7 @@ impl ChunkPlanner {
 impl Recent {
     fn add(&mut self, value: f64) {
         self.0.push_front(value);
-        self.0.truncate(WINDOW);
+        self.0.truncate(Tuning::default().median);
     }
 
     fn median(&self) -> Option<f64> {

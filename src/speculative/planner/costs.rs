@@ -12,7 +12,8 @@ use crate::checkpoint::Partial;
 use crate::speculative::DrafterKind;
 use crate::{Error, Result};
 
-/// Contexts below this many positions share one cost; above, every octave has its own.
+/// Contexts below this many positions share one cost; above, every octave has its own. Reading the `f16` K and V of so
+/// many takes 2 to 5 % of the bytes of a step of the published Gemma 4 models with four-bit weights.
 const SHORT: usize = 512;
 
 /// Valid measurements in milliseconds: their sums and ratios are finite.

@@ -299,7 +299,7 @@ impl Session {
             processor: options.logits_processor.clone(),
             drafts: speculation.drafts,
             order: match speculation.drafters {
-                Drafters::Priority(_) | Drafters::Custom(_) => Order::Priority,
+                Drafters::Priority(_) => Order::Priority,
                 Drafters::Auto | Drafters::Best(_) => Order::Best,
             },
             confidence: if options.trace.is_some() { Confidence::Report } else { Confidence::Omit },

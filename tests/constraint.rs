@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, ReplyPart, Thinking};
 use foretoken::rand::rngs::StdRng;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Drafters,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
     Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
@@ -192,7 +192,7 @@ impl Drafter for Absurd {
 fn drafts_outside_the_vocabulary_leave_the_text_as_it_is() {
     let options = plain(Constraint::json_schema(schemas()[0].to_string()));
     let (want, _) = write(&options);
-    let drafters = Drafters::Custom(CustomDrafter::new("absurd", || Box::new(Absurd)));
+    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("absurd", || Box::new(Absurd)))]);
     let block = BlockSize::Fixed(4);
     let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
     let (got, _) = write(&GenerateOptions { speculation, ..options });

@@ -15,7 +15,7 @@ use foretoken::kv::{Batch, ExactZones, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::tensor;
 use foretoken::speculative::{
     BlockSize, Cancel, ChainStep, ChainedModel, Context, Costs, CustomDrafter, Draft, DraftChain, DraftCost,
-    DraftModel, DraftSampling, Drafter, DrafterKind, Drafters, Mtp, NextN, Observed, Reads,
+    DraftModel, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters, Mtp, NextN, Observed, Reads,
 };
 use foretoken::{
     ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
@@ -851,7 +851,7 @@ fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (En
     let drafter = CustomDrafter::new("watched", move || {
         Box::new(Chained { inner: make().expect("a drafter"), model: model.clone() })
     });
-    let (drafters, block) = (Drafters::Custom(drafter), BlockSize::Fixed(4));
+    let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::Custom(drafter)]), BlockSize::Fixed(4));
     let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     (engine, watched, GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() })

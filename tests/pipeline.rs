@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use foretoken::rand::rngs::StdRng;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Pending,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Pending,
 };
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, Pipeline, Session, SessionOptions,
@@ -160,7 +160,8 @@ fn cancelling_ends_the_draft_after_its_token() {
         // Until the other end is dropped.
         let _ = may_go.lock().recv();
     });
-    let drafters = Drafters::Custom(CustomDrafter::new("slow", move || Box::new(Slow(wait.clone()))));
+    let custom = CustomDrafter::new("slow", move || Box::new(Slow(wait.clone())));
+    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom)]);
     let (block, pipeline) = (BlockSize::Fixed(9), Pipeline::Ahead);
     let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
     let mut session = engine.session(&SessionOptions::default()).expect("a session");

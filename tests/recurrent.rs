@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use foretoken::checkpoint::StepCost;
 use foretoken::kv::{Batch, KvAccess, KvCache, KvLayout, KvOptions, PagePool, Recurrent, SequenceState};
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
 };
 use foretoken::{
     Engine, Error, GenerateOptions, Isa, Model, Output, OutputRows, Request, Scheduler, SchedulerOptions, Session,
@@ -166,7 +166,8 @@ fn speculation_and_batches_write_the_same_text() {
     let whole = Arc::new([&prompt[..], &want].concat());
     let custom = CustomDrafter::new("guess", move || Box::new(Guess(whole.clone())));
     let speculation = |rows| {
-        let (drafters, block) = (Drafters::Custom(custom.clone()), BlockSize::Fixed(rows));
+        let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom.clone())]);
+        let block = BlockSize::Fixed(rows);
         Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() })
     };
     for rows in 1..=8 {

@@ -83,10 +83,12 @@ pub enum DraftCost {
 
 /// Proposes tokens. They affect only the speed: the text is always the target's.
 ///
-/// A custom drafter is passed with [`Drafters::Custom`](super::Drafters::Custom):
+/// A custom drafter is listed with [`DrafterOptions::Custom`](super::DrafterOptions::Custom):
 ///
 /// ```
-/// use foretoken::speculative::{Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters};
+/// use foretoken::speculative::{
+///     Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
+/// };
 ///
 /// /// Repeats the last token.
 /// struct Repeat;
@@ -104,7 +106,8 @@ pub enum DraftCost {
 ///     }
 /// }
 ///
-/// let drafters = Drafters::Custom(CustomDrafter::new("repeat", || Box::new(Repeat)));
+/// let repeat = CustomDrafter::new("repeat", || Box::new(Repeat));
+/// let drafters = Drafters::Priority(vec![DrafterOptions::Custom(repeat)]);
 /// # let _ = drafters;
 /// ```
 pub trait Drafter: Send {

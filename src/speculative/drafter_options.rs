@@ -179,8 +179,6 @@ pub enum Drafters {
     Priority(Vec<DrafterOptions>),
     /// The draft with the highest expected tokens per millisecond.
     Best(Vec<DrafterOptions>),
-    /// A single custom drafter. In a list, use [`DrafterOptions::Custom`].
-    Custom(CustomDrafter),
 }
 
 /// `auto`, or a list by priority: `ngram-mod,mtp`. A drafter may be listed once, or once for each set of parameters.

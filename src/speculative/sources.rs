@@ -53,7 +53,6 @@ impl Sources {
     pub fn list(&self, drafters: &Drafters) -> Vec<DrafterOptions> {
         match drafters {
             Drafters::Priority(list) | Drafters::Best(list) => list.clone(),
-            Drafters::Custom(custom) => vec![DrafterOptions::Custom(custom.clone())],
             Drafters::Auto => {
                 let lookup = DrafterOptions::NgramMapK(NgramMapOptions::AUTO);
                 let mtp = self.has_mtp().then_some(DrafterOptions::Mtp);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foretoken::rand::rngs::StdRng;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
 };
 use foretoken::{Error, GenerateOptions, Result, Session, Speculation, SpeculationOptions};
 
@@ -52,7 +52,7 @@ pub fn given(
 ) -> Speculation {
     let drafts: Drafts = Arc::new(drafts);
     let new = move || -> Box<dyn Drafter> { Box::new(Given { drafts: drafts.clone(), fails_at }) };
-    let drafters = Drafters::Custom(CustomDrafter::new("given", new));
+    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("given", new))]);
     Speculation::With(SpeculationOptions { drafters, block: BlockSize::Fixed(block), ..SpeculationOptions::default() })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foretoken::kv::KvOptions;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
 };
 use foretoken::{
     DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
@@ -102,7 +102,7 @@ pub fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
 pub fn guess(block_size: usize, text: &[u32], options: &GenerateOptions) -> GenerateOptions {
     let text = Arc::new(text.to_vec());
     let custom = CustomDrafter::new("guess", move || Box::new(Guess(text.clone())));
-    let (drafters, block) = (Drafters::Custom(custom), BlockSize::Fixed(block_size));
+    let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::Custom(custom)]), BlockSize::Fixed(block_size));
     let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
     GenerateOptions { speculation, ..options.clone() }
 }

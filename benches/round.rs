@@ -5,7 +5,7 @@ use std::time::Instant;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use foretoken::OutputRows;
 use foretoken::kv::KvOptions;
-use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation};
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions};
 use foretoken_tools::demo;
 
 fn engine() -> Engine {
@@ -44,7 +44,7 @@ fn generation(criterion: &mut Criterion) {
     let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("a prompt");
     let mut group = criterion.benchmark_group("64 tokens");
     for (name, speculation) in
-        [("off", Speculation::Off), ("mtp", Speculation::Mtp(MtpOptions::default())), ("auto", Speculation::Auto)]
+        [("off", Speculation::Off), ("mtp", Speculation::With(SpeculationOptions::mtp(4))), ("auto", Speculation::Auto)]
     {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {

@@ -93,8 +93,7 @@ pub use generation::Generation;
 pub use model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, NextnHead, Output, OutputRows, Request};
 pub use not_started::NotStarted;
 pub use options::{
-    EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+    EndOfGeneration, EngineOptions, GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 pub use piece::{ControlToken, Piece};
 pub use probe::{Probe, RoundTimes, device_bandwidth};

@@ -134,25 +134,8 @@ pub enum Speculation {
     Auto,
     /// Off: one token per pass.
     Off,
-    /// With only the assistant or the NextN head, and a fixed block size.
-    Mtp(MtpOptions),
     /// With these options.
     With(SpeculationOptions),
-}
-
-/// Drafting with the assistant or the NextN head and a fixed block size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MtpOptions {
-    /// Rows of a verification: `block_size - 1` tokens are drafted. Default: 4.
-    pub block_size: usize,
-    /// How drafts are chosen. Default: greedily.
-    pub drafts: DraftSampling,
-}
-
-impl Default for MtpOptions {
-    fn default() -> Self {
-        Self { block_size: 4, drafts: DraftSampling::Greedy }
-    }
 }
 
 /// Drafting with any drafters.
@@ -176,16 +159,11 @@ impl SpeculationOptions {
     pub(crate) fn off() -> Self {
         Self { drafters: Drafters::Priority(Vec::new()), ..Self::default() }
     }
-}
 
-impl From<MtpOptions> for SpeculationOptions {
-    fn from(mtp: MtpOptions) -> Self {
-        Self {
-            drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
-            block: BlockSize::Fixed(mtp.block_size),
-            drafts: mtp.drafts,
-            ..Self::default()
-        }
+    /// Only the assistant or the NextN head, with a fixed block size: `block_size - 1` tokens are drafted.
+    pub fn mtp(block_size: usize) -> Self {
+        let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::Mtp]), BlockSize::Fixed(block_size));
+        Self { drafters, block, ..Self::default() }
     }
 }
 

@@ -319,7 +319,6 @@ impl Session {
         let options = match speculation {
             Speculation::Auto if sources.has_mtp() || sources.draft_model.is_some() => SpeculationOptions::default(),
             Speculation::Auto | Speculation::Off => SpeculationOptions::off(),
-            Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
             Speculation::With(options) => options.clone(),
         };
         let most = self.kv_options.max_round_rows;

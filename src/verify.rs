@@ -10,7 +10,9 @@ use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Expected, Kind, RawTensor, TensorType, survey, token_ordering};
 use crate::gemma4::{AssistantConfig, check_pair, implied_of_assistant, is_assistants_table};
-use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation, family};
+use crate::{
+    Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions, Speculation, SpeculationOptions, family,
+};
 
 /// What to verify.
 #[derive(Clone, Debug, Default)]
@@ -231,7 +233,8 @@ impl Report {
                 Err(_) => engine.target().bos_token_id().into_iter().chain(3..8).collect(),
             };
             // Fixed blocks: the planner would stop using a useless drafter.
-            let speculation = if engine.has_mtp() { Speculation::Mtp(MtpOptions::default()) } else { Speculation::Off };
+            let speculation =
+                if engine.has_mtp() { Speculation::With(SpeculationOptions::mtp(4)) } else { Speculation::Off };
             let generate = GenerateOptions { max_tokens: SMOKE_TOKENS, speculation, ..GenerateOptions::default() };
             let mut session = engine.session(&SessionOptions::default())?;
             let mut generation = session.generate(&prompt, &generate)?;

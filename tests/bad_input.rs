@@ -18,8 +18,8 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Sampling, SessionOptions,
-    Speculation, SpeculationOptions,
+    DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
+    SpeculationOptions,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -447,7 +447,7 @@ fn prompts_and_options() {
     let mut session = engine.session(&options).expect("a session");
     let with = |sampling| GenerateOptions { sampling, ..GenerateOptions::default() };
     let block = |block_size| {
-        let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        let speculation = Speculation::With(SpeculationOptions::mtp(block_size));
         GenerateOptions { speculation, ..GenerateOptions::default() }
     };
     let sampling =
@@ -492,7 +492,7 @@ fn speculation_without_an_assistant() {
     let pair = Pair::new();
     let engine = Engine::load(&EngineOptions::new(pair.path("target"))).expect("an engine");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let options = GenerateOptions { speculation: Speculation::Mtp(MtpOptions::default()), ..Default::default() };
+    let options = GenerateOptions { speculation: Speculation::With(SpeculationOptions::mtp(4)), ..Default::default() };
     refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
 }
 
@@ -586,7 +586,7 @@ fn traces() {
 
     let ids = |trace| {
         let mut session = engine.session(&SessionOptions::default()).expect("a session");
-        let speculation = Speculation::Mtp(MtpOptions::default());
+        let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { trace, speculation, max_tokens: 24, ..GenerateOptions::default() };
         let generation = session.generate(&[2, 3], &options).expect("a generation");
         generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<u32>>()
@@ -661,7 +661,7 @@ fn weights_that_are_not_finite() {
     });
     let engine = pair.engine().expect("an engine");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let mtp = GenerateOptions { speculation: Speculation::Mtp(MtpOptions::default()), ..Default::default() };
+    let mtp = GenerateOptions { speculation: Speculation::With(SpeculationOptions::mtp(4)), ..Default::default() };
     let mut generation = session.generate(&[2, 3], &mtp).expect("the target is sound");
     let first = generation.next().expect("a first piece").expect("the target's own token");
     assert_eq!(first.tokens.len(), 1);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
-use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation};
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions};
 use safetensors::SafeTensors;
 
 fn demo(part: &str) -> PathBuf {
@@ -19,7 +19,7 @@ fn written(centroids: Centroids) -> (Vec<u32>, f64) {
     let (mut ids, mut accepted, mut drafted) = (Vec::new(), 0.0, 0.0);
     for prompt in &prompts[..3] {
         let prompt = engine.tokenizer().expect("a tokenizer").encode(prompt).expect("ids");
-        let speculation = Speculation::Mtp(MtpOptions::default());
+        let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { max_tokens: 96, speculation, ..GenerateOptions::default() };
         let mut session = engine.session(&SessionOptions::default()).expect("a session");
         let mut generation = session.generate(&prompt, &options).expect("a generation");

@@ -18,7 +18,9 @@ use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::verify::{Outcome, VerifyOptions, verify};
-use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
+use foretoken::{
+    ElementType, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 use skipped::skipped;
@@ -305,7 +307,7 @@ fn a_pair_talks_as_before() {
         let engine = Engine::load(&EngineOptions::new(target).with_assistant(assistant)).expect("an engine");
         let prompt = engine.tokenizer().expect("one").encode("impl Iterator for Counter {\n").expect("tokens");
         let mut session = engine.session(&SessionOptions::default()).expect("a session");
-        let speculation = Speculation::Mtp(MtpOptions::default());
+        let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { max_tokens: 48, speculation, ..GenerateOptions::default() };
         let mut generation = session.generate(&prompt, &options).expect("a generation");
         let text: String = generation.by_ref().map(|piece| piece.expect("a piece").text).collect();

@@ -12,8 +12,8 @@ use std::path::Path;
 
 use foretoken::kv::KvOptions;
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Probe, Scheduler,
-    SchedulerOptions, SequenceId, SessionOptions, Speculation, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Probe, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, WeightType,
 };
 
 fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
@@ -53,7 +53,7 @@ fn the_text_is_the_cpus() {
     let want = generate(&cpu, &f32s(), PROMPT, Speculation::Off).0;
     assert_eq!(generate(&engine, &f32s(), PROMPT, Speculation::Off).0, want);
     for block_size in 2..=8 {
-        let mtp = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        let mtp = Speculation::With(SpeculationOptions::mtp(block_size));
         let (ids, rate) = generate(&engine, &f32s(), PROMPT, mtp);
         assert_eq!(ids, want, "B = {block_size}");
         assert!(rate > 0.2, "B = {block_size}: {rate} of the drafts stand");
@@ -69,7 +69,7 @@ fn the_texts_of_many_are_the_cpus() {
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     let jobs = [2, 3, 4, 6].map(|block_size| {
         let prompt = &PROMPT[..PROMPT.len() / block_size];
-        let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        let speculation = Speculation::With(SpeculationOptions::mtp(block_size));
         let ids = engine.tokenizer().expect("a tokenizer").encode(prompt).expect("tokens");
         let options = GenerateOptions { max_tokens: 96, speculation, stop: stop.clone(), ..GenerateOptions::default() };
         let session = engine.session(&f32s()).expect("a session");

@@ -23,8 +23,8 @@ use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
-    DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Probe, Sampling,
-    Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
+    DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Probe, Sampling, Scheduler,
+    SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
@@ -502,7 +502,7 @@ fn drawn_tokens() {
     let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
     let options = GenerateOptions { sampling, seed: 5, ..plain(5) };
     for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
-        let speculation = Speculation::Mtp(MtpOptions { block_size: 3, drafts });
+        let speculation = Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(3) });
         let options = GenerateOptions { speculation, ..options.clone() };
         let ids = |engine: &Engine| {
             let mut session = engine.session(&exact(ElementType::F32)).expect("a session");

@@ -18,8 +18,8 @@ use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Result, SessionOptions,
-    Speculation, Stop, WeightType,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, SessionOptions, Speculation,
+    SpeculationOptions, Stop, WeightType,
 };
 use serde_json::{Value, json};
 use widened::{Heads, Widths, widen};
@@ -100,7 +100,7 @@ fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
     let kv = KvOptions { key, value, exact, max_context: Some(1024), ..KvOptions::default() };
     let speculation = match rows {
         1 => Speculation::Off,
-        _ => Speculation::Mtp(MtpOptions { block_size: rows, ..MtpOptions::default() }),
+        _ => Speculation::With(SpeculationOptions::mtp(rows)),
     };
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     let options = GenerateOptions { max_tokens: 32, speculation, stop, ..GenerateOptions::default() };

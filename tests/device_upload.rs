@@ -24,8 +24,8 @@ use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Speculation,
-    Stop, WeightType,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Result, Speculation,
+    SpeculationOptions, Stop, WeightType,
 };
 use on_device::machine::Emulated;
 
@@ -133,7 +133,7 @@ fn load(options: &EngineOptions, fails: usize) -> (Result<Engine>, Arc<Emulated>
 
 fn ids(engine: &Engine, prompt: &[u32]) -> Vec<u32> {
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let speculation = Speculation::Mtp(MtpOptions { block_size: 3, ..MtpOptions::default() });
+    let speculation = Speculation::With(SpeculationOptions::mtp(3));
     let options = GenerateOptions { max_tokens: 6, speculation, stop, ..GenerateOptions::default() };
     let mut session = engine.session(&Default::default()).expect("a session");
     let pieces = session.generate(prompt, &options).expect("a generation");

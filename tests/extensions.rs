@@ -14,8 +14,8 @@ use foretoken::speculative::{
     Reads,
 };
 use foretoken::{
-    ElementType, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece,
-    Pipeline, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, OutputRows, Piece, Pipeline, Request,
+    Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use rand::rngs::StdRng;
 
@@ -39,7 +39,7 @@ fn options(max_tokens: usize, speculation: Speculation) -> GenerateOptions {
 }
 
 fn mtp(block_size: usize) -> Speculation {
-    Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() })
+    Speculation::With(SpeculationOptions::mtp(block_size))
 }
 
 fn pieces(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<Piece> {

@@ -13,8 +13,8 @@ use foretoken::kv::{Batch, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Request,
-    Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, Request, Result,
+    Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 
 use changed_model::ChangedModel;
@@ -159,7 +159,7 @@ fn memory_for_the_text_alone_is_enough() {
     };
     for speculation in [
         Speculation::Off,
-        Speculation::Mtp(MtpOptions { block_size: 16, ..MtpOptions::default() }),
+        Speculation::With(SpeculationOptions::mtp(16)),
         given(16, usize::MAX, |_, most| vec![9; most]),
         Speculation::With(lookup),
     ] {
@@ -200,7 +200,7 @@ fn a_sequence_that_waits_for_memory_keeps_its_drafts() {
             let with = |max_tokens| GenerateOptions {
                 sampling: Sampling { temperature, ..Sampling::default() },
                 seed,
-                speculation: Speculation::Mtp(MtpOptions { block_size: 4, drafts }),
+                speculation: Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(4) }),
                 ..plain(max_tokens)
             };
             let options = [with(20), with(60)];

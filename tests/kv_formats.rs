@@ -10,8 +10,8 @@ use foretoken::kv::{
 };
 use foretoken::nn::tensor;
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation,
-    Stop,
+    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 
 #[test]
@@ -38,7 +38,7 @@ fn speculation_keeps_the_text(isa: Isa) {
             let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
             let speculation = match block_size {
                 1 => Speculation::Off,
-                block_size => Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() }),
+                block_size => Speculation::With(SpeculationOptions::mtp(block_size)),
             };
             let options = GenerateOptions { max_tokens, stop, speculation, ..GenerateOptions::default() };
             let mut generation = session.generate(&prompt, &options).expect("a generation");
@@ -75,7 +75,7 @@ fn drafts_over_quantized_rows_are_accepted() {
         let kv = KvOptions { key, value, exact, max_round_rows: 64, ..KvOptions::default() };
         let mut session = engine.session(&SessionOptions { kv }).expect("a session");
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-        let speculation = Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() });
+        let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { max_tokens: 200, stop, speculation, ..GenerateOptions::default() };
         let mut generation = session.generate(&prompt, &options).expect("a generation");
         generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));

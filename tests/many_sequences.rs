@@ -19,8 +19,8 @@ use foretoken::speculative::{
 };
 use foretoken::{
     ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
-    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, MtpOptions, Output, Request, Sampling, Scheduler,
-    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
+    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions,
+    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -499,7 +499,7 @@ fn a_prompt_is_atomic_for_a_head() {
             stop,
             sampling: Sampling { temperature: 0.8, ..Sampling::default() },
             seed,
-            speculation: Speculation::Mtp(MtpOptions::default()),
+            speculation: Speculation::With(SpeculationOptions::mtp(4)),
             ..GenerateOptions::default()
         };
         let written = [false, true].map(|is_disturbed| {
@@ -532,7 +532,7 @@ fn forks_of_a_prompt_draft_as_if_alone() {
         stop,
         sampling: Sampling { temperature: 0.8, ..Sampling::default() },
         seed: 3,
-        speculation: Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() }),
+        speculation: Speculation::With(SpeculationOptions::mtp(4)),
         ..GenerateOptions::default()
     };
     for len in [1, 2, 150] {

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, Cancel};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, MtpOptions,
-    PrefixCacheOptions, Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, PrefixCacheOptions,
+    Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -159,7 +158,7 @@ fn sampled_drafts_are_those_of_a_fresh_session() {
         let options = GenerateOptions {
             sampling: Sampling { temperature: 0.8, ..Sampling::default() },
             seed,
-            speculation: Speculation::Mtp(MtpOptions::default()),
+            speculation: Speculation::With(SpeculationOptions::mtp(4)),
             ..options(40, &engine)
         };
         let ids = |session: &mut Session, prompt: &[u32], options: &GenerateOptions| -> Vec<u32> {

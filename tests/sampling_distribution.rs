@@ -12,8 +12,7 @@ use foretoken::speculative::{
     NgramSimpleOptions, accept,
 };
 use foretoken::{
-    Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Sampling, SessionOptions, Speculation,
-    SpeculationOptions,
+    Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Sampling, SessionOptions, Speculation, SpeculationOptions,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -475,7 +474,7 @@ impl Pair {
         let (plain, _) = texts(&engine, &self.prompt, &with(Speculation::Off), 0..seeds);
         assert!(plain.len() > 4, "{plain:?} is too few texts for a comparison");
         for (n, drafts) in (1..).zip([DraftSampling::Greedy, DraftSampling::Sampled]) {
-            let speculation = Speculation::Mtp(MtpOptions { block_size: 4, drafts });
+            let speculation = Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(4) });
             let (speculative, rate) = texts(&engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
             let fit = two_samples(&plain, &speculative);
             println!("{drafts:?}: {} texts, {rate:.2} accepted, deviate {fit:.2}", speculative.len());

@@ -9,9 +9,8 @@ use cases::on_every_isa;
 use foretoken::kv::KvOptions;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters, MtpPreset};
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, MtpOptions, Piece,
-    Pipeline, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
-    Statistics, Stop,
+    ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, Piece, Pipeline, Sampling,
+    Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
 
 /// Draft block sizes that are compared with plain decoding: all on the widest instruction set.
@@ -99,7 +98,7 @@ fn plain(max_tokens: usize) -> GenerateOptions {
 }
 
 fn speculative(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
-    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    let speculation = Speculation::With(SpeculationOptions::mtp(block_size));
     GenerateOptions { speculation, ..options.clone() }
 }
 
@@ -203,7 +202,7 @@ fn mixed_types_and_drawn_drafts(isa: Isa) {
     let mut session = engine.session(&mixed).expect("a session");
     let want = run_pieces(&mut session, &pair.prompt, &plain(40), usize::MAX);
     for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
-        let speculation = Speculation::Mtp(MtpOptions { block_size: 5, drafts });
+        let speculation = Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(5) });
         let options = GenerateOptions { speculation, ..plain(40) };
         let mut session = engine.session(&mixed).expect("a session");
         let got = run_pieces(&mut session, &pair.prompt, &options, usize::MAX);
@@ -513,7 +512,7 @@ fn a_nextn_head_reads_prompts_longer_than_its_context() {
     let kv = KvOptions { max_context: Some(1024), ..KvOptions::default() };
     let memory = load(None).session(&SessionOptions { kv }).expect("a session").kv().bytes_at(1024) as u64;
     let prompt: Vec<u32> = (0..500).map(|i| 10 + i * 7919 % 3000).collect();
-    let mtp = Speculation::Mtp(MtpOptions { block_size: 3, ..MtpOptions::default() });
+    let mtp = Speculation::With(SpeculationOptions::mtp(3));
     let write = |speculation| {
         let engine = load(Some(memory));
         let open = || engine.session(&SessionOptions::default()).expect("a session");

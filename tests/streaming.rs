@@ -8,8 +8,8 @@ use std::path::Path;
 use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role, Thinking};
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, MtpOptions, SessionOptions, Speculation,
-    Stop,
+    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 use serde_json::json;
 
@@ -206,7 +206,7 @@ fn generate(
 
 /// With and without drafts, which change where pieces end.
 fn with_and_without_drafts(options: &GenerateOptions) -> Vec<GenerateOptions> {
-    let speculation = [1, 4, 8].map(|block_size| Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() }));
+    let speculation = [1, 4, 8].map(|block_size| Speculation::With(SpeculationOptions::mtp(block_size)));
     let speculation = std::iter::once(Speculation::Off).chain(speculation);
     speculation.map(|speculation| GenerateOptions { speculation, ..options.clone() }).collect()
 }

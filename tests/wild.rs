@@ -25,7 +25,7 @@ use foretoken::tokenizer::Tokenizer;
 use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, LogitsProcessor, Model,
-    MtpOptions, OutputRows, Result, Sampling, SessionOptions, Speculation, Statistics, Stop, WeightType,
+    OutputRows, Result, Sampling, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
 };
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use gguf_writer::*;
@@ -2412,7 +2412,7 @@ fn acceptance_is_counted_by_position() {
         let ids: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
         (ids, generation.statistics().clone())
     };
-    let drafts = Speculation::Mtp(MtpOptions { block_size: 5, ..MtpOptions::default() });
+    let drafts = Speculation::With(SpeculationOptions::mtp(5));
     let shares = |s: &Statistics| -> Vec<f64> {
         let accepted = s.accepted_at.iter().copied().chain(std::iter::repeat(0));
         accepted.zip(&s.drafted_at).map(|(accepted, n)| accepted as f64 / *n as f64).collect()

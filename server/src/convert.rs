@@ -7,8 +7,8 @@ use foretoken::sampler::{LogitBias, LogitsProcessor};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, GenerateOptions, MtpOptions, Piece, Sampling, Speculation, SpeculationOptions, Statistics,
-    Stop, TokenLogprobs,
+    EndOfGeneration, Engine, GenerateOptions, Piece, Sampling, Speculation, SpeculationOptions, Statistics, Stop,
+    TokenLogprobs,
 };
 use serde_json::{Value, json};
 
@@ -203,7 +203,6 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
     let mut options = match default {
         Speculation::With(options) => options.clone(),
-        Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
         _ => SpeculationOptions::default(),
     };
     if let Some(rows) = block {
@@ -237,7 +236,6 @@ fn reproducible(speculation: Speculation) -> Speculation {
         Speculation::With(options) => {
             Speculation::With(SpeculationOptions { drafts: DraftSampling::Greedy, ..options })
         }
-        Speculation::Mtp(mtp) => Speculation::Mtp(MtpOptions { drafts: DraftSampling::Greedy, ..mtp }),
         other => other,
     }
 }

@@ -8,8 +8,8 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
 };
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
-    Speculation, SpeculationOptions, Statistics, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation,
+    SpeculationOptions, Statistics, Stop, WeightType,
 };
 use rand::rngs::StdRng;
 
@@ -94,7 +94,7 @@ pub fn plain(max_tokens: usize) -> GenerateOptions {
 }
 
 pub fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
-    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    let speculation = Speculation::With(SpeculationOptions::mtp(block_size));
     GenerateOptions { speculation, ..options.clone() }
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, pair};
 use foretoken_tools::demo;
 use foretoken_tools::println;
@@ -62,8 +62,10 @@ fn command(args: Args) -> Result<()> {
     for prompt in &prompts {
         let prompt = engine.tokenizer()?.encode(prompt)?;
         for (block_size, total) in args.blocks.iter().zip(&mut totals) {
-            let mtp = MtpOptions { block_size: *block_size, ..MtpOptions::default() };
-            let speculation = if *block_size == 1 { Speculation::Off } else { Speculation::Mtp(mtp) };
+            let speculation = match *block_size {
+                1 => Speculation::Off,
+                block_size => Speculation::With(SpeculationOptions::mtp(block_size)),
+            };
             let options = GenerateOptions { max_tokens: args.max_tokens, speculation, ..GenerateOptions::default() };
             let mut session = engine.session(&SessionOptions::default())?;
             let mut generation = session.generate(&prompt, &options)?;

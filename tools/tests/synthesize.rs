@@ -10,7 +10,7 @@ use std::path::Path;
 use clap::Parser;
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter, TensorWriter, Value, ValueType};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Piece, SessionOptions, Speculation,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Piece, SessionOptions, Speculation, SpeculationOptions,
     Statistics, Stop,
 };
 
@@ -42,7 +42,7 @@ fn echoes(options: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let engine = synthesize(directory.path(), options);
     let vocab = engine.target().vocab_size();
-    let mtp = Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() });
+    let mtp = Speculation::With(SpeculationOptions::mtp(4));
     for last in (300..vocab as u32).step_by(vocab / 4) {
         let (ids, statistics) = generate(&engine, last, mtp.clone());
         assert_eq!(ids, [last; TOKENS], "{options}");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use foretoken::checkpoint::{Checkpoint, model_name};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{DrafterOptions, Drafters};
-use foretoken::{Drafts, MtpOptions, Speculation, SpeculationOptions, target_facts};
+use foretoken::{Drafts, Speculation, SpeculationOptions, target_facts};
 use serde::{Deserialize, Serialize};
 
 use crate::Args;
@@ -198,7 +198,6 @@ impl Plan {
 
     fn add(&mut self, cell: Cell, mode: Mode) {
         let drafts = match &mode {
-            Mode::Ours { speculation: Speculation::Mtp(_), .. } => true,
             Mode::Ours { speculation: Speculation::With(options), .. } => match &options.drafters {
                 Drafters::Priority(list) | Drafters::Best(list) => list.contains(&DrafterOptions::Mtp),
                 _ => false,
@@ -218,7 +217,7 @@ fn modes(args: &Args) -> Result<Vec<(String, Speculation)>> {
     let mut modes = vec![(OFF.to_owned(), Speculation::Off)];
     for rows in &args.blocks {
         ensure!((2..=64).contains(rows), "--blocks: {rows}: a block has 2 to 64 rows");
-        let speculation = Speculation::Mtp(MtpOptions { block_size: *rows, ..MtpOptions::default() });
+        let speculation = Speculation::With(SpeculationOptions::mtp(*rows));
         modes.push((format!("B = {rows}"), speculation));
     }
     for name in &args.mixture {

@@ -13,8 +13,8 @@ use clap::Parser;
 use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::F32View;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation, Statistics,
-    Stop,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+    Statistics, Stop,
 };
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::pair;
@@ -243,7 +243,7 @@ fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Res
         let len = longest / 2 + longest / 2 * piece / pieces;
         let mut session = engine.session(&SessionOptions { kv: kv.clone() })?;
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-        let speculation = Speculation::Mtp(MtpOptions::default());
+        let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { max_tokens: PIECE, stop, speculation, ..GenerateOptions::default() };
         let mut generation = session.generate(&ids[..len], &options)?;
         generation.by_ref().try_for_each(|piece| piece.map(drop))?;

@@ -77,7 +77,7 @@ impl Run {
         }
         let pipeline = session.configure(options)?;
         let decoder = session.decoder().0;
-        let kinds = decoder.drafting.kinds();
+        let kinds = decoder.drafting.drafters.kinds();
         let statistics = Statistics {
             generations: 1,
             prompt_tokens: prompt.len(),

@@ -147,7 +147,7 @@ impl Session {
     /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's
     /// counts, to be saved and passed to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
-        self.decoder().0.drafting.learnt()
+        self.decoder().0.drafting.drafters.learnt()
     }
 
     /// A copy that continues independently. Both share the memory of their common prefix.
@@ -161,7 +161,7 @@ impl Session {
         let backend = Backend { device, ..from.backend.clone() };
         let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
         let to = fork.decoder().0;
-        from.drafting.fork_drafters(&mut to.drafting);
+        to.drafting.drafters = from.drafting.drafters.fork();
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = from.drafting.newest.clone();
         Ok(fork)
@@ -290,9 +290,8 @@ impl Session {
         }
         let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder().0;
         let context = state.kv().max_context();
-        drafting.set_drafters(list, context, |options| {
-            engine.parts.sources.drafter(options, backend, (&kv_options, context))
-        })?;
+        let new = |options: &DrafterOptions| engine.parts.sources.drafter(options, backend, (&kv_options, context));
+        drafting.drafters.set(list, context, new)?;
         let settings = Settings {
             sampler,
             constraint: constraint.map(Mutex::new),

@@ -88,7 +88,8 @@ impl Scheduler {
             return None;
         }
         let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();
-        if self.slots.iter_mut().rev().filter(running).any(|slot| slot.session.decoder().0.drafting.release()) {
+        let release = |slot: &mut Slot| slot.session.decoder().0.drafting.drafters.release();
+        if self.slots.iter_mut().rev().filter(running).any(release) {
             return None;
         }
         let newest = self.slots.iter_mut().rev().find(running)?;
@@ -107,6 +108,6 @@ impl Scheduler {
 /// An upper bound of the page bytes that the next `rows` rows take, of the target and of the drafters.
 fn page_bytes(session: &mut Session, rows: usize) -> u64 {
     let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
-    let of_drafters = if rows > 0 { drafting.page_bytes(state.len() + rows) } else { 0 };
+    let of_drafters = if rows > 0 { drafting.drafters.page_bytes(state.len() + rows) } else { 0 };
     (backend.bytes_of_round(state, rows) + of_drafters) as u64
 }

@@ -77,7 +77,7 @@ impl Step<'_> {
 
     /// Frees memory: drops the draft or, if there is none, the drafters' pages. Returns whether there was either.
     pub fn give_up_drafts(&mut self) -> bool {
-        self.drop_draft() || self.decoder.drafting.release()
+        self.drop_draft() || self.decoder.drafting.drafters.release()
     }
 }
 
@@ -194,7 +194,7 @@ impl Proposing<'_> {
     fn handle_out_of_memory<T>(&mut self, result: Result<T>) -> Result<()> {
         match result {
             Err(Error::Memory { .. }) => {
-                self.decoder.drafting.release();
+                self.decoder.drafting.drafters.release();
                 self.proposal.planned_len = self.proposal.draft.tokens.len();
                 Ok(())
             }
@@ -329,7 +329,7 @@ impl Work {
         match self {
             Work::Prompt { ids, is_last } => {
                 let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
-                (ids.clone(), logits, if drafting.reads().hidden { OutputRows::All } else { logits })
+                (ids.clone(), logits, if drafting.drafters.reads().hidden { OutputRows::All } else { logits })
             }
             Work::Verify(proposal) => (drafting.rows(proposal), OutputRows::All, OutputRows::All),
         }
@@ -352,7 +352,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         batch.push(&ids, round)?;
         let (logits, hidden) =
             (request.add_logits(first, ids.len(), logits), request.add_hidden(first, ids.len(), hidden));
-        request.taps.extend(drafting.reads().taps);
+        request.taps.extend(drafting.drafters.reads().taps);
         unfinished.push((drafting, work, rng, ends, logits, hidden));
     }
     request.taps.sort_unstable();
@@ -367,7 +367,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
-            taps: drafting.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
+            taps: drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
         };
         Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
     });

@@ -6,15 +6,14 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::chain::ChainDraft;
-use super::drafters::OutOfMemory;
+use super::drafter_list::DrafterList;
 use super::drafting_context::DraftingContext;
-use super::forked_drafters::ForkedDrafters;
 use super::proposal::{Call, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
-    Accepted, AvailableDrafter, Cancel, Confidence, Context, Costs, DecisionInput, DecodeState, Draft, DraftCost,
-    DraftOutcome, Drafter, DrafterKind, DrafterOptions, ForwardOutput, NgramCache, Observation, Order, OtherSequences,
-    Plan, Planner, Proposal, Reads, RoundResult, Settings, States, Verdict,
+    Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput, DecodeState, Draft,
+    DraftCost, DraftOutcome, ForwardOutput, Observation, Order, OtherSequences, Plan, Planner, Proposal, RoundResult,
+    Settings, States, Verdict,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -26,85 +25,30 @@ pub(crate) struct Drafting {
     /// The tokens whose rows are in the state, followed by the last token, if there is one.
     pub tokens: Vec<u32>,
     pub newest: Option<DecodeState>,
-    drafters: Vec<Box<dyn Drafter>>,
-    /// Options of the drafters; `None` if memory for one was missing: the next generation creates all again.
-    list: Option<Vec<DrafterOptions>>,
-    forked: ForkedDrafters,
+    pub drafters: DrafterList,
     planner: Planner,
     settings: Settings,
-    rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
-    failed: Option<Error>, // of a drafter, after a round that succeeded
+    rng: StdRng, // for drafts; the target's draws have their own, independent of the drafters
 }
 
 impl Drafting {
     /// An empty sequence without drafters.
     pub fn new(sampler: Sampler) -> Self {
-        let planner = Planner::new(Default::default(), None, &[], Costs::default());
-        let (tokens, drafters, list) = (Vec::new(), Vec::new(), Some(Vec::new()));
-        let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
         Self {
-            tokens,
+            tokens: Vec::new(),
             newest: None,
-            drafters,
-            list,
-            forked: ForkedDrafters::default(),
-            planner,
-            settings,
-            rng,
-            failed: None,
+            drafters: DrafterList::default(),
+            planner: Planner::new(BlockSize::default(), None, &[], Costs::default()),
+            settings: Settings::plain(sampler),
+            rng: StdRng::seed_from_u64(0),
         }
-    }
-
-    /// Creates the drafters of `list`, for a sequence of at most `max_context` tokens, unless they are those of the
-    /// last generation, which keep their state. A model whose K and V do not fit memory drafts nothing in this
-    /// generation.
-    ///
-    /// # Errors
-    /// Those of `new`.
-    pub fn set_drafters(
-        &mut self,
-        list: Vec<DrafterOptions>,
-        max_context: usize,
-        new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
-    ) -> Result<()> {
-        if self.list.as_ref() == Some(&list) {
-            return Ok(());
-        }
-        let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
-        for options in &list {
-            drafters.push(match self.forked.take_or(options, max_context, &new) {
-                Err(error @ Error::Memory { .. }) => {
-                    tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
-                    complete = false;
-                    Box::new(OutOfMemory { kind: options.kind(), reads: Reads::default() })
-                }
-                drafter => drafter?,
-            });
-        }
-        (self.list, self.drafters) = (complete.then_some(list), drafters);
-        Ok(())
-    }
-
-    /// Gives a fork copies of the drafters, with their state; also of the forked ones, if no
-    /// generation has begun since.
-    pub fn fork_drafters(&self, to: &mut Self) {
-        let drafters = self.drafters.iter().map(|drafter| &**drafter);
-        to.forked = ForkedDrafters::of(self.list.iter().flatten().zip(drafters), &self.forked);
     }
 
     /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
-        // Forked drafters do not observe this generation.
-        self.forked.clear();
-        self.failed = None;
-        let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
-        self.planner = planner(&costs);
+        self.planner = planner(&self.drafters.configure());
         self.settings = settings;
         self.rng = rng;
-    }
-
-    pub fn kinds(&self) -> Vec<DrafterKind> {
-        self.drafters.iter().map(|drafter| drafter.kind()).collect()
     }
 
     pub fn costs(&self) -> &Costs {
@@ -121,31 +65,9 @@ impl Drafting {
         self.settings.constraint.as_ref().map_or(Duration::ZERO, |constraint| constraint.lock().time())
     }
 
-    fn is_model(&self, drafter: usize) -> bool {
-        self.drafters[drafter].cost() == DraftCost::PerToken
-    }
-
-    fn offers_forced(&self) -> bool {
-        self.drafters.iter().any(|drafter| drafter.cost() == DraftCost::Forced)
-    }
-
     /// Whether the planner chooses the rows.
     pub fn chooses(&self) -> bool {
         self.planner.chooses()
-    }
-
-    /// An upper bound of the page bytes that the drafters take to read the sequence up to position `end`.
-    pub fn page_bytes(&self, end: usize) -> usize {
-        self.drafters.iter().map(|drafter| drafter.page_bytes(end)).sum()
-    }
-
-    pub fn learnt(&self) -> Option<NgramCache> {
-        self.drafters.iter().find_map(|drafter| drafter.learnt())
-    }
-
-    /// The union of what the drafters read of the target's passes.
-    pub fn reads(&self) -> Reads {
-        self.drafters.iter().map(|drafter| drafter.reads()).fold(Reads::default(), Reads::and)
     }
 
     /// Continues a generation after `newest`. Returns the time that the drafters took; the next round reports their
@@ -154,14 +76,7 @@ impl Drafting {
         self.tokens.push(newest.last);
         self.newest = Some(newest);
         let start = Instant::now();
-        for drafter in &mut self.drafters {
-            let begun = Error::catch(|| {
-                drafter.begin(&self.tokens);
-                Ok(())
-            });
-            self.failed = self.failed.take().or(begun.err());
-        }
-        self.handle_failure();
+        self.drafters.begin(&self.tokens);
         start.elapsed()
     }
 
@@ -170,8 +85,7 @@ impl Drafting {
         self.tokens.truncate(len);
         self.tokens.extend(newest.iter().map(|newest| newest.last));
         self.newest = newest;
-        self.drafters.iter_mut().for_each(|drafter| drafter.truncate(self.tokens.len()));
-        self.forked.truncate(self.tokens.len());
+        self.drafters.truncate(self.tokens.len());
     }
 
     /// Whether the text is greedy: it does not depend on its drafts, sampled or not.
@@ -182,21 +96,6 @@ impl Drafting {
     /// Takes back a proposal that was not verified: the next one is drawn from the same random numbers.
     pub fn take_back(&mut self, proposal: Proposal) {
         self.rng = proposal.rng.unwrap_or_else(|| self.rng.clone());
-    }
-
-    /// Frees the pages of models that draft, which then draft nothing until the next generation: drafts change the
-    /// speed, never whether a text fits memory. Returns whether there were any.
-    pub fn release(&mut self) -> bool {
-        let mut released = false;
-        for drafter in self.drafters.iter_mut().filter(|drafter| drafter.holds_pages()) {
-            *drafter = Box::new(OutOfMemory { kind: drafter.kind(), reads: drafter.reads() });
-            released = true;
-        }
-        if released {
-            tracing::warn!("memory is exhausted: models no longer draft");
-            self.list = None;
-        }
-        released
     }
 
     /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results,
@@ -217,18 +116,12 @@ impl Drafting {
         }
         let first = self.tokens.len();
         self.tokens.extend(ids);
-        match self.drafters.iter_mut().try_for_each(|drafter| drafter.read_prompt(&self.tokens)) {
-            Err(Error::Memory { .. }) => _ = self.release(),
-            read => read?,
-        }
+        self.drafters.read_prompt(|drafter| drafter.read_prompt(&self.tokens))?;
         let Some(output) = output else { return Ok(None) };
-        if self.reads().hidden {
+        if self.drafters.reads().hidden {
             let states = output.states(ids.len())?;
             let seen = states.observed(&self.tokens, first, None);
-            match self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen)) {
-                Err(Error::Memory { .. }) => _ = self.release(),
-                observed => observed?,
-            }
+            self.drafters.read_prompt(|drafter| drafter.observe(&seen))?;
         }
         if !draws {
             return Ok(None);
@@ -247,14 +140,13 @@ impl Drafting {
     /// # Errors
     /// A drafter's, including from observing the last round.
     pub fn propose(&mut self, state: &SequenceState, (max_rows, others): (usize, OtherSequences)) -> Result<Proposal> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
+        self.drafters.check()?;
         let (start, rng) = (Instant::now(), Some(self.rng.clone()));
         let max_rows = max_rows.clamp(1, state.kv().max_round_rows());
         let most = max_rows - 1;
         let constraint = self.settings.constraint.as_ref();
-        let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
+        let forced =
+            constraint.filter(|_| self.drafters.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
         let (order, pauses_models) = (self.settings.order, self.planner.pauses_models());
         let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing()) };
@@ -289,7 +181,8 @@ impl Drafting {
         if let Plan::Draft { drafter, tokens } = decision.plan {
             draft = found[drafter].clone();
             draft.truncate(tokens);
-            (chosen, planned_len) = (Some(drafter), if self.is_model(drafter) { tokens } else { draft.tokens.len() });
+            planned_len = if self.drafters.is_model(drafter) { tokens } else { draft.tokens.len() };
+            chosen = Some(drafter);
         }
         let time = start.elapsed();
         Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time, rng })
@@ -307,7 +200,7 @@ impl Drafting {
             confidence: self.settings.confidence,
         };
         let constraint = self.settings.constraint.as_ref();
-        Some(DraftingContext { context, drafters: &mut self.drafters, constraint, rng: &mut self.rng })
+        Some(DraftingContext { context, drafters: &mut self.drafters.all, constraint, rng: &mut self.rng })
     }
 
     /// The next draft step, if other sequences can share it; `None` if the draft is complete, or
@@ -335,7 +228,7 @@ impl Drafting {
         cancel: &Cancel,
     ) -> Result<()> {
         while let Some(drafter) = proposal.incomplete(cancel)
-            && self.drafters[drafter].chain().is_none()
+            && self.drafters.all[drafter].chain().is_none()
         {
             let start = Instant::now();
             let Proposal { draft, calls, forced, .. } = &mut *proposal;
@@ -398,16 +291,16 @@ impl Drafting {
         // the row that predicted it.
         let last_token = tokens[emitted - 1];
         let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
-        let states = if self.reads().hidden { output.states(emitted)? } else { States::default() };
+        let states = if self.drafters.reads().hidden { output.states(emitted)? } else { States::default() };
         drop(output);
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
         let verdict = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
-        self.observe(timing.position, &states, verdict);
+        self.drafters.observe(&self.tokens, timing.position, &states, verdict);
         let accept_time = start.elapsed();
 
-        let of_model = drafter.filter(|one| self.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));
+        let of_model = drafter.filter(|one| self.drafters.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
         let refused = usize::from(accepted == drafted && of_model > drafted);
         // A draft cut by the end of the text says nothing about the drafts after the cut.
@@ -450,30 +343,6 @@ impl Drafting {
         Ok(emitted)
     }
 
-    /// Lets the drafters observe a round's committed rows, and one the verdict on its draft. The next round reports
-    /// an error or a panic.
-    fn observe(&mut self, first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
-        for (i, drafter) in self.drafters.iter_mut().enumerate() {
-            let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);
-            let observed = Error::catch(|| drafter.observe(&states.observed(&self.tokens, first, own)));
-            self.failed = self.failed.take().or(observed.err());
-        }
-        self.handle_failure();
-    }
-
-    /// A drafter without memory drafts nothing; any other failure is reported by the next round.
-    fn handle_failure(&mut self) {
-        match &self.failed {
-            Some(Error::Memory { .. }) => {
-                self.failed = None;
-                self.release();
-            }
-            // The next generation makes them anew.
-            Some(_) => self.list = None,
-            None => {}
-        }
-    }
-
     /// Tells the planner what a round cost and achieved: the rows verified, and the tokens emitted.
     fn report(
         &mut self,
@@ -485,13 +354,13 @@ impl Drafting {
         accept_time: Duration,
     ) {
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
-        let steps = calls.iter().find(|call| self.is_model(call.drafter));
+        let steps = calls.iter().find(|call| self.drafters.is_model(call.drafter));
         self.planner.observe(&Observation {
             context: timing.position,
             rows,
             others: timing.others,
             verify_ms: milliseconds(timing.verify + accept_time),
-            steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
+            steps: steps.map(|call| (self.drafters.all[call.drafter].kind(), call.tokens, milliseconds(call.time))),
             verified,
             found: &outcomes(found, tokens),
             emitted: tokens.len(),

@@ -1,0 +1,181 @@
+//! The drafters of a sequence, from one generation to the next.
+
+use super::drafters::OutOfMemory;
+use super::{DraftCost, Drafter, DrafterKind, DrafterOptions, NgramCache, Reads, States, Verdict};
+use crate::{Error, Result};
+
+/// A sequence's drafters, which keep their state as long as generations list the same ones.
+#[derive(Default)]
+pub(crate) struct DrafterList {
+    pub(super) all: Vec<Box<dyn Drafter>>,
+    /// Their options; `None` if one failed or memory for one was missing: the next generation creates all again.
+    options: Option<Vec<DrafterOptions>>,
+    /// Copies of the drafters of the sequence that was forked, until the fork's first generation.
+    forked: Vec<(DrafterOptions, Box<dyn Drafter>)>,
+    failed: Option<Error>, // of one, after a round that succeeded
+}
+
+impl DrafterList {
+    /// Creates the drafters of `list`, for a sequence of at most `max_context` tokens, unless they are those of the
+    /// last generation. A model whose K and V do not fit memory drafts nothing in this generation.
+    ///
+    /// # Errors
+    /// Those of `new`.
+    pub fn set(
+        &mut self,
+        list: Vec<DrafterOptions>,
+        max_context: usize,
+        new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
+    ) -> Result<()> {
+        if self.options.as_ref() == Some(&list) {
+            return Ok(());
+        }
+        let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
+        for options in &list {
+            drafters.push(match self.forked_or(options, max_context, &new) {
+                Err(error @ Error::Memory { .. }) => {
+                    tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
+                    complete = false;
+                    Box::new(OutOfMemory { kind: options.kind(), reads: Reads::default() })
+                }
+                drafter => drafter?,
+            });
+        }
+        (self.options, self.all) = (complete.then_some(list), drafters);
+        Ok(())
+    }
+
+    /// The forked drafter with these options, or else a new one, for a sequence of at most `max_context` tokens.
+    ///
+    /// # Errors
+    /// Those of `new`.
+    fn forked_or(
+        &mut self,
+        options: &DrafterOptions,
+        max_context: usize,
+        new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
+    ) -> Result<Box<dyn Drafter>> {
+        let Some(index) = self.forked.iter().position(|(of, _)| of == options) else { return new(options) };
+        let forked = self.forked.swap_remove(index).1;
+        if forked.max_context() >= max_context {
+            return Ok(forked);
+        }
+        // The sequence that it was forked from may have been shorter.
+        let longer = new(options).ok().filter(|new| new.max_context() > forked.max_context());
+        Ok(longer.unwrap_or(forked))
+    }
+
+    /// The list of a fork: copies of the drafters that can be copied, with their state; also of the forked ones, if no
+    /// generation has begun since.
+    pub fn fork(&self) -> Self {
+        let own = self.options.iter().flatten().zip(&self.all);
+        let all = own.chain(self.forked.iter().map(|forked| (&forked.0, &forked.1)));
+        let forked = all.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
+        Self { forked, ..Self::default() }
+    }
+
+    /// A generation begins, which forked drafters do not observe. Returns the drafters' costs.
+    pub fn configure(&mut self) -> Vec<DraftCost> {
+        self.forked.clear();
+        self.failed = None;
+        self.all.iter().map(|drafter| drafter.cost()).collect()
+    }
+
+    pub fn kinds(&self) -> Vec<DrafterKind> {
+        self.all.iter().map(|drafter| drafter.kind()).collect()
+    }
+
+    pub fn is_model(&self, drafter: usize) -> bool {
+        self.all[drafter].cost() == DraftCost::PerToken
+    }
+
+    pub fn offers_forced(&self) -> bool {
+        self.all.iter().any(|drafter| drafter.cost() == DraftCost::Forced)
+    }
+
+    /// An upper bound of the page bytes that they take to read the sequence up to position `end`.
+    pub fn page_bytes(&self, end: usize) -> usize {
+        self.all.iter().map(|drafter| drafter.page_bytes(end)).sum()
+    }
+
+    pub fn learnt(&self) -> Option<NgramCache> {
+        self.all.iter().find_map(|drafter| drafter.learnt())
+    }
+
+    /// The union of what they read of the target's passes.
+    pub fn reads(&self) -> Reads {
+        self.all.iter().map(|drafter| drafter.reads()).fold(Reads::default(), Reads::and)
+    }
+
+    /// Starts a generation after `tokens`.
+    pub fn begin(&mut self, tokens: &[u32]) {
+        self.notify(|_, drafter| {
+            drafter.begin(tokens);
+            Ok(())
+        });
+    }
+
+    /// The sequence was truncated to its first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
+        self.all.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
+    }
+
+    /// Lets all read a part of a prompt.
+    ///
+    /// # Errors
+    /// Those of `read`, unless memory is exhausted: models then draft nothing.
+    pub fn read_prompt(&mut self, mut read: impl FnMut(&mut dyn Drafter) -> Result<()>) -> Result<()> {
+        match self.all.iter_mut().try_for_each(|drafter| read(&mut **drafter)) {
+            Err(Error::Memory { .. }) => _ = self.release(),
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Lets all observe a round's committed rows, of positions from `first` on, and one the verdict on its draft.
+    pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
+        self.notify(|i, drafter| {
+            let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);
+            drafter.observe(&states.observed(tokens, first, own))
+        });
+    }
+
+    /// Calls every drafter. [`DrafterList::check`] reports an error or a panic, unless memory is exhausted: models then
+    /// draft nothing.
+    fn notify(&mut self, mut call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) {
+        for (i, drafter) in self.all.iter_mut().enumerate() {
+            let called = Error::catch(|| call(i, &mut **drafter));
+            self.failed = self.failed.take().or(called.err());
+        }
+        match &self.failed {
+            Some(Error::Memory { .. }) => {
+                self.failed = None;
+                self.release();
+            }
+            Some(_) => self.options = None,
+            None => {}
+        }
+    }
+
+    /// # Errors
+    /// A drafter's error or panic since the last round.
+    pub fn check(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Frees the pages of models that draft, which then draft nothing until the next generation: drafts change the
+    /// speed, never whether a text fits memory. Returns whether there were any.
+    pub fn release(&mut self) -> bool {
+        let mut released = false;
+        for drafter in self.all.iter_mut().filter(|drafter| drafter.holds_pages()) {
+            *drafter = Box::new(OutOfMemory { kind: drafter.kind(), reads: drafter.reads() });
+            released = true;
+        }
+        if released {
+            tracing::warn!("memory is exhausted: models no longer draft");
+            self.options = None;
+        }
+        released
+    }
+}

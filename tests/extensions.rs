@@ -230,6 +230,38 @@ fn drafts_outside_the_vocabulary_are_dropped() {
     }
 }
 
+/// Drafts the rest of a text at once.
+struct Hasty(Vec<u32>);
+
+impl Drafter for Hasty {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+    fn draft(&mut self, context: &Context<'_>, _: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        draft.tokens = self.0.iter().skip(context.tokens.len()).copied().collect();
+        Ok(())
+    }
+}
+
+/// Rounds and texts are as long as requested, also if a drafter drafts more.
+#[test]
+fn drafts_that_are_too_long_are_truncated() {
+    let (engine, prompt) = engine("dense");
+    let want = ids(&pieces(&mut session(&engine), &prompt, &options(24, Speculation::Off)));
+    let text = [&prompt[..], &want].concat();
+    let make = move || -> Box<dyn Drafter> { Box::new(Hasty(text.clone())) };
+    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("hasty", make))]);
+    let with = SpeculationOptions { drafters, block: BlockSize::Fixed(4), ..SpeculationOptions::default() };
+    for max_tokens in 6..10 {
+        let got = pieces(&mut session(&engine), &prompt, &options(max_tokens, Speculation::With(with.clone())));
+        assert_eq!(ids(&got), want[..max_tokens.min(want.len())]);
+        assert!(got.iter().all(|piece| piece.tokens.len() <= 4), "{max_tokens} tokens");
+    }
+}
+
 /// A drafter's panic in `observe` ends the generation after the round that it was shown, also when the next draft is
 /// overlapped; the session continues from the emitted tokens.
 #[test]

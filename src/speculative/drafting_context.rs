@@ -26,7 +26,9 @@ impl DraftingContext<'_> {
     pub fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft, calls: &mut Vec<Call>) -> Result<()> {
         let (start, before) = (Instant::now(), draft.tokens.len());
         self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
-        let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
+        // A custom drafter may have drafted more: `max_tokens` and the rows of a round are limits.
+        draft.truncate(most);
+        let (tokens, time) = (draft.tokens.len().saturating_sub(before), start.elapsed());
         if let Some(constraint) = self.constraint {
             draft.refuse(constraint.lock().valid(&draft.tokens));
         }

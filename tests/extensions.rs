@@ -372,6 +372,32 @@ impl LogitsProcessor for Forbid {
     }
 }
 
+/// Sets all logits to one value.
+#[derive(Debug)]
+struct Level(f32);
+
+impl LogitsProcessor for Level {
+    fn process(&self, _: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        logits.fill(self.0);
+        Ok(())
+    }
+}
+
+/// The checkpoint is not called damaged because of a processor.
+#[test]
+fn a_processor_that_leaves_no_token_is_named() {
+    let (engine, prompt) = engine("dense");
+    for (value, is_valid) in [(f32::NEG_INFINITY, false), (f32::NAN, false), (f32::INFINITY, false), (0.0, true)] {
+        let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(Level(value)));
+        let options = GenerateOptions { logits_processor, ..options(4, Speculation::Off) };
+        let mut session = session(&engine);
+        let error = session.generate(&prompt, &options).err();
+        assert_eq!(error.is_none(), is_valid, "{value}: {error:?}");
+        let is_named = |error| matches!(error, Error::Argument { name: "logits_processor", .. });
+        assert!(error.is_none_or(is_named), "{value}");
+    }
+}
+
 /// A processor sees the row after every accepted prefix of a draft, and what it forbids is never written.
 #[test]
 fn a_processor_means_the_same_with_and_without_speculation() {

@@ -154,6 +154,7 @@ fn field_of(argument: &str, prompt: &str) -> String {
     match argument {
         "block" => "speculative.draft_block_size".into(),
         "drafters" => "speculative.type".into(),
+        "logits_processor" => "logit_bias".into(),
         "prompt" => prompt.into(),
         "penalties.repeat" => "repeat_penalty".into(),
         "penalties.frequency" => "frequency_penalty".into(),

@@ -7,9 +7,9 @@ use rand::Rng;
 
 use super::draft::Draft;
 use super::simulated::SimulatedAcceptance;
-use crate::Result;
 use crate::constraint::ConstraintState;
 use crate::sampler::{Distribution, LogitsProcessor, Sampler};
+use crate::{Error, Result};
 
 /// `count` drafts are accepted, and `next` follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Verification<'_> {
     /// penalties, filters, temperature.
     ///
     /// # Errors
-    /// If a logit is NaN or infinite, or the processor's or constraint's.
+    /// If a logit is NaN or infinite, the processor leaves no finite one, or the processor's or constraint's.
     pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
         let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
         if history == 0 && self.constraint.is_none() {
@@ -138,7 +138,14 @@ impl Verification<'_> {
             constraint.lock().mask(drafts, &mut processed)?;
         }
         self.sampler.penalize(&tokens, &mut processed)?;
-        self.sampler.distribution(None, &processed)
+        self.sampler.distribution(None, &processed).map_err(|error| {
+            // The model's own logits tell who left none that is finite.
+            if self.processor.is_none() || self.sampler.most_probable(None, logits).is_err() {
+                return error;
+            }
+            let problem = "leaves no token: its largest logit is not finite; exclude fewer tokens, and add no NaN";
+            Error::argument("logits_processor", problem)
+        })
     }
 }
 

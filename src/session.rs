@@ -372,10 +372,6 @@ pub struct Statistics {
     pub prefill: Duration,
     /// Time after it.
     pub decode: Duration,
-    /// Part of `decode` spent drafting.
-    pub draft: Duration,
-    /// Part of `decode` spent in the target's passes.
-    pub verify: Duration,
     /// Time for a constraint's masks, truncated drafts and forced tokens: part of `prefill` for the
     /// first token, else of `decode`.
     pub constraint: Duration,
@@ -399,8 +395,6 @@ impl Statistics {
         self.accepted += other.accepted;
         self.prefill += other.prefill;
         self.decode += other.decode;
-        self.draft += other.draft;
-        self.verify += other.verify;
         self.constraint += other.constraint;
         self.simulated |= other.simulated;
         self.speculation.add(&other.speculation);
@@ -413,8 +407,6 @@ impl Statistics {
         self.accepted += round.accepted;
         count_at(&mut self.drafted_at, drafted);
         count_at(&mut self.accepted_at, round.accepted);
-        self.draft += round.draft_time;
-        self.verify += round.verify_time;
         self.speculation.count(round, wait);
     }
 

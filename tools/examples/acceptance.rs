@@ -81,8 +81,8 @@ fn command(args: Args) -> Result<()> {
                 "tokens_per_round": s.tokens_per_round(),
                 "acceptance_rate": s.acceptance_rate(),
                 "acceptance_at": per_position(s),
-                "draft_ms_per_round": 1e3 * s.draft.as_secs_f64() / s.rounds as f64,
-                "verify_ms_per_round": 1e3 * s.verify.as_secs_f64() / s.rounds as f64,
+                "draft_ms_per_round": 1e3 * s.speculation.draft.as_secs_f64() / s.rounds as f64,
+                "verify_ms_per_round": 1e3 * s.speculation.verify.as_secs_f64() / s.rounds as f64,
             })
         });
         println!("{}", serde_json::Value::from_iter(rows));

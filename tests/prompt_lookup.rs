@@ -331,6 +331,8 @@ fn drafters_are_named() {
         ("mtp:n=3", &["no parameter", "\"n\""]),
         ("ngram-simple:hits=3", &["\"hits\"", "n, m"]),
         ("ngram-map-k:hits=17", &["hits is 17", "at most 16"]),
+        ("ngram-mod:max=1", &["min is 2", "at most max", "is 1"]),
+        ("auto,mtp", &["\"auto\"", "auto alone"]),
         ("ngram-simple:n", &["must be a number"]),
         ("ngram-simple:n=-1", &["-1", "must be a number"]),
         ("ngram-simple:m=0", &["m is 0", "at least 1"]),

@@ -81,13 +81,16 @@ impl DrafterOptions {
     }
 
     /// # Errors
-    /// If a parameter is zero, or larger than what is stored.
+    /// If a parameter is zero, or such that there is never a draft.
     pub(crate) fn check(&self) -> Result<()> {
         let problem = match self.clone().parameters().iter().find(|(_, value)| **value == 0) {
             Some((name, _)) => format!("{name} is 0, must be at least 1"),
             None => match self {
                 Self::NgramMapK(o) if o.min_hits > OCCURRENCES => {
                     format!("hits is {}, must be at most {OCCURRENCES}: so many occurrences are stored", o.min_hits)
+                }
+                Self::NgramMod(o) if o.min_draft_tokens > o.max_draft_tokens => {
+                    format!("min is {}, must be at most max, which is {}", o.min_draft_tokens, o.max_draft_tokens)
                 }
                 _ => return Ok(()),
             },
@@ -110,7 +113,7 @@ impl FromStr for DrafterOptions {
             let names: Vec<_> = DrafterKind::named().map(DrafterKind::name).collect();
             let shown: String = name.chars().take(MAX_SHOWN).collect();
             let names = names.join(", ");
-            let problem = format!("{shown:?} is not a drafter; expected one of {names}, or auto");
+            let problem = format!("{shown:?} is not a drafter; expected some of {names}, or auto alone");
             return Err(Error::argument("drafters", problem));
         };
         for part in parts {

@@ -359,7 +359,7 @@ impl Run {
         if let Some(Ok(Ok(drafted))) = &drafted {
             self.statistics.speculation.cancelled += 1;
             if let Some(tracer) = &self.tracer {
-                tracer.cancelled(drafted.drafted());
+                tracer.cancelled(drafted.planned_len);
             }
         }
         let costs = decoder.drafting.costs().clone();

@@ -69,10 +69,10 @@ impl Step<'_> {
     /// Returns whether there was a draft.
     fn drop_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
-        let drafted = proposal.drafted();
+        let dropped = proposal.planned_len > 0;
         proposal.draft.truncate(0);
         (proposal.planned_len, proposal.drafter) = (0, None);
-        drafted > 0
+        dropped
     }
 
     /// Frees memory: drops the draft or, if there is none, the drafters' pages. Returns whether there was either.
@@ -303,7 +303,7 @@ impl Work {
     pub fn num_rows(&self) -> usize {
         match self {
             Work::Prompt { ids, .. } => ids.len(),
-            Work::Verify(proposal) => 1 + proposal.drafted(),
+            Work::Verify(proposal) => 1 + proposal.planned_len,
         }
     }
 

@@ -177,15 +177,16 @@ impl Drafting {
         }
         let offer = DecisionInput { context: state.len(), max_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
-        let (mut draft, mut chosen, mut planned_len) = (Draft::default(), None, 0);
-        if let Plan::Draft { drafter, tokens } = decision.plan {
-            draft = found[drafter].clone();
-            draft.truncate(tokens);
-            planned_len = if self.drafters.is_model(drafter) { tokens } else { draft.tokens.len() };
-            chosen = Some(drafter);
-        }
+        let (draft, drafter, planned_len) = match decision.plan {
+            Plan::Plain => (Draft::default(), None, 0),
+            Plan::Draft { drafter, tokens } => {
+                let mut draft = found[drafter].clone();
+                draft.truncate(tokens);
+                (draft, Some(drafter), tokens)
+            }
+        };
         let time = start.elapsed();
-        Ok(Proposal { draft, planned_len, decision, calls, drafter: chosen, found, forced, time, rng })
+        Ok(Proposal { draft, planned_len, decision, calls, drafter, found, forced, time, rng })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.

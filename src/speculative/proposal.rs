@@ -17,7 +17,7 @@ pub(crate) struct Call {
 /// A draft to be verified, once a model has completed it to the planned length.
 pub(crate) struct Proposal {
     pub draft: Draft,
-    pub planned_len: usize, // tokens of the complete draft
+    pub planned_len: usize, // tokens of the draft when complete
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
@@ -35,11 +35,6 @@ impl Proposal {
         let (draft, calls, found, forced) = (Draft::default(), Vec::new(), Vec::new(), Vec::new());
         let time = Duration::ZERO;
         Self { draft, planned_len: 0, decision, calls, drafter: None, found, forced, time, rng: None }
-    }
-
-    /// Tokens that it verifies, when complete.
-    pub fn drafted(&self) -> usize {
-        self.planned_len
     }
 
     /// The drafter whose step extends the draft; `None` if it is complete or cancelled.

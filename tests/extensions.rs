@@ -10,12 +10,12 @@ use foretoken::kv::{KvFormat, KvOptions, LayerFormat, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::sampler::Distribution;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
-    Reads,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
+    NgramSimpleOptions, Observed, Reads,
 };
 use foretoken::{
-    ElementType, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, OutputRows, Piece, Pipeline, Request,
-    Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, OutputRows, Piece,
+    Pipeline, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 
@@ -353,6 +353,19 @@ fn a_draft_model_has_its_own_layers_and_context() {
         let mut generation = session.generate(&prompt, &options(20, with.clone())).expect("a generation");
         generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
         assert_eq!(generation.statistics().drafted > 0, drafts, "{len} tokens");
+    }
+    // Behind that the next drafter of the list has its turn.
+    let lookup = DrafterOptions::NgramSimple(NgramSimpleOptions::default());
+    let drafters = Drafters::Priority(vec![DrafterOptions::DraftModel, lookup]);
+    let with = SpeculationOptions { drafters, block, ..SpeculationOptions::default() };
+    for (len, calls) in [(20, false), (70, true)] {
+        let prompt: Vec<u32> = (0..len).map(|i| 3 + i * 7 % 400).collect();
+        let mut session = engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let options = GenerateOptions { stop, ..options(20, Speculation::With(with.clone())) };
+        let mut generation = session.generate(&prompt, &options).expect("a generation");
+        generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+        assert_eq!(generation.statistics().speculation.drafters[1].calls > 0, calls, "{len} tokens");
     }
 }
 

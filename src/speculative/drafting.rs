@@ -157,7 +157,11 @@ impl Drafting {
             let tokens = match cost {
                 _ if most == 0 => 0,
                 DraftCost::PerToken if pauses_models => 0,
-                DraftCost::PerToken => most,
+                // Past the end of a model's context another drafter has its turn.
+                DraftCost::PerToken => {
+                    let left = drafting.drafters[i].max_context().saturating_sub(drafting.context.tokens.len());
+                    most.min(left)
+                }
                 DraftCost::Once | DraftCost::Forced => {
                     drafting.draft(i, most, &mut draft, &mut calls)?;
                     if !draft.is_certain() {

@@ -286,12 +286,7 @@ impl Drafting {
         tokens.truncate(emitted);
         logprobs.truncate(emitted);
 
-        let hidden_l2 = match (self.settings.confidence, &self.newest) {
-            (Confidence::Report, Some(newest)) => {
-                F32View::new(&newest.hidden)?.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
-            }
-            _ => 0.0,
-        };
+        let hidden_l2 = self.hidden_l2()?;
         // The rows of the previous last token and of all emitted ones but the last, whose state is
         // the row that predicted it.
         let last_token = tokens[emitted - 1];
@@ -328,6 +323,16 @@ impl Drafting {
             verify_time,
             accept_time,
         })
+    }
+
+    /// L2 norm of the hidden state that predicted the last token; 0 unless confidence is reported.
+    fn hidden_l2(&self) -> Result<f64> {
+        match (self.settings.confidence, &self.newest) {
+            (Confidence::Report, Some(newest)) => {
+                Ok(F32View::new(&newest.hidden)?.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt())
+            }
+            _ => Ok(0.0),
+        }
     }
 
     /// Passes a round's tokens to the constraint and `ends`, up to one that ends the text; returns their number. If the

@@ -72,7 +72,7 @@ pub(crate) fn common(
     let sampling = sampling(fields, &defaults_in_use(fields, base))?;
     let has_breakers = fields.peek("dry_sequence_breakers").is_some();
     let breakers = strings(fields, "dry_sequence_breakers")?;
-    let speculation = speculation(fields, &defaults.speculation)?;
+    let speculation = speculation(fields, engine, &defaults.speculation)?;
     let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
     let options = GenerateOptions {
         max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
@@ -192,7 +192,7 @@ fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
 }
 
 /// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`.
-fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation> {
+fn speculation(fields: &mut Fields, engine: &Engine, default: &Speculation) -> Result<Speculation> {
     let Some(mut own) = fields.object("speculative")? else { return Ok(default.clone()) };
     let enabled = own.flag("enabled")?;
     let drafters = own.string("type")?;
@@ -208,8 +208,11 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     if let Some(rows) = block {
         options.block = BlockSize::Fixed(rows);
         if drafters.is_none() {
-            // A block size alone selects the assistant, as on the command line.
-            options.drafters = Drafters::Priority(vec![DrafterOptions::Mtp]);
+            // A block size alone selects the assistant, as on the command line; without one, the draft model.
+            options.drafters = match engine.has_mtp() || engine.draft_model().is_none() {
+                true => Drafters::Priority(vec![DrafterOptions::Mtp]),
+                false => Drafters::Auto,
+            };
         }
     }
     if let Some(name) = &drafters {

@@ -320,14 +320,14 @@ impl Drafting {
             return Ok(Speculation::Off);
         }
         self.check_ngram_files()?;
-        if self.spec_type.is_none() && !able && self.draft_block_size.is_none() {
+        let (block, option) = match (self.draft_block_size, self.mtp_preset) {
+            (Some(rows), _) => (BlockSize::Fixed(rows), "--draft-block-size"),
+            (None, Some(preset)) => (BlockSize::Preset(preset), "--mtp-preset"),
+            (None, None) => (BlockSize::Measured, "--spec-type"),
+        };
+        if self.spec_type.is_none() && !able && block == BlockSize::Measured {
             return Ok(Speculation::Off);
         }
-        let block = match (self.draft_block_size, self.mtp_preset) {
-            (Some(rows), _) => BlockSize::Fixed(rows),
-            (None, Some(preset)) => BlockSize::Preset(preset),
-            (None, None) => BlockSize::Measured,
-        };
         let mut drafters = match &self.spec_type {
             Some(drafters) => drafters.clone(),
             None if block != BlockSize::Measured && (engine.has_mtp() || engine.draft_model().is_none()) => {
@@ -340,7 +340,7 @@ impl Drafting {
             ensure!(
                 engine.has_mtp() || !has_mtp,
                 "{}: mtp needs an assistant, or a model with a NextN head; pass --assistant, or omit it",
-                if self.spec_type.is_some() { "--spec-type" } else { "--draft-block-size" }
+                if self.spec_type.is_some() { "--spec-type" } else { option }
             );
             for options in list {
                 if let DrafterOptions::NgramCache(options) = options {

@@ -1071,7 +1071,7 @@ fn errors_are_one_line() {
 #[test]
 fn errors_name_options() {
     let ids = ["--prompt-ids", "2,3,5", "--threads", "1", "--max-tokens", "1"];
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 19] = [
         (&["--context", "0"], "--context: is 0, must be at least 1"),
         (&["--ctx-size", "0"], "--context: is 0, must be at least 1"),
         (&["--context", "2"], "3 tokens do not fit the context of 2; shorten the prompt or raise --context"),
@@ -1083,6 +1083,7 @@ fn errors_name_options() {
         ),
         (&["--no-assistant", "--spec-type", "ngram-mod,mtp"], "--spec-type: mtp needs an assistant, or a model with"),
         (&["--no-assistant", "--draft-block-size", "3"], "--draft-block-size: mtp needs an assistant, or a model with"),
+        (&["--no-assistant", "--mtp-preset", "balanced"], "--mtp-preset: mtp needs an assistant, or a model with"),
         (&["--simulate-acceptance", "2"], "--simulate-acceptance: is 2, must be from 0 to 1"),
         (&["--temp=-1"], "--temperature: must be a finite number of 0 or more"),
         (&["--top-p", "2"], "--top-p: must be above 0 and at most 1"),

@@ -406,7 +406,7 @@ fn a_processor_that_leaves_no_token_is_named() {
         let mut session = session(&engine);
         let error = session.generate(&prompt, &options).err();
         assert_eq!(error.is_none(), is_valid, "{value}: {error:?}");
-        let is_named = |error| matches!(error, Error::Argument { name: "logits_processor", .. });
+        let is_named = |error: Error| matches!(error, Error::Argument { name: "logits_processor", .. });
         assert!(error.is_none_or(is_named), "{value}");
     }
 }

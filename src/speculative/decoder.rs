@@ -135,13 +135,7 @@ impl SpeculativeDecoder {
     /// # Errors
     /// The pass's; nothing is kept then.
     pub fn read(&mut self, ids: &[u32]) -> Result<()> {
-        let round = self.state.begin_whole_round(ids.len())?;
-        if let Some(device) = &self.backend.device {
-            drop(device.pass(ids, &round, OutputRows::None)?);
-            round.commit(ids.len());
-            return Ok(());
-        }
-        self.backend.model.forward_one(ids, round, OutputRows::None, ids.len()).map(drop)
+        self.forward(ids, SequenceState::begin_whole_round, OutputRows::None, |_| Ok(ids.len()))
     }
 
     /// One pass over `ids` outside any generation, in a round that `begin` begins. `keep` returns the number of rows to

@@ -67,6 +67,8 @@ fn variants(base: Tuning) -> Vec<(&'static str, Tuning)> {
         ("exploration 0.004", Tuning { exploration: 0.004, ..base }),
         ("exploration 0.016", Tuning { exploration: 0.016, ..base }),
         ("growth off", Tuning { growth: 64, ..base }),
+        ("first_rows 2", Tuning { first_rows: 2, ..base }),
+        ("first_rows 8", Tuning { first_rows: 8, ..base }),
         ("loss 0.01", Tuning { loss: 0.01, ..base }),
         ("loss 0.04", Tuning { loss: 0.04, ..base }),
         ("loss off", Tuning { loss: 1e9, ..base }),

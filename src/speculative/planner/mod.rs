@@ -311,7 +311,7 @@ impl Planner {
             None => tuning
                 .growth
                 .saturating_mul(self.costs.measured_rows(offer.context))
-                .max(4)
+                .max(tuning.first_rows)
                 .saturating_sub(others.rows + 1),
             Some((chain, lookup)) => chain.max(lookup).saturating_sub(1),
         };

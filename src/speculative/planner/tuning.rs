@@ -30,6 +30,8 @@ pub struct Tuning {
     pub exploration: f64,
     /// Maximum rows to verify, as a multiple of the most ever measured.
     pub growth: usize,
+    /// Rows that may be verified before that many were measured.
+    pub first_rows: usize,
     /// Share of plain decoding's time that may be lost.
     pub loss: f64,
 }
@@ -50,6 +52,7 @@ impl Default for Tuning {
             confidence: 1.5,
             exploration: 0.008,
             growth: 2,
+            first_rows: 4,
             loss: 0.02,
         }
     }

@@ -662,6 +662,8 @@ fn other_models_and_fields_are_refused_by_name() {
     refused(json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
     refused(json!({"attn_output_gate": false}), &["attn_output_gate"]);
     refused(json!({"attention_bias": true}), &["attention_bias"]);
+    refused(json!({"output_gate_type": "sigmoid"}), &["output_gate_type", "sigmoid", "silu"]);
+    refused(json!({"model_type": "qwen3_5_moe_text", "norm_topk_prob": false}), &["norm_topk_prob"]);
     refused(json!({"mtp_num_hidden_layers": 2}), &["mtp_num_hidden_layers"]);
     refused(json!({"layer_types": ["linear_attention"]}), &["layer_types", "4 layers"]);
     refused(json!({"layer_types": vec!["sliding_attention"; 4]}), &["layer_types", "sliding_attention"]);

@@ -232,6 +232,11 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
     if let Some(activation) = fields.optional_string("hidden_act")?.filter(|activation| activation != "silu") {
         return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; expected silu")));
     }
+    // The gate of the delta nets' outputs; "swish" is another name of silu.
+    let of_outputs = fields.optional_string("output_gate_type")?;
+    if let Some(gate) = of_outputs.filter(|gate| gate != "silu" && gate != "swish") {
+        return Err(fields.unsupported("output_gate_type", format!("{gate:?} is not implemented; expected silu")));
+    }
     for (field, supported) in [("attention_bias", false), ("attn_output_gate", true)] {
         if fields.optional_flag(field)?.is_some_and(|value| value != supported) {
             return Err(fields.unsupported(field, format!("is {}, which is not implemented", !supported)));
@@ -281,6 +286,10 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
 }
 
 fn moe(fields: &Fields) -> Result<MoeConfig> {
+    if fields.optional_flag("norm_topk_prob")? == Some(false) {
+        let problem = "is false; weights of experts that do not sum to 1 are not implemented";
+        return Err(fields.unsupported("norm_topk_prob", problem));
+    }
     let num_experts = fields.size_up_to("num_experts", 256, MAX_EXPERTS)?;
     let num_experts_per_tok = fields.size("num_experts_per_tok", Some(8))?;
     if num_experts_per_tok > num_experts {

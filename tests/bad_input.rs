@@ -259,6 +259,7 @@ fn values_that_are_unknown() {
         ("rope_parameters.full_attention.rope_theta", json!(-1), ["rope_theta", "positive"]),
         ("attention_bias", json!(true), ["attention_bias", "not implemented"]),
         ("use_bidirectional_attention", json!("all"), ["use_bidirectional_attention", "causally"]),
+        ("attn_logit_softcapping", json!(50.0), ["attn_logit_softcapping", "not implemented"]),
         ("rms_norm_eps", json!(-1e-6), ["rms_norm_eps", "negative"]),
         ("final_logit_softcapping", json!(0.0), ["final_logit_softcapping", "positive"]),
         ("num_kv_shared_layers", json!(8), ["num_kv_shared_layers", "leaves no layer"]),
@@ -276,6 +277,10 @@ fn values_that_are_unknown() {
         pair.set(TARGET, field, value);
         pair.refused(&[&["target"][..], &about].concat());
     }
+    let pair = Pair::new();
+    pair.set(TARGET, "layer_types", Value::Null);
+    pair.set(TARGET, "sliding_window_pattern", json!(5));
+    pair.refused(&["target", "sliding_window_pattern", "layer_types"]);
 }
 
 /// Sizes beyond any machine are rejected before anything of that size is allocated or computed,

@@ -323,6 +323,10 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
     if fields.flag("attention_bias")? {
         return Err(fields.unsupported("attention_bias", "is true; projections with bias are not implemented"));
     }
+    if let Some(cap) = fields.optional_number("attn_logit_softcapping")?.filter(|cap| *cap != 0.0) {
+        let problem = format!("is {cap}, which is not implemented; attention scores of Gemma 4 have no cap");
+        return Err(fields.unsupported("attn_logit_softcapping", problem));
+    }
     match fields.optional_string("use_bidirectional_attention")?.as_deref() {
         // "vision" affects attention inside image blocks only; images are not supported.
         None | Some("vision") => Ok(()),
@@ -409,9 +413,15 @@ fn layer_types(fields: &Fields, count: usize) -> Result<Vec<AttentionType>> {
             let parsed = names.iter().map(|name| AttentionType::parse(fields, "layer_types", name));
             parsed.collect::<Result<Vec<_>>>()?
         }
-        None => (1..=count)
-            .map(|i| if i.is_multiple_of(6) { AttentionType::Full } else { AttentionType::Sliding })
-            .collect(),
+        None => {
+            // transformers ignores the pattern; other engines imply the list from it.
+            if let Some(pattern) = fields.optional_size("sliding_window_pattern")?.filter(|pattern| *pattern != 6) {
+                let problem = format!("is {pattern}, but 6 is implied without layer_types; list these");
+                return Err(fields.unsupported("sliding_window_pattern", problem));
+            }
+            let is_full = |i: usize| i.is_multiple_of(6);
+            (1..=count).map(|i| if is_full(i) { AttentionType::Full } else { AttentionType::Sliding }).collect()
+        }
     };
     if types.len() != count {
         return Err(fields.error("layer_types", format!("has {} entries for {count} layers", types.len())));

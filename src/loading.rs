@@ -109,7 +109,7 @@ fn read(
         let models = Models::new(device.clone(), target, assistant_model, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
         // A draft model drafts without its head.
-        let draft = draft_models.flatten().map(|draft| models.beside(draft.target, suppressed)).transpose()?;
+        let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
         (on_device, nextn_on_device, draft_on_device) =
             (Some(Arc::new(models)), nextn.map(Arc::new), draft.map(Arc::new));
     }

@@ -23,13 +23,13 @@ use crate::{Error, Result};
 /// A sequence of tokens and its KV cache. Prompts and generations alternate; each continues where the last one ended.
 pub struct Session {
     pub(crate) engine: Engine,
-    place: Place,
+    phase: Phase,
     kv_options: KvOptions,
     id: u64,
 }
 
 /// Where the decoder is.
-enum Place {
+enum Phase {
     /// In the session.
     Idle(Box<SpeculativeDecoder>),
     /// On the thread that makes the next draft.
@@ -68,9 +68,9 @@ impl Session {
 
     fn around(engine: Engine, kv_options: &KvOptions, backend: Backend, state: SequenceState) -> Result<Self> {
         let sampler = Sampler::new(engine.parts.isa, Sampling::default(), engine.parts.suppressed.clone())?;
-        let place = Place::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
+        let phase = Phase::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { engine, place, kv_options: kv_options.clone(), id })
+        Ok(Self { engine, phase, kv_options: kv_options.clone(), id })
     }
 
     /// The session's engine.
@@ -111,9 +111,9 @@ impl Session {
     }
 
     fn idle(&self) -> &SpeculativeDecoder {
-        match &self.place {
-            Place::Idle(decoder) | Place::Drafted(decoder, _) => decoder,
-            Place::Drafting(_) | Place::Transient => {
+        match &self.phase {
+            Phase::Idle(decoder) | Phase::Drafted(decoder, _) => decoder,
+            Phase::Drafting(_) | Phase::Transient => {
                 panic!("a leaked generation is still drafting; start another one first")
             }
         }
@@ -217,35 +217,35 @@ impl Session {
     pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
         self.wait();
         let mut proposal = None;
-        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
-            Place::Drafted(decoder, result) => {
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
+            Phase::Drafted(decoder, result) => {
                 proposal = Some(*result);
-                Place::Idle(decoder)
+                Phase::Idle(decoder)
             }
-            place => place,
+            phase => phase,
         };
-        match &mut self.place {
-            Place::Idle(decoder) => (decoder, proposal),
+        match &mut self.phase {
+            Phase::Idle(decoder) => (decoder, proposal),
             _ => unreachable!("it was brought here above"),
         }
     }
 
     /// Waits for the decoder if it is drafting; the draft is kept.
     pub(crate) fn wait(&mut self) {
-        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
-            Place::Drafting(pending) => {
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
+            Phase::Drafting(pending) => {
                 let (decoder, result) = pending.wait(&self.engine.parts.pool);
-                Place::Drafted(decoder, Box::new(result))
+                Phase::Drafted(decoder, Box::new(result))
             }
-            place => place,
+            phase => phase,
         };
     }
 
     /// Starts the next round's draft on the engine's threads, which `cancel` ends after the token that is being
     /// drafted.
     pub(crate) fn submit(&mut self, max_rows: usize, cancel: &Cancel) {
-        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
-            Place::Idle(decoder) => {
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
+            Phase::Idle(decoder) => {
                 let engine = self.engine.clone();
                 let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
                     engine.parts.on_thread(|| {
@@ -254,15 +254,15 @@ impl Session {
                         Ok(proposal)
                     })
                 };
-                Place::Drafting(Pending::submit_with(&self.engine.parts.pool, cancel.child(), decoder, draft))
+                Phase::Drafting(Pending::submit_with(&self.engine.parts.pool, cancel.child(), decoder, draft))
             }
-            place => place,
+            phase => phase,
         };
     }
 
     /// Cancels the draft that is being made, if any.
     pub(crate) fn cancel_draft(&self) {
-        if let Place::Drafting(pending) = &self.place {
+        if let Phase::Drafting(pending) = &self.phase {
             pending.cancel();
         }
     }

@@ -67,7 +67,7 @@ impl Models {
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub fn beside(&self, other: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
+    pub fn sharing_pages(&self, other: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
         let (device, pages) = (self.device().clone(), self.pages.clone());
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let passes = Mutex::new(Passes::new(&device, &*other)?);

@@ -79,7 +79,7 @@ impl DeviceNextnHead {
         (head, max_position_embeddings): (Box<dyn DeviceTarget>, usize),
         suppressed: &[u32],
     ) -> Result<Self> {
-        Ok(Self { models: target.beside(head, suppressed)?, max_position_embeddings })
+        Ok(Self { models: target.sharing_pages(head, suppressed)?, max_position_embeddings })
     }
 }
 

@@ -11,7 +11,7 @@ use super::names::{names, of_expert};
 use super::nextn::has_nextn;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan, positive};
+use crate::checkpoint::convert::plan::{Change, Description, Directory, StackIndex, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
 use crate::gemma4::is_tower;
@@ -35,7 +35,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
             return Err("the embedding is the head");
         }
         Ok(match of_expert(&names, own) {
-            Some((name, index, per_matrix)) => Some((name, Some(Place { index, per_matrix }))),
+            Some((name, index, per_matrix)) => Some((name, Some(StackIndex { index, per_matrix }))),
             None => names.gguf(own).into_iter().next().map(|name| (name, None)),
         })
     };

@@ -49,7 +49,7 @@ pub(super) struct ChainDraft<'a> {
     pub rng: &'a mut StdRng,
 }
 
-/// The source of a link's scores.
+/// The source of a step's scores.
 enum Source {
     Pass,
     Known(Scores),
@@ -74,14 +74,14 @@ impl ChainDraft<'_> {
 
 /// Extends every draft by one token in one pass of the model, the same for all; a chain at its end drafts none. Returns
 /// the number of tokens that each drafted. An error or a panic is that of the sequence that caused it.
-pub(super) fn extend_drafts(links: &mut [ChainDraft<'_>]) -> Vec<Result<usize>> {
-    match Error::catch(|| step(links)) {
+pub(super) fn extend_drafts(drafts: &mut [ChainDraft<'_>]) -> Vec<Result<usize>> {
+    match Error::catch(|| step(drafts)) {
         Ok(done) => done,
-        Err(error) if links.len() == 1 => vec![Err(error)],
+        Err(error) if drafts.len() == 1 => vec![Err(error)],
         // Rows have the same bits in a pass of their own, so running each alone finds the sequence at fault.
         Err(error) => {
             tracing::debug!(%error, "a draft step of several sequences failed; each runs alone");
-            links.iter_mut().flat_map(|link| extend_drafts(slice::from_mut(link))).collect()
+            drafts.iter_mut().flat_map(|draft| extend_drafts(slice::from_mut(draft))).collect()
         }
     }
 }
@@ -90,10 +90,10 @@ pub(super) fn extend_drafts(links: &mut [ChainDraft<'_>]) -> Vec<Result<usize>> 
 ///
 /// # Errors
 /// If it failed; no draft is longer then, and no row is committed.
-fn step(links: &mut [ChainDraft<'_>]) -> Result<Vec<Result<usize>>> {
-    let Some(model) = links.first().map(|link| link.model.clone()) else { return Ok(Vec::new()) };
-    let (mut sources, mut sequences) = (Vec::with_capacity(links.len()), Vec::with_capacity(links.len()));
-    for ChainDraft { chain, context, draft, .. } in links.iter_mut() {
+fn step(drafts: &mut [ChainDraft<'_>]) -> Result<Vec<Result<usize>>> {
+    let Some(model) = drafts.first().map(|draft| draft.model.clone()) else { return Ok(Vec::new()) };
+    let (mut sources, mut sequences) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
+    for ChainDraft { chain, context, draft, .. } in drafts.iter_mut() {
         sources.push(match chain.next(context, draft)? {
             ChainStep::Pass(rows) => {
                 sequences.push(rows);
@@ -105,17 +105,17 @@ fn step(links: &mut [ChainDraft<'_>]) -> Result<Vec<Result<usize>>> {
     }
     let mut steps = pass(&*model, sequences)?.into_iter();
     // No error after this point concerns the whole pass.
-    let done = links.iter_mut().zip(sources).map(|(link, source)| {
+    let done = drafts.iter_mut().zip(sources).map(|(draft, source)| {
         let step = match source {
             Source::End => return Ok(0),
-            Source::Known(scores) => return Error::catch(|| link.take(&scores)).map(|()| 1),
+            Source::Known(scores) => return Error::catch(|| draft.take(&scores)).map(|()| 1),
             Source::Pass => steps.next(),
         };
         // `pass` made a step for every sequence.
         let Some(step) = step else { return Ok(0) };
         Error::catch(|| {
-            link.chain.advance(&step);
-            link.take(&step.scores)
+            draft.chain.advance(&step);
+            draft.take(&step.scores)
         })
         .map(|()| 1)
     });
@@ -155,8 +155,8 @@ pub(super) fn draft_chain(
 ) -> Result<()> {
     while draft.tokens.len() < most {
         let model = chain.model();
-        let mut link = ChainDraft { model, chain: &mut *chain, context: *context, constraint: None, draft, rng };
-        if step(slice::from_mut(&mut link))?.into_iter().sum::<Result<usize>>()? == 0 {
+        let mut next = ChainDraft { model, chain: &mut *chain, context: *context, constraint: None, draft, rng };
+        if step(slice::from_mut(&mut next))?.into_iter().sum::<Result<usize>>()? == 0 {
             break;
         }
     }

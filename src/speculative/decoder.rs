@@ -176,8 +176,8 @@ pub(crate) struct Proposing<'a> {
 }
 
 impl Proposing<'_> {
-    fn link(&mut self) -> Option<ChainDraft<'_>> {
-        self.decoder.drafting.link(&self.decoder.state, self.proposal, self.cancel)
+    fn chain_draft(&mut self) -> Option<ChainDraft<'_>> {
+        self.decoder.drafting.chain_draft(&self.decoder.state, self.proposal, self.cancel)
     }
 
     fn draft_alone(&mut self) -> Result<()> {
@@ -223,8 +223,8 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         let before: Vec<_> = proposing.iter().map(|one| one.proposal.draft.tokens.len()).collect();
         let mut open = Vec::new();
         for (i, (one, done)) in proposing.iter_mut().zip(&mut done).enumerate().filter(|(_, (_, done))| done.is_ok()) {
-            match Error::catch(move || Ok(one.link())) {
-                Ok(link) => open.extend(link.map(|link| (i, link))),
+            match Error::catch(move || Ok(one.chain_draft())) {
+                Ok(draft) => open.extend(draft.map(|draft| (i, draft))),
                 Err(error) => *done = Err(error),
             }
         }
@@ -243,16 +243,16 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     }
 }
 
-/// One step of every link, those of one model in one pass: the drafted tokens, and each one's share of the time.
+/// One step of every chain, those of one model in one pass: the drafted tokens, and each one's share of the time.
 fn step_chains(mut open: Vec<(usize, ChainDraft<'_>)>) -> Vec<(usize, Result<usize>, Duration)> {
     let mut stepped = Vec::with_capacity(open.len());
     while let Some(first) = open.pop() {
-        let (same, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, link)| link.shares_model(&first.1));
+        let (same, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, draft)| draft.shares_model(&first.1));
         open = others;
-        let (sequences, mut links): (Vec<_>, Vec<_>) = std::iter::once(first).chain(same).unzip();
+        let (sequences, mut drafts): (Vec<_>, Vec<_>) = std::iter::once(first).chain(same).unzip();
         let start = Instant::now();
-        let results = extend_drafts(&mut links);
-        let share = start.elapsed() / links.len() as u32;
+        let results = extend_drafts(&mut drafts);
+        let share = start.elapsed() / drafts.len() as u32;
         stepped.extend(sequences.into_iter().zip(results).map(|(i, result)| (i, result, share)));
     }
     stepped

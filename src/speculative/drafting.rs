@@ -210,7 +210,7 @@ impl Drafting {
 
     /// The next draft step, if other sequences can share it; `None` if the draft is complete, or
     /// its drafter is not a chain.
-    pub(super) fn link<'a>(
+    pub(super) fn chain_draft<'a>(
         &'a mut self,
         state: &'a SequenceState,
         proposal: &'a mut Proposal,

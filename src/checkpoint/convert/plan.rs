@@ -74,11 +74,11 @@ pub(crate) struct Planned {
 }
 
 /// A tensor's name in the file, and its place if it is part of a stack.
-pub(crate) type Named = (String, Option<Place>);
+pub(crate) type Named = (String, Option<StackIndex>);
 
 /// The place of a tensor in a stack of matrices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct StackIndex {
     /// Index of the part.
     pub index: usize,
     /// Parts per matrix.
@@ -86,7 +86,7 @@ pub(crate) struct Place {
 }
 
 /// A tensor's place in a stack, if it is part of one, and its name in the checkpoint.
-type Part = (Option<Place>, String);
+type Part = (Option<StackIndex>, String);
 
 /// Skipped tensors, and the reasons.
 pub(super) type LeftOut = Vec<(String, &'static str)>;

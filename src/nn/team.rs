@@ -17,11 +17,13 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-/// Polls before a waiting thread yields its processor at each further poll.
+/// Polls before a waiting thread yields its processor at each further poll: beside other load, a row of E2B took 74 ms
+/// with none, 62 with 2^10, 60 with 2^12 (same record).
 const SPINS: u32 = 1 << 12;
 
-/// How long a thread waits for tasks before it leaves the team, until it is invited again. After this time, the pool's
-/// threads run the pass's other rayon work, and that of other users of the pool.
+/// How long a thread waits for tasks before it leaves the team, until it is invited again: twenty times the longest
+/// stretch between two regions of a step. After this time, the pool's threads run the pass's other rayon work, and that
+/// of other users of the pool.
 const IDLE_LIMIT: Duration = Duration::from_millis(2);
 
 /// What a region calls with every index.

@@ -990,8 +990,14 @@ fn null_content_is_an_empty_text() {
 /// Truncated downloads leave files of full length with zeros: detected by the layers' factors.
 #[test]
 fn factors_that_are_zero_are_refused() {
-    for name in ["model.norm.weight", "model.layers.1.input_layernorm.weight", "model.layers.2.layer_scalar"] {
-        let twin = Twin::of("dense");
+    for (case, name) in [
+        ("dense", "model.norm.weight"),
+        ("dense", "model.layers.1.input_layernorm.weight"),
+        ("dense", "model.layers.2.layer_scalar"),
+        ("moe", "model.layers.0.router.scale"),
+        ("moe", "model.layers.0.router.per_expert_scale"),
+    ] {
+        let twin = Twin::of(case);
         twin.tensors(WEIGHTS, |tensors| tensors.get_mut(name).expect("the factors").2.fill(0));
         refused(engine(&twin.path("target"), None), &[name, "is all zeros", "download the file again"]);
     }

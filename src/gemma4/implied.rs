@@ -81,7 +81,7 @@ fn target(config: &TextConfig) -> Vec<Expected> {
         if width > 0 {
             list.push(Kind::Matrix, format!("{at}per_layer_input_gate.weight"), &[width, hidden]);
             list.push(Kind::Matrix, format!("{at}per_layer_projection.weight"), &[hidden, width]);
-            list.push(Kind::Vector, format!("{at}post_per_layer_input_norm.weight"), &[hidden]);
+            list.push(Kind::Gain, format!("{at}post_per_layer_input_norm.weight"), &[hidden]);
         }
         if let Some(moe) = &config.moe {
             let (count, ffn) = (moe.num_experts, moe.intermediate_size);

@@ -26,11 +26,11 @@ impl<O: Ops> Moe<O> {
     ) -> Result<Self> {
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let (count, width, used) = (moe.num_experts, moe.intermediate_size, moe.top_k_experts);
-        let mut scale = loader.vector(&format!("{name}router.scale"), hidden)?;
+        let mut scale = loader.factors(&format!("{name}router.scale"), hidden)?;
         scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
         let isa = loader.isa();
         let router_proj = to.linear(loader.exact_linear(&format!("{name}router.proj.weight"), count, hidden)?)?;
-        let per_expert_scale = loader.vector(&format!("{name}router.per_expert_scale"), count)?;
+        let per_expert_scale = loader.factors(&format!("{name}router.per_expert_scale"), count)?;
         let gate_up_proj = loader.stack(&format!("{name}experts.gate_up_proj"), [count, 2 * width, hidden], used)?;
         let down_proj = loader.stack(&format!("{name}experts.down_proj"), [count, hidden, width], used)?;
         let experts = to.experts(Experts::new(gate_up_proj, down_proj, per_expert_scale, used, isa))?;

@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Loads a checkpoint; weights stay in the mapped file.
+    /// Loads a checkpoint; floating-point weights stay in the mapped file, quantized ones are packed in memory.
     ///
     /// # Errors
     /// If config.json needs something that is not implemented, or a tensor is missing or has another shape.

@@ -33,7 +33,7 @@ pub(crate) struct Weights<O: Ops> {
 }
 
 impl Target {
-    /// Loads a checkpoint; weights stay in the mapped file.
+    /// Loads a checkpoint; floating-point weights stay in the mapped file, quantized ones are packed in memory.
     ///
     /// # Errors
     /// If the configuration needs something that is not implemented, or a tensor is missing or has another shape. A

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::rows::{Results, align_frame, stride, with_rows};
+use super::rows::{Results, align_frame, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
@@ -11,7 +11,7 @@ use crate::quant::source::{PackedSource, prefetched_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 
-/// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
+/// Inputs of one of several streams that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
 /// Prefetch distance in bytes of each of `streams`. Several are prefetched into the L1 cache, from
@@ -118,8 +118,13 @@ unsafe fn add_packed_block<L: ByteLanes, F: Format, const R: usize, const S: usi
     }
 }
 
+/// Whether `R` rows at a time are always a whole row block: two parts of one have more rows each.
+const fn is_whole<L: ByteLanes, const R: usize>() -> bool {
+    L::MAX_ROWS == ROW_BLOCK || 2 * R <= L::MAX_ROWS
+}
+
 /// A row block, `R` rows at a time, times up to `S` panels that are read side by side,
-/// [`STREAM_INPUTS`] inputs of each in turn.
+/// [`STREAM_INPUTS`] inputs of each in turn; a single one from end to end.
 struct Streams<'a, F, const R: usize, const S: usize> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
@@ -135,9 +140,10 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, rows, results, .. } = self;
-        let parts = if const { L::MAX_ROWS == ROW_BLOCK } { 1 } else { self.parts };
+        let parts = if const { is_whole::<L, R>() } { 1 } else { self.parts };
         let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
-        let stride = stride::<L, R>(rows);
+        // A constant for few rows, whose loops have few instructions besides those for addresses.
+        let stride = if const { is_whole::<L, R>() } { R } else { rows.rows };
         let block_words = block_words::<F>() * stride;
         let first_row = |part: usize| part * (rows.rows - R);
         // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's
@@ -146,12 +152,14 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
             let mut scales = BlockScales::empty(l);
             align_frame(l);
             let x = self.x.words(rows, 0).as_ptr();
-            let streams = self.panels.len();
+            let streams = if const { S == 1 } { 1 } else { self.panels.len() };
             let mut blocks = first_blocks::<F, S>(weights, self.panels);
             // Every pass over a block prefetches an equal share for every stream, not all that its own stream needs
             // next: lines of several streams arrive sooner than as many lines of one.
             let share = prefetched_bytes::<L, F>(S) / parts;
-            let step = STREAM_INPUTS / F::TYPE.block_len();
+            // A single stream has no other to turn to: its sums stay in registers.
+            let inputs = if const { S == 1 } { weights.inputs() } else { STREAM_INPUTS };
+            let step = (inputs / F::TYPE.block_len()).max(1);
             for done in (0..weights.blocks()).step_by(step) {
                 let count = step.min(weights.blocks() - done);
                 let mut ahead = const { prefetch_distance(S) };

@@ -88,9 +88,10 @@ impl Format for Iq4Xs {
             // Scales 0, 2, 4, 6 and 1, 3, 5, 7 as the bytes of two words.
             let byte = l.splat_word(0xff);
             let high = l.or(l.and(high[0], byte), l.shift(l.and(high[1], byte), 16));
+            // Bytes 1 and 3 of either word take their pairs from four bits further down than bytes 0 and 2.
+            let high = l.or(high, l.shift(high, 4));
             for odd in 0..2 {
-                let up = 4 - 2 * odd as i32;
-                let pairs = l.and(l.or(l.shift(high, up), l.shift(high, up + 4)), l.splat_word(0x3030_3030));
+                let pairs = l.and(l.shift(high, 4 - 2 * odd as i32), l.splat_word(0x3030_3030));
                 let nibbles = l.and(l.shift(low, -4 * odd as i32), l.splat_word(0x0f0f_0f0f));
                 let word = l.or(pairs, nibbles);
                 for b in 0..4 {

@@ -98,6 +98,11 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn load_signed_bytes(self, from: *const u8) -> Self::I;
+    /// Reads `LANES` unsigned bytes, one per word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn load_unsigned_bytes(self, from: *const u8) -> Self::I;
 
     /// Bitwise `a & b`.
     ///

@@ -84,10 +84,9 @@ impl Format for Iq4Xs {
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             let low = load_field(l, block, 4, lane);
-            let high = [l.load_signed_bytes(block.add(16 * 2 + lane)), l.load_signed_bytes(block.add(16 * 3 + lane))];
+            let next = l.load_unsigned_bytes(block.add(16 * 3 + lane));
             // Scales 0, 2, 4, 6 and 1, 3, 5, 7 as the bytes of two words.
-            let byte = l.splat_word(0xff);
-            let high = l.or(l.and(high[0], byte), l.shift(l.and(high[1], byte), 16));
+            let high = l.or(l.load_unsigned_bytes(block.add(16 * 2 + lane)), l.shift(next, 16));
             // Bytes 1 and 3 of either word take their pairs from four bits further down than bytes 0 and 2.
             let high = l.or(high, l.shift(high, 4));
             for odd in 0..2 {
@@ -132,7 +131,7 @@ impl Format for Mxfp4 {
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: the caller entered the features; lane `n`'s exponent is byte `n` of the block.
         unsafe {
-            let exponent = l.load_signed_bytes(block.add(lane));
+            let exponent = l.load_unsigned_bytes(block.add(lane));
             let high = l.or(l.and(exponent, l.splat_word(0xf0)), l.splat_word(0x0e));
             let low = l.or(l.and(exponent, l.splat_word(0x0f)), l.splat_word(0x70));
             scales.d[0] = l.mul(l.as_float(l.shift(high, 23)), l.as_float(l.shift(low, 23)));

@@ -116,6 +116,10 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         unsafe { both!(|I| _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8 * I).cast()))) }
     }
     #[inline(always)]
+    unsafe fn load_unsigned_bytes(self, from: *const u8) -> Self::I {
+        unsafe { both!(|I| _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8 * I).cast()))) }
+    }
+    #[inline(always)]
     unsafe fn and(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| _mm256_and_si256(a[I], b[I])) }
     }

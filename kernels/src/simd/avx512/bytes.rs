@@ -74,6 +74,10 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
+    unsafe fn load_unsigned_bytes(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
     unsafe fn and(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(a, b) }
     }

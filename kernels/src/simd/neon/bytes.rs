@@ -314,6 +314,13 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
         }
     }
     #[inline(always)]
+    unsafe fn load_unsigned_bytes(self, from: *const u8) -> Self::I {
+        unsafe {
+            let halves = vmovl_u8(vld1_u8(from));
+            [vreinterpretq_u8_u32(vmovl_u16(vget_low_u16(halves))), vreinterpretq_u8_u32(vmovl_high_u16(halves))]
+        }
+    }
+    #[inline(always)]
     unsafe fn and(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| vandq_u8(a[I], b[I])) }
     }

@@ -210,6 +210,27 @@ fn extreme_rows_agree_with_the_reference() {
     }
 }
 
+/// Exponents 0 and 1 are scales that are subnormal.
+#[test]
+fn every_exponent_of_mxfp4_agrees_with_the_reference() {
+    let mut random = Random(10);
+    let (outputs, inputs) = (256, 32);
+    let mut rows = random_rows(WeightType::MXFP4, outputs, inputs, &mut random);
+    for (exponent, block) in (0..=255).zip(rows.chunks_exact_mut(WeightType::MXFP4.block_bytes())) {
+        block[0] = exponent;
+    }
+    let bytes = packed(WeightType::MXFP4, inputs, &rows);
+    let matrix = PackedMatrix::new(WeightType::MXFP4, outputs, inputs, &bytes);
+    let x = random_activations(16, inputs, &mut random);
+    let want = product(Isa::Scalar, &matrix, &x);
+    for isa in Isa::available().skip(1) {
+        for batch in [1, 2, 16] {
+            let what = format!("{} {batch} rows", isa.name());
+            assert_same_bits(&product(isa, &matrix, &x[..batch * inputs]), &want[..batch * outputs], &what);
+        }
+    }
+}
+
 #[test]
 fn rows_do_not_depend_on_the_batch_or_the_column_split() {
     let mut random = Random(3);

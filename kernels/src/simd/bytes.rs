@@ -114,6 +114,16 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Wrapping sums of words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The larger of signed words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn max_words(self, a: Self::I, b: Self::I) -> Self::I;
     /// Shifts words left by `by` in -31..=31. The bits shifted in are unspecified.
     ///
     /// # Safety
@@ -162,7 +172,11 @@ pub(crate) trait ByteLanes: Floats {
     ///
     /// # Safety
     /// As the trait's.
-    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I;
+    #[inline(always)]
+    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
+        // SAFETY: the caller entered the features.
+        unsafe { self.add_words(scale, self.splat_word(by.into())) }
+    }
     /// Two scales as the two `i16` of a word, `a` in the lower half: pairs for [`ByteLanes::add_pairs`].
     ///
     /// # Safety

@@ -125,16 +125,16 @@ impl Format for Mxfp4 {
     const BYTES: Bytes = Bytes::Unsigned(28);
     type Cursor<L: ByteLanes> = *const u8;
 
-    /// `2^(e - 128)` as a product of two normal numbers, because `e` of 0 and 1 make it subnormal: with `e = 16
-    /// h + l`, of `2^(16 h - 113)` and `2^(l - 15)`.
+    /// `2^(e - 128)`: the exponent field is `e - 1`, except for the subnormal results of 0 and 1, whose bits are those of
+    /// `(e + 1) 2^21`. Of both, as signed words, the right one is the larger.
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: the caller entered the features; lane `n`'s exponent is byte `n` of the block.
         unsafe {
             let exponent = l.load_unsigned_bytes(block.add(lane));
-            let high = l.or(l.and(exponent, l.splat_word(0xf0)), l.splat_word(0x0e));
-            let low = l.or(l.and(exponent, l.splat_word(0x0f)), l.splat_word(0x70));
-            scales.d[0] = l.mul(l.as_float(l.shift(high, 23)), l.as_float(l.shift(low, 23)));
+            let normal = l.shift(l.add_words(exponent, l.splat_word(-1)), 23);
+            let subnormal = l.shift(l.add_words(exponent, l.splat_word(1)), 21);
+            scales.d[0] = l.as_float(l.max_words(normal, subnormal));
         }
     }
     #[inline(always)]

@@ -127,6 +127,14 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| _mm256_or_si256(a[I], b[I])) }
     }
+    #[inline(always)]
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_add_epi32(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn max_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_max_epi32(a[I], b[I])) }
+    }
     // AVX2 has no rotation. One of the two shifts has count zero; with a constant `by` it is optimised away.
     #[inline(always)]
     unsafe fn shift(self, a: Self::I, by: i32) -> Self::I {

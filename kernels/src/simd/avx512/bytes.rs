@@ -85,6 +85,14 @@ impl ByteLanes for Avx512Lanes {
     unsafe fn or(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_or_si512(a, b) }
     }
+    #[inline(always)]
+    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_max_epi32(a, b) }
+    }
     // A rotation by a count modulo 32 shifts either way.
     #[inline(always)]
     unsafe fn shift(self, a: __m512i, by: i32) -> __m512i {
@@ -105,10 +113,6 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn to_scale(self, words: __m512i) -> __m512i {
         words
-    }
-    #[inline(always)]
-    unsafe fn offset_scale(self, scale: __m512i, by: i16) -> __m512i {
-        unsafe { _mm512_add_epi32(scale, _mm512_set1_epi32(by.into())) }
     }
     #[inline(always)]
     unsafe fn pair_scales(self, a: __m512i, b: __m512i) -> __m512i {

@@ -329,6 +329,14 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
         unsafe { both!(|I| vorrq_u8(a[I], b[I])) }
     }
     #[inline(always)]
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| vreinterpretq_u8_s32(vaddq_s32(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I])))) }
+    }
+    #[inline(always)]
+    unsafe fn max_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| vreinterpretq_u8_s32(vmaxq_s32(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I])))) }
+    }
+    #[inline(always)]
     unsafe fn shift(self, a: Self::I, by: i32) -> Self::I {
         unsafe { both!(|I| vreinterpretq_u8_u32(vshlq_u32(vreinterpretq_u32_u8(a[I]), vdupq_n_s32(by)))) }
     }
@@ -351,10 +359,6 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     #[inline(always)]
     unsafe fn to_scale(self, words: Self::I) -> Self::I {
         words
-    }
-    #[inline(always)]
-    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
-        unsafe { both!(|I| vreinterpretq_u8_s32(vaddq_s32(vreinterpretq_s32_u8(scale[I]), vdupq_n_s32(by.into())))) }
     }
     #[inline(always)]
     unsafe fn pair_scales(self, a: Self::I, b: Self::I) -> Self::I {

@@ -2,7 +2,8 @@
 //!
 //! Per block of 256, with `dot(s)` the integer dot product and `bsum(s)` the sum of `x` over sub-block `s`, every `fma`
 //! rounding once, the sums over `s` in `i32`, at most 256 * 127 * 32 * 128 here (Q6_K). The vector kernels leave some
-//! weights shifted left, so their sums are at most 256 * 127 * 15 * 16 * 63 = 491581440 (Q4_K), below 2^31 as well:
+//! weights or scales shifted left, so their sums are at most 256 * 127 * 4 * 32 * 256 = 1065353216 (Q3_K), below 2^31 as
+//! well:
 //!
 //! ```text
 //! sum = (sum over s of scale(s) * dot(s)) * d

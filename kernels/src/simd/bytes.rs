@@ -63,6 +63,8 @@ pub(crate) trait ByteLanes: Floats {
     /// Whether [`ByteLanes::add_masked`] is faster than [`ByteLanes::add_products`] with [`Bytes::Biased`],
     /// and so is the latter with [`Bytes::Indices`].
     const MASKS: bool = false;
+    /// [`ByteLanes::centered_scale`] is multiplied by two to this power, where that saves an operation: 8 or 0.
+    const CENTERED_UP: u32 = 0;
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;
@@ -176,6 +178,15 @@ pub(crate) trait ByteLanes: Floats {
     unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
         // SAFETY: the caller entered the features.
         unsafe { self.add_words(scale, self.splat_word(by.into())) }
+    }
+    /// Byte `b` of every word, below 64, less 32 and times `2^CENTERED_UP`, as a scale.
+    ///
+    /// # Safety
+    /// As the trait's.
+    #[inline(always)]
+    unsafe fn centered_scale(self, words: Self::I, b: i32) -> Self::I {
+        // SAFETY: the caller entered the features.
+        unsafe { self.offset_scale(self.byte_scale(words, b, 0), -32) }
     }
     /// Two scales as the two `i16` of a word, `a` in the lower half: pairs for [`ByteLanes::add_pairs`].
     ///

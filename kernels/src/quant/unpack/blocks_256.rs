@@ -248,7 +248,7 @@ impl Format for Q3K {
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: the caller entered the features; a scale's 6 bits are a nibble of `a` or `b` and a pair of `high`.
         unsafe {
-            scales.d[0] = load_halves(l, block, 0, lane);
+            scales.d[0] = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << L::CENTERED_UP) as f32));
             let (a, b, high) =
                 (load_field(l, block, 2, lane), load_field(l, block, 6, lane), load_field(l, block, 10, lane));
             // Not in a loop, which the compiler leaves rolled.
@@ -258,7 +258,7 @@ impl Format for Q3K {
                 let pairs = l.and(high[w], l.splat_word(0x3030_3030));
                 let word = l.or(l.and(low[w], l.splat_word(0x0f0f_0f0f)), pairs);
                 for b in 0..4 {
-                    scales.scales[4 * w + b] = l.offset_scale(l.byte_scale(word, b as i32, 0), -32);
+                    scales.scales[4 * w + b] = l.centered_scale(word, b as i32);
                 }
             }
         }

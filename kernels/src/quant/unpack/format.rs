@@ -7,7 +7,8 @@ use half::f16;
 /// A block's scales, for the rows that one vector holds.
 pub(in crate::quant) struct BlockScales<L: ByteLanes> {
     /// Sub-block scales, for [`ByteLanes::add_products`]. Where [`Format::quad`] leaves weights multiplied by a power
-    /// of two, the scales of the other sub-blocks are larger by it, and `d` is smaller. Blocks of 32 have `d` alone.
+    /// of two, the scales of the other sub-blocks are larger by it, and `d` is smaller; so it is where
+    /// [`ByteLanes::CENTERED_UP`] makes all of them larger. Blocks of 32 have `d` alone.
     pub scales: [L::I; 16],
     /// The sub-blocks' mins as pairs of `i16`, in the order of the activations' bsums.
     pub mins: [L::I; 8],

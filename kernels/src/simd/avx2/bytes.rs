@@ -84,6 +84,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     const SINGLE_STREAM_ROWS: usize = if P::ALL_BYTES { 0 } else { 2 };
     const BARRIERS: bool = true;
     const MASKS: bool = !P::ALL_BYTES;
+    const CENTERED_UP: u32 = if P::ALL_BYTES { 0 } else { 8 };
     const OFFSETS: Option<Offsets> = if P::ALL_BYTES { None } else { Some(Offsets::Pairs) };
     type I = [__m256i; 2];
     type Sum = [P::Sum; 2];
@@ -169,6 +170,17 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     #[inline(always)]
     unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
         unsafe { both!(|I| P::offset_scale(scale[I], by)) }
+    }
+    // A byte in the upper half of an `i16` keeps its sign: 32 is subtracted from four scales at once.
+    #[inline(always)]
+    unsafe fn centered_scale(self, words: Self::I, b: i32) -> Self::I {
+        unsafe {
+            if P::ALL_BYTES {
+                return self.offset_scale(self.byte_scale(words, b, 0), -32);
+            }
+            let centered = both!(|I| _mm256_sub_epi8(words[I], _mm256_set1_epi8(32)));
+            self.byte_scale(centered, b, Self::CENTERED_UP as i32)
+        }
     }
     // Either kind of scale has the value in the lower half of the word.
     #[inline(always)]

@@ -27,7 +27,7 @@ pub(crate) trait YmmProducts: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn to_scale(words: __m256i) -> __m256i;
-    /// Byte `b` of every word, unsigned, as a scale.
+    /// Byte `b` of every word times `2^up` as a scale: unsigned with `up` 0, signed with [`Multiply`] and `up` 8.
     ///
     /// # Safety
     /// As the trait's.
@@ -133,12 +133,13 @@ impl YmmProducts for Multiply {
         }
     }
     #[inline(always)]
-    unsafe fn byte_scale(words: __m256i, b: i32, _: i32) -> __m256i {
+    unsafe fn byte_scale(words: __m256i, b: i32, up: i32) -> __m256i {
         unsafe {
-            // Bytes 0 and 2 of a word are its byte `b`, the others zero.
-            let bytes = _mm256_set1_epi32(0x8000_8000_u32 as i32 | b << 16 | b);
-            let words_at = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x0004_0004, 0x0008_0008, 0x000c_000c));
-            _mm256_shuffle_epi8(words, _mm256_or_si256(bytes, words_at))
+            // Bytes 0 and 2 of a word are its byte `b`, or bytes 1 and 3 if `up` is 8; the others are zero.
+            let bytes = (0x8000_8000 | (b << 16 | b) as u32).rotate_left(up as u32) as i32;
+            let words_at = _mm_setr_epi32(0, 0x0004_0004 << up, 0x0008_0008 << up, 0x000c_000c << up);
+            let at = _mm256_or_si256(_mm256_set1_epi32(bytes), _mm256_broadcastsi128_si256(words_at));
+            _mm256_shuffle_epi8(words, at)
         }
     }
     #[inline(always)]

@@ -64,16 +64,17 @@
 //!  64 R  bsums of 32, pairs of i16 (PAIRS), 4 x R         8 R  offset: -128 * sum of 32 quants, R
 //!  68 R  bsums of 16, pairs of i16 (PAIRS), 8 x R         9 R  d: f32 bits, R
 //!  76 R  offsets: -32 * sums of 16 quants, 16 x R         10 R  d * sum of quants: f32 bits, R
-//!  92 R  offsets of pairs, 16 x R                        11 R  offset of the first 16 quants, R
-//! 108 R  d: f32 bits, R                                  12 R  end
+//!  92 R  offsets of pairs, 16 x R                        11 R  offsets of 16: -16 * sums of 16 quants, 2 x R
+//! 108 R  d: f32 bits, R                                  13 R  end
 //! 109 R  end
 //! ```
 //!
 //! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and
-//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Those of pairs have the first two
-//! quants of every quad in the lower `i16`, the others in the upper one. Where the sums of a scale in blocks of 256
-//! cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the
-//! products of scales and bsums is subtracted at the end.
+//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right, except NVFP4, stored as `w + 16`, whose
+//! four per block are those of 16. Those of pairs have the first two quants of every quad in the lower `i16`, the others
+//! in the upper one. Where the sums of a scale in blocks of 256 cannot start from them
+//! ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the products of scales and bsums
+//! is subtracted at the end.
 //!
 //! For AMX's tile registers, rows are divided into *row tiles* of 16 and inputs into *spans* of 256; rows and blocks that
 //! the last ones lack are zero. A *pass* is up to 16 row tiles; in a pass the order is `(spans, row tiles)`. The quants of
@@ -123,6 +124,6 @@ pub(super) mod q8_1 {
     pub const OFFSETS: usize = 8;
     pub const SCALE: usize = 9;
     pub const SUM: usize = 10;
-    pub const OFFSET_OF_16: usize = 11;
-    pub const WORDS: usize = 12;
+    pub const OFFSETS_OF_16: usize = 11;
+    pub const WORDS: usize = 13;
 }

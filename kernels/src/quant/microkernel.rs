@@ -25,12 +25,11 @@ const fn scales_per_block<F: Format>() -> usize {
 unsafe fn offset<F: Format>(x: *const i32, stride: usize, s: usize) -> i32 {
     // SAFETY: an activation block has the words that `layout.rs` lists.
     let word = |index: usize| unsafe { *x.add(index * stride) };
-    let offset = match (F::QUADS_PER_SCALE, s) {
-        (4, 0) => word(q8_1::OFFSET_OF_16),
-        (4, _) => word(q8_1::OFFSETS) - word(q8_1::OFFSET_OF_16),
-        _ => word(q8_1::OFFSETS),
-    };
-    offset >> F::OFFSET_SHIFT
+    if F::QUADS_PER_SCALE == 8 {
+        return word(q8_1::OFFSETS) >> F::OFFSET_SHIFT;
+    }
+    assert!(F::ZERO_POINT == Some(16), "two scales per 32 inputs: NVFP4");
+    word(q8_1::OFFSETS_OF_16 + s)
 }
 
 /// The sums over the block's pairs of `i16` times the activations' bsums, for `R` rows.

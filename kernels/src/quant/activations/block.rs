@@ -118,10 +118,12 @@ pub(super) fn q8_1_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8_1::W
     for (word, quants) in block.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = i32::from_le_bytes(*quants);
     }
-    let [first, second] = [0, 1].map(|half| sum_of_16(&quants.as_chunks::<16>().0[half]));
-    let sum = first + second;
+    let halves = [0, 1].map(|half| sum_of_16(&quants.as_chunks::<16>().0[half]));
+    let sum = halves[0] + halves[1];
     block[q8_1::OFFSETS] = -128 * sum;
-    block[q8_1::OFFSET_OF_16] = -128 * first;
+    for (s, sum) in halves.into_iter().enumerate() {
+        block[q8_1::OFFSETS_OF_16 + s] = -16 * sum;
+    }
     block[q8_1::SCALE] = f16::from_f32(scale).to_f32().to_bits() as i32;
     block[q8_1::SUM] = f16::from_f32(sum as f32 * scale).to_f32().to_bits() as i32;
 }

@@ -1,6 +1,5 @@
 //! Rows of a pass, and of a row block.
 
-use crate::quant::activations::RowBlock;
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
 use crate::simd::bytes::ByteLanes;
 use crate::simd::opaque::opaque;
@@ -36,12 +35,6 @@ pub(super) use with_rows;
 
 /// A panel's results for the row blocks of a pass.
 pub(super) type Results = [[f32; PANEL_ROWS]; PASS_BLOCKS * ROW_BLOCK];
-
-/// The words from one index of an array to the next: the row block's rows, a constant if they are always `R`.
-#[inline(always)]
-pub(super) fn stride<L: ByteLanes, const R: usize>(rows: RowBlock) -> usize {
-    if L::MAX_ROWS == ROW_BLOCK { R } else { rows.rows }
-}
 
 /// A vector in memory. Without one, the compiler does not align the frame, and spilled vectors straddle cache lines.
 ///

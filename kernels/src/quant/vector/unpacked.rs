@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::rows::{Results, align_frame, stride, with_rows};
+use super::rows::{Results, align_frame, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
@@ -220,7 +220,7 @@ impl<const R: usize> Part<'_, R> {
     /// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
     #[inline(always)]
     unsafe fn add<L: ByteLanes, F: Format, S: Source<L, F>>(self, l: L, source: &S) {
-        let stride = stride::<L, R>(self.rows);
+        let stride = self.rows.rows;
         // SAFETY: the caller entered the features; `self.scales` points at these lanes' scales of the source's block.
         unsafe {
             let scales = &*self.scales.cast::<BlockScales<L>>();
@@ -239,7 +239,7 @@ impl<const R: usize> Part<'_, R> {
     /// The caller is inside a function with `L`'s features; the source has the blocks, with their factors.
     #[inline(always)]
     unsafe fn add_short<L: ByteLanes, F: Format>(self, l: L, source: &UnpackedSource) {
-        let stride = stride::<L, R>(self.rows);
+        let stride = self.rows.rows;
         // SAFETY: the caller entered the features; the source has `self.blocks` blocks, with their factors.
         unsafe {
             let mut y = [l.splat(0.0); R];

@@ -182,10 +182,13 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
             self.byte_scale(centered, b, Self::CENTERED_UP as i32)
         }
     }
-    // Either kind of scale has the value in the lower half of the word.
+    // A scale is in the lower half of a word, and with AVX2 alone in both.
     #[inline(always)]
     unsafe fn pair_scales(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { both!(|I| _mm256_blend_epi16::<0xaa>(a[I], _mm256_slli_epi32::<16>(b[I]))) }
+        unsafe {
+            let upper = if P::ALL_BYTES { both!(|I| _mm256_slli_epi32::<16>(b[I])) } else { b };
+            both!(|I| _mm256_blend_epi16::<0xaa>(a[I], upper[I]))
+        }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {

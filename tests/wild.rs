@@ -16,7 +16,7 @@ use cases::{Case, cache, max_difference, pass, values};
 use foretoken::chat::{
     ChatOptions, ChatTemplate, Content, ControlTokens, Json, Message, Part, ReplyParser, ReplyPart, ToolCall,
 };
-use foretoken::checkpoint::convert::{ToHuggingFace, Unknown, to_hugging_face};
+use foretoken::checkpoint::convert::{Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face};
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
@@ -510,14 +510,6 @@ fn quantized_directories_are_refused_by_name() {
         let own = Twin::of("dense");
         refused(engine(&own.path("target"), Some(&twin.path("assistant"))), &[&tensor, name]);
     }
-    // Experts that are not stacked.
-    let twin = Twin::of("moe");
-    let expert = "model.layers.0.experts.7.gate_proj.weight";
-    twin.tensors(WEIGHTS, |tensors| {
-        tensors.remove("model.layers.0.experts.gate_up_proj").expect("the stack");
-        tensors.insert(expert.into(), (Dtype::F32, vec![1], vec![0; 4]));
-    });
-    refused(engine(&twin.path("target"), None), &[expert, "a tensor per expert", "use the bf16 checkpoint"]);
     // FP8 without a configuration or scales: detected by type.
     let twin = Twin::of("dense");
     twin.tensors(WEIGHTS, |tensors| {
@@ -816,9 +808,34 @@ fn separate_experts_load_as_stacks() {
     };
     twin.tensors(WEIGHTS, |tensors| experts_apart(tensors, floats));
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
-    let missing = "model.layers.0.experts.1.up_proj.weight";
-    twin.tensors(WEIGHTS, |tensors| drop(tensors.remove(missing).expect("a matrix")));
-    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor per expert, but not for all"]);
+    let open = |twin: &Twin| Checkpoint::open(twin.path("target")).expect("a checkpoint");
+    let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+    to_gguf(&open(&twin), &twin.path("model.gguf"), &options).expect("a file");
+    computes_the_references(&case, &target(&twin.path("model.gguf")).expect("a target"));
+    // All experts of the configuration, and no further ones.
+    let file = twin.path("partial.gguf");
+    let last = ["gate", "up", "down"].map(|part| format!("model.layers.2.experts.7.{part}_proj.weight"));
+    for missing in [&["model.layers.0.experts.1.up_proj.weight".to_owned()][..], &last] {
+        let partial = Twin::of("moe");
+        partial.tensors(WEIGHTS, |tensors| {
+            experts_apart(tensors, floats);
+            missing.iter().for_each(|name| drop(tensors.remove(name).expect("a matrix")));
+        });
+        refused(target(&partial.path("target")), &[&missing[0], "is missing"]);
+        refused(to_gguf(&open(&partial), &file, &options), &[&missing[0], "is missing"]);
+        assert!(!file.exists());
+    }
+    twin.json(CONFIG, |config| config["num_experts"] = json!(7));
+    twin.tensors(WEIGHTS, |tensors| {
+        for (name, (_, shape, bytes)) in tensors.iter_mut() {
+            if name.ends_with("router.proj.weight") || name.ends_with("router.per_expert_scale") {
+                bytes.truncate(bytes.len() / 8 * 7);
+                shape[0] = 7;
+            }
+        }
+    });
+    refused(target(&twin.path("target")), &[".experts.7.", "no module"]);
+    refused(to_gguf(&open(&twin), &file, &options), &[".experts.7.", "an expert that the configuration lacks"]);
 
     let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
     let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };

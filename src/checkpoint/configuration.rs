@@ -5,7 +5,7 @@ use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
 use super::gguf::Gguf;
 use super::head_names::HEADS;
-use super::unread_tensors::{Experts, refuse_other_head, refuse_quantized, refuse_types};
+use super::unread_tensors::{refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig};
@@ -29,7 +29,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
-                refuse_quantized(&fields, self, Experts::Stacked)?;
+                refuse_quantized(&fields, self)?;
                 refuse_other_head(&fields)?;
                 let mut config = TextConfig::target(&fields)?;
                 config.tie_word_embeddings = config.tie_word_embeddings && !self.unties_head()?;
@@ -89,7 +89,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
-                refuse_quantized(&fields, self, Experts::Apart)?;
+                refuse_quantized(&fields, self)?;
                 refuse_other_head(&fields)?;
                 Ok(ConfigSource::Json(fields))
             }
@@ -105,7 +105,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
-                refuse_quantized(&fields, self, Experts::Stacked)?;
+                refuse_quantized(&fields, self)?;
                 let mut config = AssistantConfig::read(&fields)?;
                 config.text.tie_word_embeddings = config.text.tie_word_embeddings && !self.unties_head()?;
                 Ok(config)

@@ -9,6 +9,7 @@ use foretoken_kernels::{ElementType, Isa};
 use super::configuration::ConfigSource;
 use super::files::Checkpoint;
 use super::load_options::{LoadOptions, Progress};
+use super::separate_experts::{matrices, parts};
 use super::tensor::{RawTensor, TensorType};
 use super::unread_tensors::is_scale;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
@@ -195,41 +196,37 @@ impl<'a> Loader<'a> {
         Ok(Linear::new(weight, self.options.isa))
     }
 
-    /// A stack of matrices `(count, outputs, inputs)`, of which each row uses `used`.
+    /// A stack of experts' matrices `(count, outputs, inputs)`, of which each row uses `used`. It is assembled in memory
+    /// if each matrix has a tensor.
     ///
     /// # Errors
-    /// As [`Loader::linear`].
+    /// As [`Loader::linear`], or if two of its tensors differ in type.
     pub fn stack(&mut self, name: &str, shape: [usize; 3], used: usize) -> Result<Weight> {
-        let tensor = self.tensor(name, &shape)?;
+        let tensor = match self.checkpoint.is_separate(&self.full(name)) {
+            true => self.assembled(name, shape)?,
+            false => self.tensor(name, &shape)?,
+        };
         let weight = self.multiplied(Role::Matrix, name, tensor, shape)?;
         self.charge(&weight, used);
         Ok(weight)
     }
 
-    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], from separate matrices: matrix `i` is the rows of the
-    /// tensors `parts[i]`, which have equally many. It is assembled in memory.
-    ///
-    /// # Errors
-    /// As [`Loader::linear`], or if two parts differ in type.
-    pub fn stack_of(&mut self, parts: Vec<Vec<String>>, shape: [usize; 3], used: usize) -> Result<Weight> {
-        let [_, outputs, inputs] = shape;
+    /// The stack `name` from its separate matrices.
+    fn assembled(&mut self, name: &str, shape: [usize; 3]) -> Result<RawTensor> {
+        let [count, outputs, inputs] = shape;
         let mut joined: Option<(TensorType, Vec<u8>)> = None;
-        for name in parts.iter().flatten() {
-            let tensor = self.tensor(name, &[outputs / parts[0].len(), inputs])?;
+        for matrix in matrices(name, count) {
+            let tensor = self.tensor(&matrix, &[outputs / parts(name).len(), inputs])?;
             let (dtype, bytes) = joined.get_or_insert((tensor.dtype, Vec::new()));
             if *dtype != tensor.dtype {
                 let problem = format!("is {}, the experts before it are {}", tensor.dtype.name(), dtype.name());
-                return Err(self.error(name, problem));
+                return Err(self.error(&matrix, format!("{problem}; use a checkpoint in which all are alike")));
             }
             bytes.extend_from_slice(tensor.bytes.as_slice());
             tensor.bytes.release(0..tensor.bytes.as_slice().len());
         }
-        let name = parts.first().and_then(|parts| parts.first()).cloned().unwrap_or_default();
-        let (dtype, bytes) = joined.ok_or_else(|| self.error(&name, "has no experts"))?;
-        let tensor = RawTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() };
-        let weight = self.multiplied(Role::Matrix, &name, tensor, shape)?;
-        self.charge(&weight, used);
-        Ok(weight)
+        let (dtype, bytes) = joined.ok_or_else(|| self.error(name, "has no experts"))?;
+        Ok(RawTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() })
     }
 
     /// An embedding table whose rows are multiplied by `scale(element type)`; `None` for quantized tables.

@@ -9,7 +9,6 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use super::compressed::{self, Compressed};
 use super::fields::Fields;
-use super::separate_experts::{self, Stacks};
 use super::tensor::{RawTensor, TensorType};
 use super::unread::INSTEAD;
 use crate::checkpoint::refuse_placeholder;
@@ -22,7 +21,6 @@ pub(super) struct Tensors {
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, RawTensor>,
     compressed: BTreeMap<String, Compressed>, // by matrix name
-    stacks: Stacks,                           // of tensors of both kinds
 }
 
 impl Tensors {
@@ -38,8 +36,7 @@ impl Tensors {
         map.map_or(Ok(()), |map| map.check(&tensors))?;
         let mut tensors = tensors.into_iter().map(|(name, tensor)| (drafting_name(name), tensor)).collect();
         let compressed = compressed::collect(directory, &mut tensors)?;
-        let stacks = separate_experts::collect(tensors.keys().chain(compressed.keys()).map(String::as_str));
-        Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
+        Ok(Self { directory: directory.to_owned(), files, tensors, compressed })
     }
 
     /// The tensors whose names begin with `prefix`, under the rest of their names.
@@ -50,7 +47,6 @@ impl Tensors {
             files: self.files.clone(),
             tensors: self.tensors.iter().filter_map(|(name, tensor)| Some((own(name)?, tensor.clone()))).collect(),
             compressed: self.compressed.iter().filter_map(|(name, of)| Some((own(name)?, of.clone()))).collect(),
-            stacks: Stacks::new(), // an assistant has no experts
         }
     }
 
@@ -60,15 +56,13 @@ impl Tensors {
 
     /// The names, sorted.
     pub(super) fn names(&self) -> Vec<String> {
-        let stacked: BTreeSet<&String> = self.stacks.values().flatten().collect();
-        let apart = self.tensors.keys().chain(self.compressed.keys()).filter(|name| !stacked.contains(name));
-        let mut names: Vec<_> = apart.chain(self.stacks.keys()).cloned().collect();
+        let mut names: Vec<_> = self.tensors.keys().chain(self.compressed.keys()).cloned().collect();
         names.sort();
         names
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.compressed.contains_key(name) || self.stacks.contains_key(name)
+        self.tensors.contains_key(name) || self.compressed.contains_key(name)
     }
 
     /// Bytes of all tensors when loaded.
@@ -79,13 +73,12 @@ impl Tensors {
 
     /// Name, number of dimensions and bytes when loaded, of every tensor.
     pub(super) fn described(&self) -> impl Iterator<Item = (&str, usize, u64)> {
-        // The matrices of a stack are listed individually.
         let plain =
             self.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.len(), t.bytes.as_slice().len() as u64));
         plain.chain(self.compressed.iter().map(|(name, matrix)| (name.as_str(), 2, matrix.len_bytes() as u64)))
     }
 
-    /// The tensor `name`, or `None`. Compressed matrices are converted and stacks of matrices assembled in memory.
+    /// The tensor `name`, or `None`. Compressed matrices are converted in memory.
     ///
     /// # Errors
     /// If its file has shrunk, or the tensors of a compressed matrix do not fit together.
@@ -94,16 +87,9 @@ impl Tensors {
             tensor.bytes.check_length()?;
             return Ok(Some(tensor.clone()));
         }
-        let error = |problem| Error::Tensor { path: self.directory.clone(), tensor: name.to_owned(), problem };
-        if let Some(matrices) = self.stacks.get(name) {
-            let matrix =
-                |name: &String| self.get(name).and_then(|found| found.ok_or_else(|| error("is missing".into())));
-            let per_expert = if name.ends_with("gate_up_proj") { 2 } else { 1 };
-            let stack = separate_experts::stack(matrices.len() / per_expert, matrices.iter().map(matrix))?;
-            return stack.map(Some).map_err(error);
-        }
         let Some(matrix) = self.compressed.get(name) else { return Ok(None) };
         matrix.check_length()?;
+        let error = |problem| Error::Tensor { path: self.directory.clone(), tensor: name.to_owned(), problem };
         matrix.load().map(Some).map_err(error)
     }
 }

@@ -1,73 +1,66 @@
-//! Experts of a Gemma 4 with one tensor per matrix, as in quantized directories: `X.experts.7.gate_proj.weight`,
-//! `up_proj` and `down_proj` become the stacks `X.experts.gate_up_proj` and `X.experts.down_proj` at load.
+//! Experts with a tensor per matrix: `X.experts.7.gate_proj.weight`, `up_proj` and `down_proj` instead of the stacks
+//! `X.experts.gate_up_proj` and `X.experts.down_proj`.
 
-use std::collections::BTreeMap;
+use super::expected::Expected;
+use super::files::Checkpoint;
 
-use super::tensor::RawTensor;
+/// Limit above any model's: matrices are listed by the number of experts before a tensor could contradict it.
+pub(crate) const MAX_EXPERTS: usize = 4096;
 
-/// The matrices of a stack, expert by expert; for `gate_up_proj`, an expert's gate and its up.
-pub(super) type Stacks = BTreeMap<String, Vec<String>>;
-
-/// The stacks, and the parts of an expert's matrix in each.
-const STACKS: [(&str, &[&str]); 2] = [("gate_up_proj", &["gate_proj", "up_proj"]), ("down_proj", &["down_proj"])];
-
-/// The complete stacks among `names`: experts from 0 on without a gap.
-pub(super) fn collect<'a>(names: impl Iterator<Item = &'a str>) -> Stacks {
-    let mut counts: BTreeMap<&str, BTreeMap<&str, Vec<usize>>> = BTreeMap::new();
-    for (module, expert, part) in names.filter_map(split) {
-        counts.entry(module).or_default().entry(part).or_default().push(expert);
-    }
-    let mut stacks = Stacks::new();
-    for (module, parts) in counts {
-        for (stack, of_expert) in STACKS {
-            let count = parts.get(of_expert[0]).map_or(0, Vec::len);
-            let is_complete = |part: &&str| {
-                let mut experts = parts.get(*part).cloned().unwrap_or_default();
-                experts.sort_unstable();
-                experts.into_iter().eq(0..count)
-            };
-            if count > 0 && of_expert.iter().all(is_complete) {
-                let matrices =
-                    (0..count).flat_map(|i| of_expert.iter().map(move |part| format!("{module}.{i}.{part}.weight")));
-                stacks.insert(format!("{module}.{stack}"), matrices.collect());
-            }
-        }
-    }
-    stacks
+/// The place of a matrix in its stack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// Index of the matrix.
+    pub index: usize,
+    /// Matrices per expert.
+    pub per_expert: usize,
 }
 
-/// `X.experts`, the number and the matrix of `X.experts.7.gate_proj.weight`. Those of Qwen
-/// (`mlp.experts`) stay separate.
-fn split(name: &str) -> Option<(&str, usize, &str)> {
+/// The matrices of an expert in the stack `name`, in order.
+pub(super) fn parts(name: &str) -> &'static [&'static str] {
+    if name.ends_with("gate_up_proj") { &["gate_proj", "up_proj"] } else { &["down_proj"] }
+}
+
+/// The names of the matrices of the stack `name` of `count` experts, expert by expert.
+pub(super) fn matrices(name: &str, count: usize) -> impl Iterator<Item = String> {
+    let (module, stack) = name.rsplit_once('.').unwrap_or(("", name));
+    (0..count).flat_map(move |expert| parts(stack).iter().map(move |part| format!("{module}.{expert}.{part}.weight")))
+}
+
+/// The stack of the matrix `name`, and the place there; `None` if it is not that of a single expert.
+pub(super) fn place(name: &str) -> Option<(String, Place)> {
     let (module, part) = name.strip_suffix(".weight")?.rsplit_once('.')?;
     let (module, digits) = module.rsplit_once('.')?;
     let expert: usize = digits.parse().ok()?;
-    let is_own = module.ends_with(".experts") && !module.ends_with(".mlp.experts") && expert.to_string() == digits;
-    is_own.then_some((module, expert, part))
+    // Canonical, so that no two names denote one matrix.
+    if !module.ends_with(".experts") || expert >= MAX_EXPERTS || expert.to_string() != digits {
+        return None;
+    }
+    ["gate_up_proj", "down_proj"].into_iter().find_map(|stack| {
+        let (of, per_expert) = (parts(stack).iter().position(|own| *own == part)?, parts(stack).len());
+        Some((format!("{module}.{stack}"), Place { index: expert * per_expert + of, per_expert }))
+    })
 }
 
-/// The stack of `count` experts' matrices, in the order of `matrices`; or the problem with one.
-pub(super) fn stack<E>(
-    count: usize,
-    matrices: impl ExactSizeIterator<Item = Result<RawTensor, E>>,
-) -> Result<Result<RawTensor, String>, E> {
-    let per_expert = matrices.len() / count.max(1);
-    let mut first: Option<RawTensor> = None;
-    let mut bytes = Vec::new();
-    for matrix in matrices {
-        let matrix = matrix?;
-        let of = first.get_or_insert_with(|| matrix.clone());
-        if (matrix.dtype, &matrix.shape) != (of.dtype, &of.shape) || matrix.shape.len() != 2 {
-            let problem = format!("is {} of shape {:?}", matrix.dtype.name(), matrix.shape);
-            return Ok(Err(format!(
-                "{problem}, the first expert's {} of shape {:?}; all experts must be alike",
-                of.dtype.name(),
-                of.shape
-            )));
-        }
-        bytes.extend_from_slice(matrix.bytes.as_slice());
-        matrix.bytes.release(0..matrix.bytes.as_slice().len());
+impl Checkpoint {
+    /// Whether the matrices of the stack `name` have a tensor each.
+    pub(super) fn is_separate(&self, name: &str) -> bool {
+        !self.has(name) && matrices(name, 1).any(|first| self.has(&first))
     }
-    let Some(RawTensor { dtype, shape, .. }) = first else { return Ok(Err("has no experts".into())) };
-    Ok(Ok(RawTensor { dtype, shape: vec![count, per_expert * shape[0], shape[1]], bytes: bytes.into() }))
+
+    /// The tensors that a configuration implies, where stacks of separate experts are replaced by their matrices.
+    pub(crate) fn with_separate_experts(&self, implied: Vec<Expected>) -> Vec<Expected> {
+        let mut tensors = Vec::with_capacity(implied.len());
+        for stack in implied {
+            match stack.shape[..] {
+                [count, outputs, inputs] if self.is_separate(&stack.name) => {
+                    let shape = [outputs / parts(&stack.name).len(), inputs];
+                    let matrix = |name| Expected { name, shape: shape.to_vec(), kind: stack.kind };
+                    tensors.extend(matrices(&stack.name, count).map(matrix));
+                }
+                _ => tensors.push(stack),
+            }
+        }
+        tensors
+    }
 }

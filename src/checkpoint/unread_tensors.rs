@@ -13,29 +13,21 @@ use crate::{Error, Result};
 /// Alternative to a GGUF file with unsupported types.
 const OTHER_TYPES: &str = "use a file with another quantization (Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16)";
 
-/// Supported layouts of a family's experts in a directory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Experts {
-    /// In one tensor.
-    Stacked,
-    /// In one tensor, or a tensor per expert.
-    Apart,
-}
-
 /// Rejects a directory of quantized safetensors.
 ///
 /// # Errors
 /// If its configuration or tensor names are those of a quantized format.
-pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts: Experts) -> Result<()> {
+pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Result<()> {
     for (fields, name, own) in descriptions(config)? {
         if let Some(format) = configured_format(&own) {
             return Err(fields.unsupported(name, format!("this is {format}, which is not supported; {INSTEAD}")));
         }
     }
     let names = checkpoint.names();
-    let found = names.iter().filter(|name| !is_tower(name)).find_map(|name| {
-        named_format(name, experts).or_else(|| shaped_format(name, checkpoint)).map(|format| (name, format))
-    });
+    let found = names
+        .iter()
+        .filter(|name| !is_tower(name))
+        .find_map(|name| named_format(name).or_else(|| shaped_format(name, checkpoint)).map(|format| (name, format)));
     match found {
         None => Ok(()),
         Some((name, format)) => {
@@ -137,7 +129,7 @@ fn shaped_format(name: &str, checkpoint: &Checkpoint) -> Option<&'static str> {
 }
 
 /// The format with tensors of this name, for directories whose configuration names none.
-fn named_format(name: &str, experts: Experts) -> Option<&'static str> {
+fn named_format(name: &str) -> Option<&'static str> {
     let (module, last) = name.rsplit_once('.')?;
     match last {
         "scales" | "biases" => Some("an MLX checkpoint"),
@@ -147,20 +139,11 @@ fn named_format(name: &str, experts: Experts) -> Option<&'static str> {
         "qweight" | "qzeros" => Some("an AWQ or GPTQ checkpoint"),
         "weight_scale_2" => Some("an NVFP4 checkpoint"),
         "absmax" | "quant_map" | "SCB" => Some("a bitsandbytes checkpoint"),
-        _ if experts == Experts::Stacked
-            && module.split('.').skip_while(|part| *part != "experts").nth(1).is_some_and(is_number) =>
-        {
-            Some("a checkpoint with a tensor per expert, but not for all")
-        }
         last if module.ends_with(".quant_state") || last.starts_with("bitsandbytes__") => {
             Some("a bitsandbytes checkpoint")
         }
         _ => None,
     }
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Rejects a GGUF file with types that no kernel supports, before any weight is loaded.

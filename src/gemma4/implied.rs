@@ -46,6 +46,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
         let name = name.unwrap_or_else(|| "lm_head.weight".into());
         tensors.push(Expected { name, shape, kind: Kind::Matrix });
     }
+    let tensors = checkpoint.with_separate_experts(tensors);
     let summary = format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size);
     let vocab_size = config.vocab_size;
     let is_known = move |name: &str| {

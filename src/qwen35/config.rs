@@ -1,7 +1,7 @@
 //! The configuration, validated: every field that affects the computation is implemented or rejected by name.
 
 use crate::Result;
-use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};
+use crate::checkpoint::{Fields, MAX_EXPERTS, NameOf, not_implemented, other_model, without_text};
 use crate::kv::{KvLayout, StoreLayout};
 use crate::nn::DeltaNetConfig;
 
@@ -85,7 +85,6 @@ pub(super) const MAX_LAYERS: usize = 1024;
 pub(super) const MAX_HEADS: usize = 1024;
 pub(super) const MAX_HEAD_DIM: usize = 8192;
 pub(super) const MAX_TAPS: usize = 64;
-pub(super) const MAX_EXPERTS: usize = 4096;
 
 impl TextConfig {
     /// Reads config.json: the text model's fields at top level, or inside `text_config`. Vision fields are ignored.

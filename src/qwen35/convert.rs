@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::implied::implied;
-use super::names::{names, of_expert};
+use super::names::names;
 use super::nextn::has_nextn;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::{Change, Description, Directory, StackIndex, plan, positive};
+use crate::checkpoint::convert::plan::{Change, Description, Directory, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
 use crate::gemma4::is_tower;
@@ -34,10 +34,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         if tied && own == "lm_head.weight" {
             return Err("the embedding is the head");
         }
-        Ok(match of_expert(&names, own) {
-            Some((name, index, per_matrix)) => Some((name, Some(StackIndex { index, per_matrix }))),
-            None => names.gguf(own).into_iter().next().map(|name| (name, None)),
-        })
+        Ok(names.gguf(own).into_iter().next())
     };
     let (mut planned, left_out) = plan(source, options, "Qwen3.5", name)?;
     planned.iter_mut().for_each(|tensor| tensor.change = change(&config.delta_net, &tensor.name, TensorLayout::Gguf));

@@ -51,15 +51,8 @@ impl<O: Ops> Moe<O> {
         moe: &MoeConfig,
     ) -> Result<Self> {
         let (count, width, used) = (moe.num_experts, moe.intermediate_size, moe.num_experts_per_tok);
-        let mut stack = |fused: &str, parts: &[&str], shape: [usize; 3]| {
-            let of = |expert: usize| parts.iter().map(move |part| format!("{name}experts.{expert}.{part}.weight"));
-            match loader.has(&format!("{name}experts.{fused}")) {
-                true => loader.stack(&format!("{name}experts.{fused}"), shape, used),
-                false => loader.stack_of((0..count).map(|expert| of(expert).collect()).collect(), shape, used),
-            }
-        };
-        let gate_up_proj = stack("gate_up_proj", &["gate_proj", "up_proj"], [count, 2 * width, hidden])?;
-        let down_proj = stack("down_proj", &["down_proj"], [count, hidden, width])?;
+        let gate_up_proj = loader.stack(&format!("{name}experts.gate_up_proj"), [count, 2 * width, hidden], used)?;
+        let down_proj = loader.stack(&format!("{name}experts.down_proj"), [count, hidden, width], used)?;
         let experts = Experts::new(gate_up_proj, down_proj, vec![1.0; count], used, loader.isa()).gated_by(Gate::Silu);
         let shared = &format!("{name}shared_expert.");
         let mut exact =

@@ -2,12 +2,11 @@
 //! and `qwen35moe`), validated like config.json.
 
 use super::config::{
-    LayerType, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig,
-    other_family,
+    LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family,
 };
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
-use crate::checkpoint::{Checkpoint, ConfigSource, NameOf};
+use crate::checkpoint::{Checkpoint, ConfigSource, MAX_EXPERTS, NameOf};
 use crate::nn::DeltaNetConfig;
 
 const ARCHITECTURE: &str = "general.architecture";

@@ -16,7 +16,7 @@ use crate::gemma4::is_tower;
 pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let config = TextConfig::of(checkpoint)?;
     let (prefix, hidden, vocab) = (checkpoint.text_prefix()?, config.hidden_size, config.vocab_size);
-    let mut list = List { checkpoint, config: &config, tensors: Vec::new() };
+    let mut list = List { config: &config, tensors: Vec::new() };
     let embedding = if config.tie_word_embeddings { Kind::Matrix } else { Kind::Table };
     list.push(embedding, format!("{prefix}embed_tokens.weight"), &[vocab, hidden]);
     list.norm(format!("{prefix}norm.weight"), hidden);
@@ -41,7 +41,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
             list.push(Kind::Matrix, LM_HEAD.into(), &[vocab, hidden]);
         }
     }
-    let tensors = list.tensors;
+    let tensors = checkpoint.with_separate_experts(list.tensors);
     let head = if has_head { ", a NextN head" } else { "" };
     let summary = format!("{} layers, hidden size {hidden}{head}", config.layers.len());
     let mut unread = checkpoint.names();
@@ -52,7 +52,6 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
 }
 
 struct List<'a> {
-    checkpoint: &'a Checkpoint,
     config: &'a TextConfig,
     tensors: Vec<Expected>,
 }
@@ -122,30 +121,14 @@ impl List<'_> {
         };
         self.push(Kind::Matrix, format!("{at}shared_expert_gate.weight"), gate);
         self.mlp(&format!("{at}shared_expert."), moe.shared_intermediate_size);
-        let gate_up = [("gate", [width, hidden]), ("up", [width, hidden])];
-        self.experts(at, "gate_up_proj", [count, 2 * width, hidden], &gate_up);
-        self.experts(at, "down_proj", [count, hidden, width], &[("down", [hidden, width])]);
-    }
-
-    /// The stack `name` of all experts' matrices, or the matrices `apart` of each expert.
-    fn experts(&mut self, at: &str, name: &str, stack: [usize; 3], apart: &[(&str, [usize; 2])]) {
-        let name = format!("{at}experts.{name}");
-        if self.checkpoint.has(&name) {
-            return self.push(Kind::Matrix, name, &stack);
-        }
-        for expert in 0..stack[0] {
-            self.projections(&format!("{at}experts.{expert}."), apart);
-        }
+        self.push(Kind::Matrix, format!("{at}experts.gate_up_proj"), &[count, 2 * width, hidden]);
+        self.push(Kind::Matrix, format!("{at}experts.down_proj"), &[count, hidden, width]);
     }
 
     fn mlp(&mut self, at: &str, width: usize) {
         let hidden = self.config.hidden_size;
-        self.projections(at, &[("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])]);
-    }
-
-    fn projections(&mut self, at: &str, shapes: &[(&str, [usize; 2])]) {
-        for (name, shape) in shapes {
-            self.push(Kind::Matrix, format!("{at}{name}_proj.weight"), shape);
+        for (name, shape) in [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])] {
+            self.push(Kind::Matrix, format!("{at}{name}_proj.weight"), &shape);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tensor names, llama.cpp's and Hugging Face's, and the pre-tokenizer's.
 
-use crate::checkpoint::gguf::names::{GATE_UP, Names, OUTER, layer};
+use crate::checkpoint::gguf::names::{GATE_UP, Names, OUTER};
 
 /// Names inside layer `i`: after `blk.i.`, and after `layers.i.`. The first of several GGUF names is llama.cpp's.
 const LAYER: [(&str, &str); 28] = [
@@ -54,20 +54,6 @@ pub(crate) const SPLIT: (&str, &str) = (
 /// The tensor names of a checkpoint whose NextN head is block `nextn`.
 pub(crate) fn names(nextn: Option<u32>) -> Names {
     Names { global: OUTER, layer: &LAYER, gate_up: "mlp.experts.gate_up_proj", nextn, head: &HEAD }
-}
-
-/// For a single expert's matrix at Hugging Face: the name of the stack in GGUF, its index among the
-/// matrices there, and their number per expert.
-pub(super) fn of_expert(names: &Names, name: &str) -> Option<(String, usize, usize)> {
-    let (block, _, rest) = names.block(name)?;
-    let (expert, rest) = layer(rest, "mlp.experts.").map(|(expert, rest)| (expert as usize, rest))?;
-    let (stack, index, per_expert) = match rest {
-        "gate_proj.weight" => (GATE_UP, 2 * expert, 2),
-        "up_proj.weight" => (GATE_UP, 2 * expert + 1, 2),
-        "down_proj.weight" => ("ffn_down_exps.weight", expert, 1),
-        _ => return None,
-    };
-    Some((format!("blk.{block}.{stack}"), index, per_expert))
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         if is_tower(own) {
             return Err("image and audio towers are not part of a text model");
         }
-        Ok(gguf_name(name, layout).map(|name| (name, None)))
+        Ok(gguf_name(name, layout))
     };
     let (planned, left_out) = plan(source, options, "Gemma 4", name)?;
     let (vocab_size, bos, eos) = (text.vocab_size, text.bos_token_id, text.eos_token_ids.clone());

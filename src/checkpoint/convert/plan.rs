@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::separate_experts::{Place, place};
 use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType};
 use crate::{Error, Result};
 
@@ -73,43 +74,32 @@ pub(crate) struct Planned {
     pub change: Option<Change>,
 }
 
-/// A tensor's name in the file, and its place if it is part of a stack.
-pub(crate) type Named = (String, Option<StackIndex>);
-
-/// The place of a tensor in a stack of matrices.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct StackIndex {
-    /// Index of the part.
-    pub index: usize,
-    /// Parts per matrix.
-    pub per_matrix: usize,
-}
-
 /// A tensor's place in a stack, if it is part of one, and its name in the checkpoint.
-type Part = (Option<StackIndex>, String);
+type Part = (Option<Place>, String);
 
 /// Skipped tensors, and the reasons.
 pub(super) type LeftOut = Vec<(String, &'static str)>;
 
-/// The new file's tensors, layer by layer, and the skipped ones. `name` maps a tensor to its name in the file of a
-/// `family`, if it has one, or to the reason for skipping it.
+/// The new file's tensors, layer by layer, and the skipped ones. `name` maps a tensor, for separate experts their stack,
+/// to its name in the file of a `family`, if it has one, or to the reason for skipping it.
 ///
 /// # Errors
-/// If there are unnamed tensors that may not be skipped, or a part of a stack is missing.
+/// If there are unnamed tensors that may not be skipped, or several of one name.
 pub(crate) fn plan(
     source: &Checkpoint,
     options: &ToGguf,
     family: &str,
-    name: impl Fn(&str) -> Result<Option<Named>, &'static str>,
+    name: impl Fn(&str) -> Result<Option<String>, &'static str>,
 ) -> Result<(Vec<Planned>, LeftOut)> {
     let (mut left_out, mut strangers) = (Vec::new(), Vec::new());
     let mut named: BTreeMap<(Option<u32>, String), Vec<Part>> = BTreeMap::new();
     for own in source.names() {
-        match name(&own) {
+        let (stack, place) = place(&own).map_or((own.clone(), None), |(stack, place)| (stack, Some(place)));
+        match name(&stack) {
             Err(why) => left_out.push((own, why)),
             Ok(None) => strangers.push(own),
             // Tensors outside the layers come first, then layer by layer.
-            Ok(Some((name, place))) => named.entry((layer(&name), name)).or_default().push((place, own)),
+            Ok(Some(name)) => named.entry((layer(&name), name)).or_default().push((place, own)),
         }
     }
     match options.unknown {
@@ -118,20 +108,18 @@ pub(crate) fn plan(
     }
     let planned = named.into_iter().map(|((_, name), mut parts)| {
         parts.sort();
+        if let [(None, first), (_, second), ..] = &parts[..] {
+            let problem = format!("is {name} in a GGUF file, as is {first}; download the checkpoint again");
+            return Err(tensor_error(source, second, problem));
+        }
         let first = get(source, &parts[0].1)?;
         let mut shape = first.shape;
-        let per_matrix = parts[0].0.map_or(1, |place| place.per_matrix);
-        let is_next = |(i, (place, _)): (usize, &Part)| place.map_or(0, |place| place.index) == i;
-        if !parts.iter().enumerate().all(is_next) || !parts.len().is_multiple_of(per_matrix) {
-            let problem = format!("is one of only {} parts of {name}; download the checkpoint again", parts.len());
-            return Err(tensor_error(source, &parts[0].1, problem));
-        }
-        if parts[0].0.is_some() {
+        if let Some(Place { per_expert, .. }) = parts[0].0 {
             let Some((rows, rest)) = shape.split_first() else {
                 let problem = format!("is a part of {name} and has no rows; download the checkpoint again");
                 return Err(tensor_error(source, &parts[0].1, problem));
             };
-            shape = [&[parts.len() / per_matrix, per_matrix * rows], rest].concat();
+            shape = [&[parts.len() / per_expert, per_expert * rows], rest].concat();
         }
         // These files drop dimensions of one element.
         if shape.len() > 1 && !name.contains("_exps.") {
@@ -164,21 +152,30 @@ pub(super) fn check_vocabulary(source: &Checkpoint, planned: &[Planned], vocab_s
     Err(Error::Config { path, field, problem })
 }
 
-/// Refuses a checkpoint without a tensor that its configuration implies. Readers would not notice all of them: a GGUF
-/// file without an output head has a tied one, and a Gemma 4's layer without V has K = V.
+/// Refuses a checkpoint without a tensor that its configuration implies, or with further experts. Readers would not
+/// notice all of them: a GGUF file without an output head has a tied one, and a Gemma 4's layer without V has K = V.
 ///
 /// # Errors
-/// If a tensor of `implied` is not among `written`, names in the source.
+/// If a tensor of `implied` is not among `written`, names in the source, or an expert's matrix there is not implied.
 pub(super) fn check_complete<'a>(
     source: &Checkpoint,
     implied: &[Expected],
     written: impl Iterator<Item = &'a String>,
 ) -> Result<()> {
     let written: BTreeSet<&str> = written.map(String::as_str).collect();
+    let names: BTreeSet<&str> = implied.iter().map(|tensor| tensor.name.as_str()).collect();
     let prefix = if source.gguf().is_some() { "model." } else { "" }; // GGUF names have none
     let is_missing = |name: &str| !written.contains(name.strip_prefix(prefix).unwrap_or(name));
     let mut missing = implied.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_missing(name));
-    let Some(first) = missing.next() else { return Ok(()) };
+    let Some(first) = missing.next() else {
+        return match written.iter().find(|name| place(name).is_some() && !names.contains(*name)) {
+            None => Ok(()),
+            Some(name) => {
+                let problem = "is of an expert that the configuration lacks; download the checkpoint again";
+                Err(tensor_error(source, name, problem))
+            }
+        };
+    };
     let others = match missing.count() {
         0 => String::new(),
         count => format!(", as are {count} others"),

@@ -26,6 +26,10 @@ struct State {
     break_after: Option<usize>,
     /// The token that requests need.
     token: Option<&'static str>,
+    /// The commit of all files. Default: [`COMMIT`].
+    commit: Option<&'static str>,
+    /// Whether files are sent whole, whatever range is requested.
+    ignores_ranges: bool,
     /// Status and headers of every response to paths that contain this.
     refuse: Option<(&'static str, &'static str)>,
 }
@@ -88,7 +92,8 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         if siblings.is_empty() {
             return write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
-        let body = json!({"siblings": siblings, "sha": COMMIT, "id": name}).to_string();
+        let sha = state.commit.unwrap_or(COMMIT);
+        let body = json!({"siblings": siblings, "sha": sha, "id": name}).to_string();
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
         return write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     }
@@ -101,13 +106,15 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
     };
     let etag =
         format!("{:x}-{:x}", content.len(), content.iter().fold(7_u64, |h, b| h.wrapping_mul(31) + u64::from(*b)));
-    let commit = format!("X-Repo-Commit: {COMMIT}\r\nConnection: close");
+    let commit = format!("X-Repo-Commit: {}\r\nConnection: close", state.commit.unwrap_or(COMMIT));
     if stored.is_none() && file.ends_with(".safetensors") {
         let location = format!("Location: {endpoint}/storage/{file}\r\nX-Linked-Etag: \"{etag}\"");
         return write!(stream, "HTTP/1.1 302 Found\r\n{location}\r\n{commit}\r\nContent-Length: 0\r\n\r\n");
     }
     let all = content.len();
-    let bounds = range.and_then(|range| range.split_once('-'));
+    // Size queries have an end.
+    let bounds =
+        range.and_then(|range| range.split_once('-')).filter(|(_, last)| !state.ignores_ranges || !last.is_empty());
     let (first, end) = match bounds {
         Some((first, last)) => {
             (first.parse().unwrap_or(0), last.parse().map_or(all, |last: usize| (last + 1).min(all)))
@@ -342,6 +349,36 @@ fn a_connection_that_breaks_once() {
     assert!(server.state().requests.iter().any(resumed), "{:?}", server.state().requests);
     let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
     assert!(read(&target) == read(&fixture().0.join("target")), "the two parts do not make the whole");
+}
+
+/// A server that ignores ranges sends the whole file after the part of an interrupted download.
+#[test]
+fn a_server_without_ranges() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    server.state().ignores_ranges = true;
+    server.state().break_after = Some(100_000);
+    refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
+    refused(resolve("test/target", &options), &["model.safetensors", "bytes came instead of", "try again"]);
+    let target = resolve("test/target", &options).expect("the target");
+    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
+    assert!(read(&target) == read(&fixture().0.join("target")), "not the file");
+}
+
+/// Parts of two commits are not used together.
+#[test]
+fn a_split_file_that_changes() {
+    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
+    let parts = ["edge-BF16-00001-of-00002.gguf", "edge-BF16-00002-of-00002.gguf"];
+    let (server, cache) = (Server::new(parts.map(file).into()), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    server.state().refuse = Some((parts[1], "503 Service Unavailable"));
+    refused(resolve("test/edge-GGUF:BF16", &options), &[parts[1], "503"]);
+    server.state().refuse = None;
+    server.state().commit = Some("89abcdef0123456789abcdef0123456789abcdef");
+    refused(resolve("test/edge-GGUF:BF16", &options), &["changed on the Hub", "try again"]);
+    let path = resolve("test/edge-GGUF:BF16", &options).expect("the first part");
+    assert!(path.with_file_name(parts[1]).exists() && path.to_string_lossy().contains("89abcdef"));
 }
 
 /// Responses that require an action: each error names it.

@@ -82,9 +82,11 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
             download.file(file)?;
         }
     }
-    complete(&download.cache, name)
-        .ok_or_else(|| Error::file(name.repository, "changed on the Hub during the download; try again"))
+    complete(&download.cache, name).ok_or_else(|| Error::file(name.repository, CHANGED))
 }
+
+/// The problem with files of two commits.
+const CHANGED: &str = "changed on the Hub during the download; try again";
 
 /// The directory or the GGUF file of an earlier complete download.
 fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
@@ -178,7 +180,13 @@ impl Downloads<'_> {
         };
         let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("is missing parts of {file}")))?;
         let paths = parts.into_iter().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
-        paths.into_iter().next().ok_or_else(none)
+        match &paths[..] {
+            [] => Err(none()),
+            [first, others @ ..] if others.iter().any(|part| part.parent() != first.parent()) => {
+                Err(Error::file(repository, CHANGED))
+            }
+            [first, ..] => Ok(first.clone()),
+        }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
@@ -190,11 +198,15 @@ impl Downloads<'_> {
         }
         let mut retries = 0;
         loop {
-            let file = name.to_owned();
-            let listener = Listener { progress: self.options.progress.clone(), file, done: 0, total: 0 };
+            let (progress, file) = (self.options.progress.clone(), name.to_owned());
+            let mut listener = Listener { progress, file, done: 0, total: 0 };
             // Not with the client's retries: one that failed before its first byte would append the whole file.
-            match self.api.download_with_progress(name, listener) {
-                Ok(path) => return Ok(path),
+            match self.api.download_with_progress(name, &mut listener) {
+                Ok(path) => match self.check_length(name, &path, listener.total) {
+                    Ok(()) => return Ok(path),
+                    Err(error) if retries == self.options.retries => return Err(error),
+                    Err(_) => retries += 1,
+                },
                 Err(error) if status(&error) == Some(429) => {
                     return Err(self.refused(&format!(", {name}"), 429, self.wait(name)));
                 }
@@ -205,6 +217,21 @@ impl Downloads<'_> {
             }
             std::thread::sleep(RETRY_WAIT * retries as u32);
         }
+    }
+
+    /// Removes the downloaded file `name` if it does not have `len` bytes. A server that ignores ranges sends the whole
+    /// file, which is appended to what an interrupted download left.
+    fn check_length(&self, name: &str, path: &Path, len: u64) -> Result<()> {
+        let own = std::fs::metadata(path).map_err(Error::io(path))?.len();
+        if own == len {
+            return Ok(());
+        }
+        // The content, then the link to it.
+        path.canonicalize().and_then(std::fs::remove_file).map_err(Error::io(path))?;
+        let _ = std::fs::remove_file(path); // where there are no links, it is the content
+        let what = format!("{}, {name}: {own} bytes came instead of {len}", self.options.endpoint);
+        let remedy = "try again, or download it with hf download";
+        Err(Error::file(self.name.repository, format!("cannot be downloaded from {what}; {remedy}")))
     }
 
     /// The server's retry delay for the file `name` in seconds, from another request: the client's
@@ -287,7 +314,7 @@ struct Listener {
     total: u64,
 }
 
-impl hf_hub::api::Progress for Listener {
+impl hf_hub::api::Progress for &mut Listener {
     fn init(&mut self, size: usize, _: &str) {
         (self.done, self.total) = (0, size as u64);
     }

@@ -25,10 +25,15 @@ impl Scheduler {
             }
         };
         if options.kv.max_context.is_none() {
-            let pages = self.engine.pages();
-            // Without a limit, memory is the system's, to which what others hold may not return.
-            let of_system = || Some(pages.available_memory()? + self.reclaimable());
-            session.extend_context(|| pages.limit().or_else(of_system).unwrap_or(u64::MAX))?;
+            let (pages, reclaimable) = (self.engine.pages(), self.reclaimable());
+            match pages.limit() {
+                Some(limit) => session.extend_context(|| limit)?,
+                // Memory is the system's, to which what others hold may not return.
+                None if reclaimable > 0 => {
+                    session.extend_context(|| pages.available_memory().map_or(u64::MAX, |free| free + reclaimable))?;
+                }
+                None => {} // the engine measured it
+            }
         }
         Ok(session)
     }

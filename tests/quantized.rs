@@ -307,6 +307,24 @@ fn a_mix_is_llama_cpps() {
     assert!(onto_itself.contains("is the source itself"), "{onto_itself}");
 }
 
+/// Rules compare a layer with the number of layers, which a file may claim to be any.
+#[test]
+fn claimed_numbers_of_layers_are_limited() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (name, count) = (format!("blk.{}.ffn_down.weight", u64::MAX / 2), u64::MAX / 2);
+    let mut file = GgufWriter::create(at("model.gguf")).expect("a writer");
+    file.value("general.architecture", "gemma4").expect("a key");
+    file.value("gemma4.block_count", count).expect("a key");
+    file.tensor(&name, 0, &[1, 32]).expect("a tensor");
+    let mut file = file.begin().expect("the tensors");
+    file.write(&name, &[0; 128]).expect("written");
+    file.finish().expect("a file");
+    let source = Checkpoint::open(at("model.gguf")).expect("a file");
+    let error = quantize(&source, &at("x.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect_err("a claim").to_string();
+    assert!(error.contains("gemma4.block_count: is 9223372036854775807, must be an integer"), "{error}");
+}
+
 /// Importances, in both of llama-imatrix's formats, make errors smaller where it matters.
 #[test]
 fn importance_is_accepted() {
@@ -387,4 +405,9 @@ fn importance_is_accepted() {
     refused(&older[..older.len() - 1], "is not an importance matrix");
     refused(&with(usize::MAX, &[]), "is not an importance matrix");
     refused(b"a text", "is not an importance matrix");
+    #[cfg(unix)]
+    {
+        let error = Importance::read(Path::new("/dev/null")).expect_err("a device").to_string();
+        assert!(error.contains("is not a regular file"), "{error}");
+    }
 }

@@ -103,7 +103,11 @@ pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
 
 const ARCHITECTURE: &str = "general.architecture";
 
-fn architecture(gguf: &Gguf) -> Result<&str> {
+/// The file's architecture.
+///
+/// # Errors
+/// If it is missing or no short text.
+pub(crate) fn architecture(gguf: &Gguf) -> Result<&str> {
     let missing = || gguf.key_error(ARCHITECTURE, "is missing, so this is not a model; use the model's file");
     Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }

@@ -22,7 +22,7 @@ mod tokenizer;
 mod types;
 mod writer;
 
-pub(crate) use config::{MAX_IDS, eos_token_ids, is_assistant, refuse_unsupported, rows};
+pub(crate) use config::{MAX_IDS, architecture, eos_token_ids, is_assistant, refuse_unsupported, rows};
 pub use config::{assistant_config, suppressed_tokens, target_config};
 pub use file::{Gguf, GgufTensor};
 pub use header::TensorInfo;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::regular_file;
 use crate::{Error, Result};
 
 /// Mean squares of matrices' inputs, by the matrices' GGUF names.
@@ -29,6 +30,7 @@ impl Importance {
     /// # Errors
     /// If it is neither, or malformed, or has a value that is negative, NaN or infinite.
     pub fn read(path: &Path) -> Result<Self> {
+        regular_file(path, "an importance matrix")?;
         let mut magic = [0; 4];
         let file = std::fs::File::open(path).map_err(Error::io(path))?;
         let is_gguf = std::io::Read::read_exact(&mut &file, &mut magic).is_ok() && magic == *b"GGUF";

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use foretoken_kernels::Isa;
 
 use super::convert::check_destination;
-use super::gguf::{Gguf, GgufWriter};
+use super::gguf::{Gguf, GgufWriter, Keys, architecture};
 use super::recode::{RecodeError, Weighted, recode};
 use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
@@ -176,10 +176,11 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
     }
     let values: Vec<usize> =
         gguf.tensors().filter(|tensor| is_value(tensor.name())).filter_map(|tensor| layer(tensor.name())).collect();
+    let keys = Keys::new(gguf, architecture(gguf)?);
     let facts = Facts {
-        layers: layers(gguf)?,
+        layers: keys.size("block_count")?,
         values: values.len(),
-        group: group(gguf),
+        group: group(&keys),
         tied: gguf.info("output.weight").is_none(),
         importance: options.importance.is_some(),
     };
@@ -216,25 +217,10 @@ fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-fn architecture_key<'a>(gguf: &'a Gguf, key: &str) -> Option<super::gguf::Value<'a>> {
-    let architecture = gguf.metadata("general.architecture")?.as_str()?;
-    gguf.metadata(&format!("{architecture}.{key}"))
-}
-
-fn layers(gguf: &Gguf) -> Result<usize> {
-    let count = architecture_key(gguf, "block_count").and_then(|value| value.as_u64());
-    count.map(|count| count as usize).ok_or_else(|| {
-        gguf.key_error(
-            "block_count",
-            "is missing or not an integer (of general.architecture); convert the checkpoint again",
-        )
-    })
-}
-
 /// Query heads per K/V head of the first layer; 1 if the file does not say.
-fn group(gguf: &Gguf) -> usize {
+fn group(keys: &Keys<'_>) -> usize {
     let first = |key: &str| {
-        let value = architecture_key(gguf, key)?;
+        let value = keys.value(key)?;
         value.as_u64().or_else(|| value.as_array()?.iter().next()?.as_u64())
     };
     let heads = first("attention.head_count").zip(first("attention.head_count_kv").filter(|heads| *heads > 0));

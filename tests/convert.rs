@@ -502,7 +502,7 @@ fn bad_input_is_refused_by_name() {
             serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
         config["vocab_size"] = size.into();
         std::fs::write(&path, config.to_string()).expect("written");
-        let what = format!("vocab_size: is {size}, but model.embed_tokens.weight has shape [");
+        let what = format!("the configuration implies [{size}, ");
         refused(to_gguf(&open(&claims), &at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
     }
     // Readers of GGUF files refuse it.

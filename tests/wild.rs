@@ -825,6 +825,14 @@ fn separate_experts_load_as_stacks() {
         refused(to_gguf(&open(&partial), &file, &options), &[&missing[0], "is missing"]);
         assert!(!file.exists());
     }
+    let transposed = Twin::of("moe");
+    let turned = "model.layers.1.experts.3.down_proj.weight";
+    transposed.tensors(WEIGHTS, |tensors| {
+        experts_apart(tensors, floats);
+        tensors.get_mut(turned).expect("a matrix").1.reverse();
+    });
+    refused(target(&transposed.path("target")), &[turned, "has shape [24, 64]", "implies [64, 24]"]);
+    refused(to_gguf(&open(&transposed), &file, &options), &[turned, "has shape [24, 64]", "implies [64, 24]"]);
     twin.json(CONFIG, |config| config["num_experts"] = json!(7));
     twin.tensors(WEIGHTS, |tensors| {
         for (name, (_, shape, bytes)) in tensors.iter_mut() {

@@ -129,6 +129,18 @@ impl Compressed {
         }
     }
 
+    /// Type and shape of the loaded matrix.
+    pub(super) fn type_and_shape(&self) -> (TensorType, Vec<usize>) {
+        match self {
+            Self::Int4 { packed, .. } => {
+                let mut shape = packed.shape.clone();
+                shape.last_mut().into_iter().for_each(|words| *words = words.saturating_mul(8));
+                (TensorType::Quantized(WeightType::Q4_0), shape)
+            }
+            Self::Fp8 { weight, .. } => (TensorType::Float(ElementType::Bf16), weight.shape.clone()),
+        }
+    }
+
     /// # Errors
     /// If a file has shrunk.
     pub(super) fn check_length(&self) -> Result<()> {

@@ -8,7 +8,7 @@ use super::fields::Fields;
 use super::gguf::{self, Gguf, GgufTensor};
 use super::head_names::HEADS;
 use super::placeholder::BEGINNING;
-use super::tensor::{RawTensor, tensor_type};
+use super::tensor::{RawTensor, TensorType, tensor_type};
 use super::{safetensors, unread};
 use crate::{Error, Result};
 
@@ -180,6 +180,17 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.has(name),
             Files::Gguf(gguf) => gguf.has_weight(name),
+        }
+    }
+
+    /// Type and shape of the tensor `name` when loaded, from the headers; `None` if there is none.
+    pub fn type_and_shape(&self, name: &str) -> Option<(TensorType, Vec<usize>)> {
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.type_and_shape(name),
+            Files::Gguf(gguf) => {
+                let (type_id, shape) = gguf.type_and_shape(name.strip_prefix("model.").unwrap_or(name))?;
+                Some((tensor_type(type_id), shape))
+            }
         }
     }
 

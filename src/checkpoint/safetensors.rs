@@ -78,6 +78,12 @@ impl Tensors {
         plain.chain(self.compressed.iter().map(|(name, matrix)| (name.as_str(), 2, matrix.len_bytes() as u64)))
     }
 
+    /// Type and shape of the tensor `name` when loaded.
+    pub(super) fn type_and_shape(&self, name: &str) -> Option<(TensorType, Vec<usize>)> {
+        let plain = self.tensors.get(name).map(|tensor| (tensor.dtype, tensor.shape.clone()));
+        plain.or_else(|| self.compressed.get(name).map(Compressed::type_and_shape))
+    }
+
     /// The tensor `name`, or `None`. Compressed matrices are converted in memory.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use super::gguf::{self, GgufWriter, MAX_IDS, TensorWriter};
 use super::recode::{RecodeError, recode};
 use super::{Checkpoint, Progress, TensorType, model_name, token_ordering};
 use crate::{Error, Result, family};
-use plan::{Description, Planned, check_complete, check_vocabulary, get, tensor_error};
+use plan::{Description, Planned, check_complete, get, tensor_error};
 use vocabulary::SpecialIds;
 
 /// The result of a conversion.
@@ -43,8 +43,9 @@ pub struct Report {
 /// Writes the Hugging Face checkpoint `source`, a target's or an assistant's, as the GGUF file `destination`.
 ///
 /// # Errors
-/// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies, has some
-/// that belong to no text model, or the file cannot be written: an existing one is unchanged then.
+/// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies or has it in
+/// another shape, has some that belong to no text model, or the file cannot be written: an existing one is unchanged
+/// then.
 pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Result<Report> {
     if source.path().is_file() {
         return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));
@@ -56,7 +57,6 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     }
     let Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out, implied } =
         family::describe(source, options)?;
-    check_vocabulary(source, &planned, vocab_size)?;
     check_complete(source, &implied, planned.iter().flat_map(|tensor| &tensor.sources))?;
     let mut file = GgufWriter::create(destination)?;
     file.value("general.architecture", architecture)?;

@@ -112,8 +112,8 @@ pub(crate) fn plan(
             let problem = format!("is {name} in a GGUF file, as is {first}; download the checkpoint again");
             return Err(tensor_error(source, second, problem));
         }
-        let first = get(source, &parts[0].1)?;
-        let mut shape = first.shape;
+        let first = source.type_and_shape(&parts[0].1);
+        let (dtype, mut shape) = first.ok_or_else(|| tensor_error(source, &parts[0].1, MISSING))?;
         if let Some(Place { per_expert, .. }) = parts[0].0 {
             let Some((rows, rest)) = shape.split_first() else {
                 let problem = format!("is a part of {name} and has no rows; download the checkpoint again");
@@ -125,38 +125,20 @@ pub(crate) fn plan(
         if shape.len() > 1 && !name.contains("_exps.") {
             shape.retain(|size| *size != 1);
         }
-        let dtype = stored_type(&name, &shape, first.dtype, options.outtype);
+        let dtype = stored_type(&name, &shape, dtype, options.outtype);
         let sources = parts.into_iter().map(|(_, own)| own).collect();
         Ok(Planned { sources, name, shape, dtype, change: None })
     });
     Ok((planned.collect::<Result<_>>()?, left_out))
 }
 
-/// Refuses a `vocab_size` that is not the embedding's, or of an assistant without one the head's:
-/// as many tokens are written.
+/// Refuses a checkpoint without a tensor that its configuration implies, in another shape, or with further experts.
+/// Readers would not notice all of them: a GGUF file without an output head has a tied one, a Gemma 4's layer without V
+/// has K = V, and experts are one tensor there.
 ///
 /// # Errors
-/// If they differ, or there is neither.
-pub(super) fn check_vocabulary(source: &Checkpoint, planned: &[Planned], vocab_size: usize) -> Result<()> {
-    let table = ["token_embd.weight", "output.weight"];
-    let table = table.iter().find_map(|name| planned.iter().find(|tensor| tensor.name == *name));
-    if table.is_some_and(|table| table.shape.first() == Some(&vocab_size)) {
-        return Ok(());
-    }
-    let has = match table {
-        Some(table) => format!("{} has shape {:?}", table.sources.concat(), table.shape),
-        None => "there is no embed_tokens.weight".into(),
-    };
-    let (path, field) = (source.path().join("config.json"), "vocab_size".into());
-    let problem = format!("is {vocab_size}, but {has}; download the checkpoint again");
-    Err(Error::Config { path, field, problem })
-}
-
-/// Refuses a checkpoint without a tensor that its configuration implies, or with further experts. Readers would not
-/// notice all of them: a GGUF file without an output head has a tied one, and a Gemma 4's layer without V has K = V.
-///
-/// # Errors
-/// If a tensor of `implied` is not among `written`, names in the source, or an expert's matrix there is not implied.
+/// If a tensor of `implied` is not among `written`, names in the source, or has another shape, or an expert's matrix is
+/// not implied.
 pub(super) fn check_complete<'a>(
     source: &Checkpoint,
     implied: &[Expected],
@@ -168,13 +150,11 @@ pub(super) fn check_complete<'a>(
     let is_missing = |name: &str| !written.contains(name.strip_prefix(prefix).unwrap_or(name));
     let mut missing = implied.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_missing(name));
     let Some(first) = missing.next() else {
-        return match written.iter().find(|name| place(name).is_some() && !names.contains(*name)) {
-            None => Ok(()),
-            Some(name) => {
-                let problem = "is of an expert that the configuration lacks; download the checkpoint again";
-                Err(tensor_error(source, name, problem))
-            }
-        };
+        if let Some(name) = written.iter().find(|name| place(name).is_some() && !names.contains(*name)) {
+            let problem = "is of an expert that the configuration lacks; download the checkpoint again";
+            return Err(tensor_error(source, name, problem));
+        }
+        return implied.iter().try_for_each(|tensor| check_shape(source, tensor));
     };
     let others = match missing.count() {
         0 => String::new(),
@@ -182,6 +162,17 @@ pub(super) fn check_complete<'a>(
     };
     let problem = format!("is missing{others}, but the configuration implies it; download the checkpoint again");
     Err(tensor_error(source, first, problem))
+}
+
+fn check_shape(source: &Checkpoint, Expected { name, shape, .. }: &Expected) -> Result<()> {
+    let own = source.type_and_shape(name).map(|(_, shape)| shape).unwrap_or_default();
+    match source.is_shape(&own, shape) {
+        true => Ok(()),
+        false => {
+            let problem = format!("has shape {own:?}, the configuration implies {shape:?}");
+            Err(tensor_error(source, name, format!("{problem}; download the checkpoint again")))
+        }
+    }
 }
 
 pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {
@@ -227,8 +218,10 @@ fn stored_type(name: &str, shape: &[usize], from: TensorType, outtype: Outtype) 
 }
 
 pub(super) fn get(source: &Checkpoint, name: &str) -> Result<RawTensor> {
-    source.get(name)?.ok_or_else(|| tensor_error(source, name, "is missing; download the checkpoint again"))
+    source.get(name)?.ok_or_else(|| tensor_error(source, name, MISSING))
 }
+
+const MISSING: &str = "is missing; download the checkpoint again";
 
 pub(super) fn tensor_error(source: &Checkpoint, name: &str, problem: impl Into<String>) -> Error {
     Error::Tensor { path: source.path().to_owned(), tensor: name.to_owned(), problem: problem.into() }

@@ -129,6 +129,19 @@ impl Gguf {
         }
     }
 
+    /// Type and shape of the tensor that [`Gguf::weight`] returns.
+    pub(crate) fn type_and_shape(&self, name: &str) -> Option<(u32, Vec<usize>)> {
+        if let Some(info) = self.info_of_weight(name) {
+            return Some((info.type_id, info.shape.clone()));
+        }
+        let (gate, _) = self.gate_up_infos(name)?;
+        let mut shape = gate.shape.clone();
+        if let [_, rows, _] = &mut shape[..] {
+            *rows *= 2;
+        }
+        Some((gate.type_id, shape))
+    }
+
     /// The tensor names of the file's architecture.
     pub(crate) fn names(&self) -> &Names {
         self.names.get_or_init(|| {

@@ -94,7 +94,7 @@ fn file(checkpoint: &Checkpoint, role: &str) {
     let mut types: BTreeMap<&str, usize> = BTreeMap::new();
     let names = checkpoint.names();
     for name in &names {
-        let kind = checkpoint.get(name).ok().flatten().map_or("unread", |tensor| tensor.dtype.name());
+        let kind = checkpoint.type_and_shape(name).map_or("unread", |(dtype, _)| dtype.name());
         *types.entry(kind).or_default() += 1;
     }
     let types: Vec<_> = types.iter().map(|(kind, count)| format!("{count} {kind}")).collect();

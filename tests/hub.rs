@@ -363,6 +363,18 @@ fn a_server_without_ranges() {
     let target = resolve("test/target", &options).expect("the target");
     let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
     assert!(read(&target) == read(&fixture().0.join("target")), "not the file");
+
+    // Two parts that are more than the file.
+    let fresh = tempfile::tempdir().expect("a directory");
+    let options = HubOptions { cache: Some(fresh.path().join("hub")), ..options };
+    for _ in 0..2 {
+        server.state().break_after = Some(2_000_000);
+        refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
+        assert_eq!(server.state().break_after, None, "the connection did not break");
+    }
+    refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
+    let target = resolve("test/target", &options).expect("the target");
+    assert!(read(&target) == read(&fixture().0.join("target")), "not the file");
 }
 
 /// Parts of two commits are not used together.

@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use hf_hub::api::RepoInfo;
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 
 use super::gguf_files::{certain, in_directory, likely, parts, tagged};
@@ -48,8 +48,8 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     if options.token.is_some() {
         api = api.with_token(options.token.clone());
     }
-    let api = api.build().map_err(|e| Error::file(name.repository, problem(&options.endpoint, &e)))?.repo(repo.clone());
-    let download = Downloads { api, cache: cache.repo(repo), name, options };
+    let client = api.build().map_err(|e| Error::file(name.repository, problem(&options.endpoint, &e)))?;
+    let download = Downloads { api: client.repo(repo.clone()), client, cache: cache.repo(repo), name, options };
     let info = match download.info() {
         Ok(info) => info,
         Err(Refusal { status: Some(..500), error }) => return Err(error),
@@ -116,6 +116,7 @@ fn directory_of(file: &Path) -> &Path {
 }
 
 struct Downloads<'a> {
+    client: Api,
     api: ApiRepo,
     cache: CacheRepo,
     name: Name<'a>,
@@ -201,20 +202,26 @@ impl Downloads<'_> {
             let (progress, file) = (self.options.progress.clone(), name.to_owned());
             let mut listener = Listener { progress, file, done: 0, total: 0 };
             // Not with the client's retries: one that failed before its first byte would append the whole file.
-            match self.api.download_with_progress(name, &mut listener) {
+            let error = match self.api.download_with_progress(name, &mut listener) {
                 Ok(path) => match self.check_length(name, &path, listener.total) {
                     Ok(()) => return Ok(path),
-                    Err(error) if retries == self.options.retries => return Err(error),
-                    Err(_) => retries += 1,
+                    Err(error) => error,
                 },
                 Err(error) if status(&error) == Some(429) => {
                     return Err(self.refused(&format!(", {name}"), 429, self.wait(name)));
                 }
-                Err(error) if status(&error).is_some() || retries == self.options.retries => {
-                    return Err(self.failed(&format!(", {name}"), &error));
+                Err(error) if status(&error).is_some() => return Err(self.failed(&format!(", {name}"), &error)),
+                Err(error) => {
+                    if matches!(error, ApiError::InvalidResume) {
+                        let _ = self.remove_part(name); // reported if it happens again
+                    }
+                    self.failed(&format!(", {name}"), &error)
                 }
-                Err(_) => retries += 1,
+            };
+            if retries == self.options.retries {
+                return Err(error);
             }
+            retries += 1;
             std::thread::sleep(RETRY_WAIT * retries as u32);
         }
     }
@@ -232,6 +239,12 @@ impl Downloads<'_> {
         let what = format!("{}, {name}: {own} bytes came instead of {len}", self.options.endpoint);
         let remedy = "try again, or download it with hf download";
         Err(Error::file(self.name.repository, format!("cannot be downloaded from {what}; {remedy}")))
+    }
+
+    /// Removes what interrupted downloads left of the file `name`, if it is more than the file.
+    fn remove_part(&self, name: &str) -> std::result::Result<(), ApiError> {
+        let metadata = self.client.metadata(&self.api.url(name))?;
+        Ok(std::fs::remove_file(self.cache.blob_path(metadata.etag()).with_extension("part"))?)
     }
 
     /// The server's retry delay for the file `name` in seconds, from another request: the client's

@@ -629,6 +629,14 @@ fn doctor_says_what_is_unsound() {
     let unsound = run("doctor", &[utf8(&model), "--check", "--json"]);
     let report: Value = serde_json::from_slice(&unsound.stdout).expect("JSON");
     assert_eq!((unsound.status.code(), &report["passed"]), (Some(1), &Value::Bool(false)));
+
+    // A name on the Hub without the feature: the reason, not that there is no such file.
+    if cfg!(not(feature = "hub")) {
+        let absent = run("doctor", &["owner/name", "--check", "--json"]);
+        let report: Value = serde_json::from_slice(&absent.stdout).expect("JSON");
+        let detail = report["findings"][0]["detail"].as_str().expect("a finding");
+        assert!(absent.status.code() == Some(1) && detail.contains("rebuild with --features hub"), "{report}");
+    }
 }
 
 #[test]

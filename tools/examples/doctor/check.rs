@@ -14,9 +14,8 @@ pub fn print(options: &VerifyOptions) -> ExitCode {
     code(failed)
 }
 
-pub fn json(options: &VerifyOptions) -> ExitCode {
-    let findings = verify(options);
-    let failed = failures(&findings);
+pub fn json(findings: &[Finding]) -> ExitCode {
+    let failed = failures(findings);
     println!("{}", serde_json::json!({ "passed": failed == 0, "findings": findings }));
     code(failed)
 }

@@ -13,7 +13,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::AssistantConfig;
-use foretoken::verify::VerifyOptions;
+use foretoken::verify::{Finding, Outcome, Part, VerifyOptions, verify};
 use foretoken::{TargetFacts, target_facts};
 use foretoken_tools::arguments::resolve;
 
@@ -61,18 +61,21 @@ fn main() -> ExitCode {
 }
 
 fn command(mut args: Args) -> Result<ExitCode> {
-    for path in &mut args.checkpoints {
+    for (path, part) in args.checkpoints.iter_mut().zip([Part::Target, Part::Assistant]) {
         match resolve(path) {
             Ok(local) => *path = local,
-            // An unreadable file is reported as a finding.
-            Err(_) if args.check && args.json => {}
+            Err(error) if args.check && args.json => {
+                let (outcome, detail) = (Outcome::Failed, error.to_string());
+                return Ok(check::json(&[Finding { part, check: "file", outcome, detail }]));
+            }
             Err(error) => return Err(error),
         }
     }
     if args.check && args.json {
         let pair = Pair::of(&args.checkpoints);
         let (target, assistant) = pair.map_or_else(|_| claimed_parts(&args.checkpoints), |pair| pair.paths());
-        return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads }));
+        let options = VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads };
+        return Ok(check::json(&verify(&options)));
     }
     let pair = Pair::of(&args.checkpoints)?;
     for checkpoint in pair.checkpoints().filter(|_| args.contents) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::architecture::Architecture;
 use super::files::Checkpoint;
+use super::gguf::split_part;
 use super::model_name;
 use crate::gemma4::{TextConfig, check_pair};
 use crate::{Error, Result};
@@ -88,7 +89,7 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
         found.extend(directories.flat_map(checkpoints).filter(|path| is_checkpoint(path)));
     }
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
-        let stem = without_part(stem);
+        let stem = split_part(stem).map_or(stem, |(name, ..)| name);
         let names = [stem, without_type(stem)]
             .map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf"), format!("{stem}-mtp.gguf")]);
         found.extend(names.concat().iter().flat_map(|name| checkpoints(parent.join(name))));
@@ -110,16 +111,6 @@ fn is_checkpoint(path: &Path) -> bool {
 fn checkpoints(path: PathBuf) -> Vec<PathBuf> {
     let files: Vec<_> = gguf_files(&path).collect();
     if files.is_empty() || path.join("model.safetensors").exists() { vec![path] } else { files }
-}
-
-/// The name without the number of a split file at its end: `-00001-of-00002`.
-fn without_part(stem: &str) -> &str {
-    let is_number = |number: &str| number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit());
-    let part = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?, of)));
-    match part {
-        Some(((name, part), of)) if is_number(part) && is_number(of) => name,
-        _ => stem,
-    }
 }
 
 /// Whether a GGUF file of this lowercase name is an assistant's.
@@ -187,7 +178,5 @@ fn file_name(path: &Path) -> Option<String> {
 
 /// Whether the name is that of a later part of a split file (`-00002-of-00003.gguf`).
 fn is_later_part(path: &Path) -> bool {
-    let name = file_name(path).unwrap_or_default();
-    let number = name.rsplit_once("-of-").and_then(|(start, _)| start.rsplit_once('-')).map(|(_, number)| number);
-    number.and_then(|number| number.parse::<usize>().ok()).is_some_and(|number| number > 1)
+    path.file_stem().and_then(|stem| split_part(stem.to_str()?)).is_some_and(|(_, number, _)| number > 1)
 }

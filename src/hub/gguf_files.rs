@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::name::Name;
+use crate::checkpoint::gguf::split_part;
 use crate::checkpoint::is_assistants_name;
 
 /// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors
@@ -10,7 +11,8 @@ use crate::checkpoint::is_assistants_name;
 pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);
-        name.ends_with(".gguf") && !name.contains("mmproj") && part(&name).is_none_or(|(number, _)| number == 1)
+        let Some(stem) = name.strip_suffix(".gguf") else { return false };
+        !name.contains("mmproj") && split_part(stem).is_none_or(|(_, number, _)| number == 1)
     });
     let tag = tag.map(str::to_lowercase);
     let named = |file: &&str| tag.as_ref().is_none_or(|tag| has_tag(&file_name(file), tag));
@@ -34,7 +36,8 @@ pub(super) fn certain<'a>(cached: &[&'a str], name @ Name { repository, tag }: N
     let is_it = match tag.map(str::to_lowercase) {
         None => is_model && of_gguf.is_some(),
         Some(tag) => {
-            let stem = if part(&name).is_some() { &name[..name.len() - SUFFIX] } else { name.strip_suffix(".gguf")? };
+            let stem = name.strip_suffix(".gguf")?;
+            let stem = split_part(stem).map_or(stem, |(name, ..)| name);
             let before = stem.strip_suffix(&tag)?;
             before.is_empty() || is_model && before.strip_suffix(['-', '.']) == Some(base)
         }
@@ -51,9 +54,7 @@ pub(super) fn likely<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>)
 
 /// All parts of the file whose first is `first`, in order; `None` if one is missing.
 pub(super) fn parts<'a>(first: &'a str, files: &[&'a str]) -> Option<Vec<&'a str>> {
-    let Some((_, count)) = part(&file_name(first)) else { return Some(vec![first]) };
-    // `-00001-of-00003.gguf`
-    let stem = &first[..first.len() - SUFFIX];
+    let Some((stem, _, count)) = first.strip_suffix(".gguf").and_then(split_part) else { return Some(vec![first]) };
     let named = |number: usize| format!("{stem}-{number:05}-of-{count:05}.gguf");
     (1..=count).map(|number| files.iter().copied().find(|file| *file == named(number))).collect()
 }
@@ -74,16 +75,6 @@ pub(super) fn in_directory(directory: &Path) -> Vec<String> {
     }
     files.sort();
     files
-}
-
-/// Bytes of `-00001-of-00003.gguf`.
-const SUFFIX: usize = 20;
-
-/// Number and count of a split file's part. No file has thousands of parts.
-fn part(name: &str) -> Option<(usize, usize)> {
-    let suffix = name.get(name.len().checked_sub(SUFFIX)?..)?;
-    let (number, count) = suffix.strip_prefix('-')?.strip_suffix(".gguf")?.split_once("-of-")?;
-    Some((number.parse().ok()?, count.parse().ok().filter(|count| (1..=1000).contains(count))?))
 }
 
 /// Whether `tag` is in the name, between its separators.

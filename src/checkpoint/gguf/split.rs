@@ -101,16 +101,25 @@ fn append(whole: &mut Gguf, file: Gguf) -> Result<()> {
 
 /// The paths of all files, from the path of any.
 fn paths(path: &Path, count: usize) -> Result<Vec<PathBuf>> {
-    let of = format!("-of-{count:05}.gguf");
-    let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(&of));
-    let name = stem.and_then(|stem| stem.rsplit_once('-')).filter(|(_, number)| {
-        number.len() == 5 && number.parse::<usize>().is_ok_and(|number| (1..=count).contains(&number))
-    });
-    match name {
-        Some((name, _)) => Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}{of}"))).collect()),
-        None => {
-            let problem = format!("is one of {count} files, but is not named NAME-00001{of}; restore its name");
-            Err(Error::file(path, problem))
+    let stem = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".gguf"));
+    match stem.and_then(split_part) {
+        Some((name, number, of)) if of == count && (1..=count).contains(&number) => {
+            Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}-of-{count:05}.gguf"))).collect())
+        }
+        _ => {
+            let named = format!("NAME-00001-of-{count:05}.gguf");
+            Err(Error::file(path, format!("is one of {count} files, but is not named {named}; restore its name")))
         }
     }
+}
+
+/// Name, number and count of a part of a split checkpoint, from its path without the extension: `NAME-00002-of-00003`.
+pub(crate) fn split_part(stem: &str) -> Option<(&str, usize, usize)> {
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, number) = rest.rsplit_once('-')?;
+    let parse = |digits: &str| {
+        let is_number = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number { digits.parse::<usize>().ok() } else { None }
+    };
+    Some((name, parse(number)?, parse(count)?))
 }

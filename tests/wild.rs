@@ -2173,12 +2173,18 @@ fn sampling_defaults_are_read_and_not_applied() {
         .with("general.sampling.top_p", f32_value(0.95));
     let path = twin.write("model.gguf", file.bytes());
     assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
-    let file = file.with("general.sampling.top_k", Raw(5, (-1i32).to_le_bytes().to_vec()));
     let all = Sampling { top_k: None, ..published.clone() };
-    assert_eq!(
-        engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
-        Some(&all)
-    );
+    for minus_one in [Raw(5, (-1i32).to_le_bytes().to_vec()), Raw(11, (-1i64).to_le_bytes().to_vec())] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(1.0))
+            .with("general.sampling.top_k", minus_one)
+            .with("general.sampling.top_p", f32_value(0.95));
+        assert_eq!(
+            engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
+            Some(&all)
+        );
+    }
     // The last number of tokens is llama.cpp's -1 for all, or as given.
     for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
         let file = twin

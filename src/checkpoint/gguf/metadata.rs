@@ -69,14 +69,22 @@ impl<'a> Value<'a> {
     /// An integer of any width that is not negative.
     pub fn as_u64(self) -> Option<u64> {
         match self {
+            Self::U64(x) => Some(x),
+            other => other.as_i64()?.try_into().ok(),
+        }
+    }
+
+    /// An integer of any width.
+    pub fn as_i64(self) -> Option<i64> {
+        match self {
             Self::U8(x) => Some(x.into()),
             Self::U16(x) => Some(x.into()),
             Self::U32(x) => Some(x.into()),
-            Self::U64(x) => Some(x),
-            Self::I8(x) => x.try_into().ok(),
-            Self::I16(x) => x.try_into().ok(),
-            Self::I32(x) => x.try_into().ok(),
-            Self::I64(x) => x.try_into().ok(),
+            Self::U64(x) => x.try_into().ok(),
+            Self::I8(x) => Some(x.into()),
+            Self::I16(x) => Some(x.into()),
+            Self::I32(x) => Some(x.into()),
+            Self::I64(x) => Some(x),
             _ => None,
         }
     }

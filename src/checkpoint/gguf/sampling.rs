@@ -17,12 +17,7 @@ use crate::sampler::Sampling;
 pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     let keys = Keys::new(gguf, "");
     let number = |name: &str| keys.optional_number(&key(name));
-    let integer = |name: &str| {
-        keys.typed(&key(name), "an integer", |value| match value {
-            Value::I32(n) => Some(i64::from(n)),
-            value => value.as_u64()?.try_into().ok(),
-        })
-    };
+    let integer = |name: &str| keys.typed(&key(name), "an integer", Value::as_i64);
     if let Some(version) = number("mirostat")?.filter(|version| *version != 0.0) {
         without_mirostat(gguf.path(), &key("mirostat"), version);
         return Ok(None);

@@ -824,20 +824,25 @@ fn misspelt_names_are_refused() {
     }
 }
 
-/// A tensor of no dimensions is no part of a stack of experts.
+/// Tensors of no dimensions, or of some and no elements, are no stack of experts.
 #[test]
-fn an_experts_matrix_without_rows_is_refused() {
+fn experts_matrices_without_rows_are_refused() {
     let case = shipped().into_iter().find(|case| case.name == "qwen35-moe").expect("a fixture");
     let folder = directory(&case, |name| !name.ends_with("layers.0.mlp.experts.down_proj"), |_| {});
     let path = folder.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("the tensors");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let number = TensorView::new(Dtype::F32, Vec::new(), &[0; 4]).expect("a number");
-    let name = "model.layers.0.mlp.experts.0.down_proj.weight";
-    let tensors = file.tensors().into_iter().chain([(name.to_owned(), number)]);
-    serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
-    std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
-    let source = Checkpoint::open(folder.path()).expect("a directory");
-    let error = to_gguf(&source, &folder.path().join("x.gguf"), &ToGguf::default()).expect_err("a refusal").to_string();
-    assert!(error.contains(name) && error.contains("has no rows"), "{error}");
+    for (shape, bytes) in [(vec![], &[0u8; 4][..]), (vec![1 << 63, 0], &[][..])] {
+        let matrix = |expert: usize| {
+            let matrix = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor");
+            (format!("model.layers.0.mlp.experts.{expert}.down_proj.weight"), matrix)
+        };
+        let tensors = file.tensors().into_iter().chain((0..8).map(matrix));
+        serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
+        std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
+        let source = Checkpoint::open(folder.path()).expect("a directory");
+        let result = to_gguf(&source, &folder.path().join("x.gguf"), &ToGguf::default());
+        let (error, has) = (result.expect_err("a refusal").to_string(), format!("has shape {shape:?}"));
+        assert!(error.contains("experts.0.down_proj.weight") && error.contains(&has), "{error}");
+    }
 }

@@ -115,11 +115,9 @@ pub(crate) fn plan(
         let first = source.type_and_shape(&parts[0].1);
         let (dtype, mut shape) = first.ok_or_else(|| tensor_error(source, &parts[0].1, MISSING))?;
         if let Some(Place { per_expert, .. }) = parts[0].0 {
-            let Some((rows, rest)) = shape.split_first() else {
-                let problem = format!("is a part of {name} and has no rows; download the checkpoint again");
-                return Err(tensor_error(source, &parts[0].1, problem));
-            };
-            shape = [&[parts.len() / per_expert, per_expert * rows], rest].concat();
+            // Any shape: `check_complete` compares it with the configuration's.
+            let rows = shape.first().map_or(0, |rows| rows.saturating_mul(per_expert));
+            shape = [&[parts.len() / per_expert, rows], shape.get(1..).unwrap_or_default()].concat();
         }
         // These files drop dimensions of one element.
         if shape.len() > 1 && !name.contains("_exps.") {

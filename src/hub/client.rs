@@ -200,10 +200,10 @@ impl Downloads<'_> {
         let mut retries = 0;
         loop {
             let (progress, file) = (self.options.progress.clone(), name.to_owned());
-            let mut listener = Listener { progress, file, done: 0, total: 0 };
+            let mut listener = Listener { progress, file, first: None, done: 0, total: 0 };
             // Not with the client's retries: one that failed before its first byte would append the whole file.
             let error = match self.api.download_with_progress(name, &mut listener) {
-                Ok(path) => match self.check_length(name, &path, listener.total) {
+                Ok(path) => match self.check_length(name, &path, &listener) {
                     Ok(()) => return Ok(path),
                     Err(error) => error,
                 },
@@ -226,17 +226,19 @@ impl Downloads<'_> {
         }
     }
 
-    /// Removes the downloaded file `name` if it does not have `len` bytes. A server that ignores ranges sends the whole
-    /// file, which is appended to what an interrupted download left.
-    fn check_length(&self, name: &str, path: &Path, len: u64) -> Result<()> {
+    /// Removes the downloaded file `name` if it is incomplete, or longer because it was resumed: a server that ignores
+    /// ranges sends the whole file, which is appended to what an interrupted download left. (A file may be longer than
+    /// announced if it is compressed in transfer.)
+    fn check_length(&self, name: &str, path: &Path, Listener { first, total, .. }: &Listener) -> Result<()> {
         let own = std::fs::metadata(path).map_err(Error::io(path))?.len();
-        if own == len {
+        let is_resumed = first.is_some_and(|bytes| bytes > 0);
+        if own == *total || own > *total && !is_resumed {
             return Ok(());
         }
         // The content, then the link to it.
         path.canonicalize().and_then(std::fs::remove_file).map_err(Error::io(path))?;
         let _ = std::fs::remove_file(path); // where there are no links, it is the content
-        let what = format!("{}, {name}: {own} bytes came instead of {len}", self.options.endpoint);
+        let what = format!("{}, {name}: {own} bytes came instead of {total}", self.options.endpoint);
         let remedy = "try again, or download it with hf download";
         Err(Error::file(self.name.repository, format!("cannot be downloaded from {what}; {remedy}")))
     }
@@ -323,16 +325,18 @@ fn status(error: &ApiError) -> Option<u16> {
 struct Listener {
     progress: Option<OnDownload>,
     file: String,
+    first: Option<u64>, // the first increment: what an interrupted download left
     done: u64,
     total: u64,
 }
 
 impl hf_hub::api::Progress for &mut Listener {
     fn init(&mut self, size: usize, _: &str) {
-        (self.done, self.total) = (0, size as u64);
+        (self.first, self.done, self.total) = (None, 0, size as u64);
     }
 
     fn update(&mut self, size: usize) {
+        self.first.get_or_insert(size as u64);
         self.done += size as u64;
         if let Some(progress) = &self.progress {
             progress(Download { file: &self.file, done: self.done, total: self.total });

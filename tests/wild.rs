@@ -948,6 +948,12 @@ fn directories_without_a_model_say_what_they_hold() {
     for folder in ["models--google--gemma", "models--google--gemma/snapshots"] {
         refused(engine(&twin.path(folder), None), &["a directory of the Hub's cache", "0a1b"]);
     }
+    // The current one of several.
+    twin.write("models--google--gemma/snapshots/ff00/config.json", "{}");
+    twin.write("models--google--gemma/refs/main", "0a1b");
+    for folder in ["models--google--gemma", "models--google--gemma/snapshots"] {
+        refused(engine(&twin.path(folder), None), &["a directory of the Hub's cache", "snapshots/0a1b"]);
+    }
     #[cfg(unix)]
     {
         let link = twin.path(&format!("{revision}/model.safetensors"));

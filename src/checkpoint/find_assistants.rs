@@ -151,11 +151,10 @@ fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
     let assistant = format!("{}-assistant", name.trim_end_matches("-gguf"));
     let its = entries(cache)
         .filter(|path| repository_name(path).is_some_and(|name| name.trim_end_matches("-gguf") == assistant));
-    let snapshot = |path: PathBuf| {
-        let revision = std::fs::read_to_string(path.join("refs/main")).ok()?;
-        Some(path.join("snapshots").join(revision.trim())).filter(|snapshot| snapshot.is_dir())
-    };
-    its.filter_map(snapshot).flat_map(checkpoints).filter(|path| is_checkpoint(path)).collect()
+    its.filter_map(|path| model_name::snapshot(&path))
+        .flat_map(checkpoints)
+        .filter(|path| is_checkpoint(path))
+        .collect()
 }
 
 /// The repository's name in lowercase.

@@ -1,6 +1,6 @@
 //! Names of models.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The name of a model's file or directory; of a snapshot in the Hub's cache, whose directory is named by its commit, the
 /// repository's.
@@ -14,6 +14,12 @@ pub fn model_name(model: &Path) -> String {
 /// `name` of `models--owner--name`, a directory of the Hub's cache.
 pub(super) fn repository_name(directory: &Path) -> Option<String> {
     Some(directory.file_name()?.to_str()?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
+}
+
+/// The snapshot of a repository's directory in the Hub's cache that its `refs/main` names.
+pub(super) fn snapshot(repository: &Path) -> Option<PathBuf> {
+    let revision = std::fs::read_to_string(repository.join("refs/main")).ok()?;
+    Some(repository.join("snapshots").join(revision.trim())).filter(|snapshot| snapshot.is_dir())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::fields::Fields;
 use super::gguf::Gguf;
+use super::model_name;
 use super::other_models::SUPPORTED;
 use super::placeholder::refuse_placeholder;
 use crate::{Error, Result};
@@ -91,10 +92,13 @@ fn without_list(shard: &str, names: &[String]) -> String {
     }
 }
 
-/// The snapshot in a repository's directory of the Hub's cache, or in its `snapshots`.
+/// The snapshot in a repository's directory of the Hub's cache, or in its `snapshots`: the current one, or any.
 fn snapshot_in(directory: &Path) -> Option<PathBuf> {
     let is_snapshots = directory.file_name().is_some_and(|name| name == "snapshots");
     let snapshots = if is_snapshots { directory.to_owned() } else { directory.join("snapshots") };
+    if let Some(current) = snapshots.parent().and_then(model_name::snapshot) {
+        return Some(current);
+    }
     let entries = std::fs::read_dir(snapshots).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     entries.filter(|path| path.is_dir()).max()
 }

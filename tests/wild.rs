@@ -327,6 +327,10 @@ fn assistants_without_their_centroids_score_every_id() {
         let assistant = assistant(&twin.write("drafter.gguf", file.bytes()), &target).expect("an assistant");
         assert_eq!(drafts_the_references(&case, &target, &assistant), 512, "{layout}");
     }
+    // Another tensor that is missing is named as in the file.
+    let file = twin.gguf("assistant").dropped("blk.1.attn_q_norm.weight");
+    let about = ["layers.1.self_attn.q_norm.weight", "is missing (here blk.1.attn_q_norm.weight)"];
+    refused(assistant(&twin.write("drafter.gguf", file.bytes()), &target), &about);
 }
 
 /// The types of assistants in circulation: each drafts what its dequantized weights draft.

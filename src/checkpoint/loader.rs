@@ -6,7 +6,6 @@ use std::fmt::Debug;
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
 
-use super::configuration::ConfigSource;
 use super::files::Checkpoint;
 use super::load_options::{LoadOptions, Progress};
 use super::separate_experts::{matrices, parts};
@@ -145,10 +144,8 @@ impl<'a> Loader<'a> {
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let full = self.full(name);
         let Some(tensor) = self.checkpoint.get(&full)? else {
-            let of_gguf = match self.checkpoint.config_source() {
-                Ok(ConfigSource::Gguf(gguf)) => gguf.names().gguf(&full).into_iter().next(),
-                _ => None,
-            };
+            let own = full.strip_prefix("model.").unwrap_or(&full); // as assistants' are loaded
+            let of_gguf = self.checkpoint.gguf().and_then(|gguf| gguf.names().gguf(own).into_iter().next());
             let named = of_gguf.map(|name| format!(" (here {name})")).unwrap_or_default();
             let problem = format!("is missing{named}; the checkpoint is incomplete or of another architecture");
             return Err(self.error(name, problem));

@@ -473,6 +473,24 @@ fn a_cached_file_with_the_tag_may_be_another_one() {
     }
 }
 
+/// The file with the repository's name and the tag is meant, whatever else has the tag, and whatever is cached.
+#[test]
+fn the_file_of_the_repositorys_name() {
+    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
+    let server = Server::new([file("edge-Q8_0.gguf"), file("edge-qat-Q8_0.gguf")].into());
+    for tags in [["Q8_0", "qat-Q8_0"], ["qat-Q8_0", "Q8_0"]] {
+        let cache = tempfile::tempdir().expect("a directory");
+        let online = server.options(cache.path());
+        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..online.clone() };
+        for options in [online, offline] {
+            for tag in tags {
+                let path = resolve(&format!("test/edge-GGUF:{tag}"), &options).expect(tag);
+                assert!(path.ends_with(format!("edge-{tag}.gguf")), "{path:?}");
+            }
+        }
+    }
+}
+
 /// A cached file whose name has more than the repository's and the tag is used if nobody answers, and is the only one
 /// with the tag.
 #[test]

@@ -155,7 +155,7 @@ impl Downloads<'_> {
         }
         let files = self.cache.get("").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
-        let found = tagged(&files, self.name.tag);
+        let found = tagged(&files, self.name);
         if let Error::File { problem, .. } = &mut error
             && !found.is_empty()
         {
@@ -169,7 +169,7 @@ impl Downloads<'_> {
     fn gguf(&self, files: &[&str]) -> Result<PathBuf> {
         let Name { repository, tag } = self.name;
         let none = || Error::file(repository, format!("has no GGUF file{}; it has {}", tagged_as(tag), listed(files)));
-        let found = tagged(files, tag);
+        let found = tagged(files, self.name);
         let file = match found[..] {
             [] => return Err(none()),
             [one] => one,

@@ -6,50 +6,54 @@ use super::name::Name;
 use crate::checkpoint::gguf::split_part;
 use crate::checkpoint::is_assistants_name;
 
-/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors
-/// are excluded, and assistants if there is a target. A file whose name is exactly the tag is the only result.
-pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
+/// The models among `files` with the tag in their names, or all without a tag; of split ones the first part. Projectors
+/// are excluded, and assistants if there is a target. A file that is named so is the only result.
+pub(super) fn tagged<'a>(files: &[&'a str], name: Name<'_>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);
         let Some(stem) = name.strip_suffix(".gguf") else { return false };
         !name.contains("mmproj") && split_part(stem).is_none_or(|(_, number, _)| number == 1)
     });
-    let tag = tag.map(str::to_lowercase);
-    let named = |file: &&str| tag.as_ref().is_none_or(|tag| has_tag(&file_name(file), tag));
-    let found: Vec<&str> = models.filter(named).collect();
-    if let Some(exact) = found.iter().find(|file| tag.as_deref() == file_name(file).strip_suffix(".gguf")) {
-        return vec![exact];
+    let tag = name.tag.map(str::to_lowercase);
+    let has_tag = |file: &&str| tag.as_ref().is_none_or(|tag| has_tag(&file_name(file), tag));
+    let found: Vec<&str> = models.filter(has_tag).collect();
+    let named: Vec<&str> = found.iter().copied().filter(|file| is_named(file, name)).collect();
+    if named.len() == 1 {
+        return named;
     }
     let targets: Vec<&str> = found.iter().copied().filter(|file| !is_assistant(file)).collect();
     if targets.is_empty() { found } else { targets }
 }
 
-/// The only one of the `cached` files, if its name says that it is what the Hub has under `name`: the tag, or the name
-/// of the repository and the tag. An assistant is that by its whole name only. Without a tag it is the only file of a
-/// repository of GGUF files.
-pub(super) fn certain<'a>(cached: &[&'a str], name @ Name { repository, tag }: Name<'_>) -> Option<&'a str> {
-    let [file] = tagged(cached, tag)[..] else { return None };
-    let is_model = likely(cached, name).is_some();
+/// Whether the file's name is the tag, or the name of the repository and the tag. An assistant is that by its whole name
+/// only.
+fn is_named(file: &str, Name { repository, tag }: Name<'_>) -> bool {
     let (name, base) = (file_name(file), file_name(repository));
-    let of_gguf = base.strip_suffix("-gguf");
-    let base = of_gguf.unwrap_or(&base);
-    let is_it = match tag.map(str::to_lowercase) {
-        None => is_model && of_gguf.is_some(),
-        Some(tag) => {
-            let stem = name.strip_suffix(".gguf")?;
-            let stem = split_part(stem).map_or(stem, |(name, ..)| name);
-            let before = stem.strip_suffix(&tag)?;
-            before.is_empty() || is_model && before.strip_suffix(['-', '.']) == Some(base)
-        }
-    };
-    is_it.then_some(file)
+    let (Some(stem), Some(tag)) = (name.strip_suffix(".gguf"), tag.map(str::to_lowercase)) else { return false };
+    let stem = split_part(stem).map_or(stem, |(name, ..)| name);
+    let base = base.strip_suffix("-gguf").unwrap_or(&base);
+    stem.strip_suffix(&tag).is_some_and(|before| {
+        before.is_empty() || is_model(file, repository) && before.strip_suffix(['-', '.']) == Some(base)
+    })
+}
+
+/// The file that `name` stands for on the Hub, if it is among the `cached` ones and no other can be: it is named so, or
+/// without a tag it is the only one of a repository of GGUF files.
+pub(super) fn certain<'a>(cached: &[&'a str], name: Name<'_>) -> Option<&'a str> {
+    let is_of_gguf = file_name(name.repository).ends_with("-gguf");
+    likely(cached, name).filter(|file| if name.tag.is_some() { is_named(file, name) } else { is_of_gguf })
 }
 
 /// The only one of the `cached` files with the tag, unless it is an assistant in a repository of models. The Hub may have
 /// others with that tag.
-pub(super) fn likely<'a>(cached: &[&'a str], Name { repository, tag }: Name<'_>) -> Option<&'a str> {
-    let [file] = tagged(cached, tag)[..] else { return None };
-    (!is_assistant(file) || is_assistants_name(&file_name(repository))).then_some(file)
+pub(super) fn likely<'a>(cached: &[&'a str], name: Name<'_>) -> Option<&'a str> {
+    let [file] = tagged(cached, name)[..] else { return None };
+    (is_model(file, name.repository) || is_named(file, name)).then_some(file)
+}
+
+/// Whether the file is no assistant, or its repository an assistant's.
+fn is_model(file: &str, repository: &str) -> bool {
+    !is_assistant(file) || is_assistants_name(&file_name(repository))
 }
 
 /// All parts of the file whose first is `first`, in order; `None` if one is missing.
@@ -114,7 +118,10 @@ mod tests {
 
     #[test]
     fn a_tag_is_a_part_of_a_name() {
-        let found = |tag: &str| tagged(&FILES, Some(tag));
+        fn of(repository: &str, tag: Option<&str>) -> Vec<&'static str> {
+            tagged(&FILES, Name { repository, tag })
+        }
+        let found = |tag: &str| of("a/b", Some(tag));
         assert_eq!(found("Q4_K_M"), [FILES[1]]);
         assert_eq!(found("q4_k_s"), [FILES[2]]);
         assert_eq!(found("Q4_K_XL"), [FILES[3]]);
@@ -122,11 +129,13 @@ mod tests {
         assert_eq!(found("Q4_K"), [""; 0], "not a tag's prefix");
         assert_eq!(found("K_M"), [""; 0], "not a tag's suffix");
         assert_eq!(found("Q8_0"), [FILES[4], FILES[5]], "neither projectors nor assistants");
+        assert_eq!(of("a/gemma-4-E2B-it-GGUF", Some("Q8_0")), [FILES[4]], "of the repository's name");
         assert_eq!(found("gemma-4-E2B-it-Q8_0"), [FILES[4]], "the file of that name");
         assert_eq!(found("mtp-gemma-4-E2B-it-Q8_0"), [FILES[7]]);
         assert_eq!(found("BF16"), [FILES[8]]);
-        assert_eq!(tagged(&FILES, None).len(), 7);
-        assert_eq!(tagged(&FILES[6..8], None), [FILES[7]], "an assistant's repository");
+        assert_eq!(of("a/b", None).len(), 7);
+        let alone = Name { repository: "a/b", tag: None };
+        assert_eq!(tagged(&FILES[6..8], alone), [FILES[7]], "an assistant's repository");
         assert_eq!(parts(FILES[8], &FILES), Some(vec![FILES[8], FILES[9]]));
         assert_eq!(parts(FILES[10], &FILES), None, "a part is missing");
         assert_eq!(parts(FILES[1], &FILES), Some(vec![FILES[1]]));

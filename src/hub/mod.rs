@@ -15,9 +15,10 @@ use name::name;
 pub use options::{Download, HubOptions, OnDownload};
 
 /// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else
-/// downloaded from the Hub into [`HubOptions::cache`] (feature `hub`). `owner/name:TAG` is the GGUF file with that tag
-/// in its name (`Q4_K_M`), with all its parts; without a tag, a repository without safetensors must have exactly one
-/// GGUF file. If the Hub does not answer, it is the only cached one with the tag.
+/// downloaded from the Hub into [`HubOptions::cache`] (feature `hub`). `owner/name:TAG` is the GGUF file `name-TAG.gguf`
+/// (without the `-GGUF` of the repository), or the only one with that tag in its name (`Q4_K_M`), with all its parts;
+/// without a tag, a repository without safetensors must have exactly one GGUF file. If the Hub does not answer, it is
+/// the only cached one with the tag.
 ///
 /// # Errors
 /// If `path` is a name on the Hub and the build cannot download, or the download fails; the error contains a remedy.

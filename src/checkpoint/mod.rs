@@ -54,5 +54,4 @@ pub(crate) use placeholder::refuse_placeholder;
 pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::{HEAD, weights};
-pub(crate) use separate_experts::MAX_EXPERTS;
 pub use tensor::{RawTensor, TensorType};

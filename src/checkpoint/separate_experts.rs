@@ -4,9 +4,6 @@
 use super::expected::Expected;
 use super::files::Checkpoint;
 
-/// Limit above any model's: matrices are listed by the number of experts before a tensor could contradict it.
-pub(crate) const MAX_EXPERTS: usize = 4096;
-
 /// The place of a matrix in its stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
@@ -31,14 +28,14 @@ pub(super) fn matrices(name: &str, count: usize) -> impl Iterator<Item = String>
 pub(super) fn place(name: &str) -> Option<(String, Place)> {
     let (module, part) = name.strip_suffix(".weight")?.rsplit_once('.')?;
     let (module, digits) = module.rsplit_once('.')?;
-    let expert: usize = digits.parse().ok()?;
+    let expert: u32 = digits.parse().ok()?;
     // Canonical, so that no two names denote one matrix.
-    if !module.ends_with(".experts") || expert >= MAX_EXPERTS || expert.to_string() != digits {
+    if !module.ends_with(".experts") || expert.to_string() != digits {
         return None;
     }
     ["gate_up_proj", "down_proj"].into_iter().find_map(|stack| {
         let (of, per_expert) = (parts(stack).iter().position(|own| *own == part)?, parts(stack).len());
-        Some((format!("{module}.{stack}"), Place { index: expert * per_expert + of, per_expert }))
+        Some((format!("{module}.{stack}"), Place { index: expert as usize * per_expert + of, per_expert }))
     })
 }
 
@@ -48,15 +45,20 @@ impl Checkpoint {
         !self.has(name) && matrices(name, 1).any(|first| self.has(&first))
     }
 
-    /// The tensors that a configuration implies, where stacks of separate experts are replaced by their matrices.
+    /// The tensors that a configuration implies, where stacks of separate experts are replaced by their matrices, up to
+    /// the first that is missing: the number of experts is only a claim.
     pub(crate) fn with_separate_experts(&self, implied: Vec<Expected>) -> Vec<Expected> {
         let mut tensors = Vec::with_capacity(implied.len());
         for stack in implied {
             match stack.shape[..] {
                 [count, outputs, inputs] if self.is_separate(&stack.name) => {
-                    let shape = [outputs / parts(&stack.name).len(), inputs];
-                    let matrix = |name| Expected { name, shape: shape.to_vec(), kind: stack.kind };
-                    tensors.extend(matrices(&stack.name, count).map(matrix));
+                    for name in matrices(&stack.name, count) {
+                        let (is_last, rows) = (!self.has(&name), outputs / parts(&stack.name).len());
+                        tensors.push(Expected { name, shape: vec![rows, inputs], kind: stack.kind });
+                        if is_last {
+                            break;
+                        }
+                    }
                 }
                 _ => tensors.push(stack),
             }

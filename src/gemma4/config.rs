@@ -3,7 +3,7 @@
 use super::per_layer_config::PerLayerConfig;
 use super::rope_config::{RopeConfig, rope};
 use crate::Result;
-use crate::checkpoint::{Fields, MAX_EXPERTS, NameOf, other_model};
+use crate::checkpoint::{Fields, NameOf, other_model};
 use crate::kv::{KvLayout, StoreLayout};
 
 /// The attention type of a layer.
@@ -438,9 +438,6 @@ fn moe(fields: &Fields) -> Result<Option<MoeConfig>> {
         return Ok(None);
     }
     let num_experts = fields.size("num_experts", None)?;
-    if num_experts > MAX_EXPERTS {
-        return Err(fields.error("num_experts", format!("is {num_experts}, must be at most {MAX_EXPERTS}")));
-    }
     let top_k_experts = fields.size("top_k_experts", None)?;
     if top_k_experts > num_experts {
         return Err(fields.error("top_k_experts", format!("is {top_k_experts} of {num_experts} experts")));

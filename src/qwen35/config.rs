@@ -1,7 +1,7 @@
 //! The configuration, validated: every field that affects the computation is implemented or rejected by name.
 
 use crate::Result;
-use crate::checkpoint::{Fields, MAX_EXPERTS, NameOf, not_implemented, other_model, without_text};
+use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};
 use crate::kv::{KvLayout, StoreLayout};
 use crate::nn::DeltaNetConfig;
 
@@ -289,7 +289,7 @@ fn moe(fields: &Fields) -> Result<MoeConfig> {
         let problem = "is false; weights of experts that do not sum to 1 are not implemented";
         return Err(fields.unsupported("norm_topk_prob", problem));
     }
-    let num_experts = fields.size_up_to("num_experts", 256, MAX_EXPERTS)?;
+    let num_experts = fields.size("num_experts", Some(256))?;
     let num_experts_per_tok = fields.size("num_experts_per_tok", Some(8))?;
     if num_experts_per_tok > num_experts {
         return Err(fields.error("num_experts_per_tok", format!("is {num_experts_per_tok} of {num_experts} experts")));

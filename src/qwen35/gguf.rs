@@ -6,7 +6,7 @@ use super::config::{
 };
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
-use crate::checkpoint::{Checkpoint, ConfigSource, MAX_EXPERTS, NameOf};
+use crate::checkpoint::{Checkpoint, ConfigSource, NameOf};
 use crate::nn::DeltaNetConfig;
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -165,8 +165,7 @@ fn divides(keys: &Keys<'_>, key: &str, part: usize, whole: usize) -> Result<()> 
 }
 
 fn moe(keys: &Keys<'_>) -> Result<MoeConfig> {
-    let num_experts = keys.size_up_to("expert_count", MAX_EXPERTS)?;
-    let num_experts_per_tok = keys.size("expert_used_count")?;
+    let (num_experts, num_experts_per_tok) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
     if num_experts_per_tok > num_experts {
         let problem = format!("is {num_experts_per_tok} of {num_experts} experts");
         return Err(keys.error("expert_used_count", problem));

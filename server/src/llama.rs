@@ -191,6 +191,9 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
     Ok(reply::json(&json!({"prompt": prompt})))
 }
 
+/// Gemma's beginning-of-text token.
+const BOS: &str = "<bos>";
+
 /// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
 /// `parse_special` is false. A text that is certainly longer than the context is refused.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
@@ -208,9 +211,11 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
             true => tokenizer.encode(&text)?,
             false => tokenizer.encode_text(&text)?,
         };
-        let bos = tokenizer.id("<bos>");
+        // `encode` writes one <bos>, whether or not the text spells it.
+        let bos = tokenizer.id(BOS);
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
-        let tokens = bos.filter(|_| add_special).into_iter().chain(own.iter().copied());
+        let begins_with_bos = add_special || parse_special && text.starts_with(BOS);
+        let tokens = bos.filter(|_| begins_with_bos).into_iter().chain(own.iter().copied());
         // Written token by token: an array of values would take far more memory than its text.
         let mut body = String::from("{\"tokens\":[");
         for (i, id) in tokens.enumerate() {

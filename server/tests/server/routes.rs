@@ -185,6 +185,10 @@ fn templates_and_control_tokens() {
     let text = server.ask("/v1/completions", &json!({"prompt": prompt, "max_tokens": 8}));
     assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
 
+    let with_content = |mut more: Value, content: &str| {
+        more["content"] = json!(content);
+        more
+    };
     let tokens = |more: Value| {
         let mut body = json!({"content": "a<eos>b"});
         body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -196,6 +200,13 @@ fn templates_and_control_tokens() {
     assert_eq!(server.ask("/detokenize", &json!({"tokens": plain}))["content"], "a<eos>b");
     let begun = tokens(json!({"parse_special": false, "add_special": true}));
     assert_eq!(begun, [&[json!(2)], plain.as_slice()].concat());
+    // Templates spell <bos>, which is then a token of the text; never two.
+    let begun = [&[json!(2)], parsed.as_slice()].concat();
+    for more in [json!({}), json!({"add_special": true})] {
+        assert_eq!(tokens(with_content(more, "<bos>a<eos>b")), begun);
+    }
+    assert_eq!(tokens(with_content(json!({}), "<bos>")), [json!(2)]);
+    assert!(!tokens(with_content(json!({"parse_special": false}), "<bos>a")).contains(&json!(2)));
 }
 
 /// The server's variables of the template are beside those of requests, on all routes of chats.

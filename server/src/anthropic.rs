@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
 use crate::convert::{self, Chat, Prompt};
-use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -23,7 +22,7 @@ use crate::{messages, tools};
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, ..) = chat(&mut fields, &app.defaults)?;
+    let (chat, ..) = chat(&app, &mut fields)?;
     fields.end()?;
     let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| convert::chat_tokens(app, &chat)).await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
@@ -32,8 +31,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
 /// Reads the body of `POST /v1/messages`.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
-    let (mut chat, tools, format) = chat(&mut fields, &app.defaults)?;
-    chat.options = app.chat_options(chat.options);
+    let (chat, tools, format) = chat(app, &mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, format)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
@@ -57,18 +55,19 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
-fn chat(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<(Chat, Tools, Structured), ApiError> {
+fn chat(app: &App, fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
     let messages = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
         tools: tools.list.clone(),
-        thinking: tools::anthropic_thinking(fields)?.unwrap_or(defaults.thinking),
-        variables: defaults.variables.clone(),
+        thinking: tools::anthropic_thinking(fields)?.unwrap_or(app.defaults.thinking),
+        variables: app.defaults.variables.clone(),
         ..ChatOptions::default()
     };
     fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
-    Ok((Chat { messages, options, body_bytes: fields.body_bytes }, tools, Structured::output_config(fields)?))
+    let chat = Chat::new(app, messages, options, fields.body_bytes);
+    Ok((chat, tools, Structured::output_config(fields)?))
 }
 
 /// The type of the open content block.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use foretoken::Engine;
-use foretoken::chat::{ChatOptions, ChatTemplate};
+use foretoken::chat::ChatTemplate;
 use hyper::body::Body as _;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::http::request::Parts;
@@ -66,12 +66,6 @@ impl App {
     /// If there is none, or it does not compile.
     pub fn template(&self) -> foretoken::Result<&ChatTemplate> {
         self.chat_template.as_ref().map_or_else(|| self.engine.chat_template(), Ok)
-    }
-
-    /// The options, with what opens the reasoning of replies.
-    pub fn chat_options(&self, options: ChatOptions) -> ChatOptions {
-        let reasoning_start = self.template().map(|template| template.reasoning_start(&options)).unwrap_or_default();
-        ChatOptions { reasoning_start, ..options }
     }
 
     /// # Errors

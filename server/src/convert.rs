@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foretoken::chat::{ChatOptions, Message};
+use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role};
 use foretoken::sampler::{LogitBias, LogitsProcessor};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -27,6 +27,29 @@ pub(crate) struct Chat {
     pub options: ChatOptions,
     /// Bytes of the request's body: its texts have no more.
     pub body_bytes: usize,
+}
+
+impl Chat {
+    /// With what opens the reasoning of replies. System messages behind the first message are the user's if the
+    /// template does not take them: coding agents send such messages between turns.
+    pub fn new(app: &App, mut messages: Vec<Message>, mut options: ChatOptions, body_bytes: usize) -> Self {
+        if let Ok(template) = app.template() {
+            options.reasoning_start = template.reasoning_start(&options);
+            let mut late = messages.iter_mut().skip(1).filter(|message| message.role == Role::System).peekable();
+            if late.peek().is_some() && !takes_late_system(template, &options) {
+                late.for_each(|message| message.role = Role::User);
+            }
+        }
+        Self { messages, options, body_bytes }
+    }
+}
+
+/// Whether the template writes a system message that is not the first: Qwen3.5's refuses it.
+fn takes_late_system(template: &ChatTemplate, options: &ChatOptions) -> bool {
+    const TEXT: &str = "a late system message";
+    let messages = [Message::user("a"), Message::assistant("b"), Message::system(TEXT), Message::user("c")];
+    let options = ChatOptions { tools: Vec::new(), ..options.clone() };
+    template.render(&messages, &options).is_ok_and(|prompt| prompt.contains(TEXT))
 }
 
 /// A prompt.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, MAX_TOP_LOGPROBS, decimal};
+use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, decimal};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -185,9 +185,10 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
     let messages = messages::openai(&mut fields)?;
     let options =
         ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields, &app.defaults)? };
+    let chat = Chat::new(&app, messages, options, fields.body_bytes);
     fields.end()?;
-    let (prompt, _) =
-        reply::encode(&app, app.admit(1)?, "messages", move |app| app.template()?.render(&messages, &options)).await?;
+    let render = move |app: &App| app.template()?.render(&chat.messages, &chat.options);
+    let (prompt, _) = reply::encode(&app, app.admit(1)?, "messages", render).await?;
     Ok(reply::json(&json!({"prompt": prompt})))
 }
 

@@ -30,15 +30,14 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     };
     let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
-    let chat_options =
-        app.chat_options(ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? });
+    let options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
+    let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;
-    let structured = tools.constrain(&chat_options, structured)?;
+    let structured = tools.constrain(&chat.options, structured)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&app.engine, &mut common.options.stop);
-    let chat = Chat { messages, options: chat_options, body_bytes: fields.body_bytes };
     let choices = openai::choices(&mut fields, app.parallel)?;
     take_ignored(&mut fields, &common.options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;

@@ -209,6 +209,16 @@ fn templates_and_control_tokens() {
     assert!(!tokens(with_content(json!({"parse_special": false}), "<bos>a")).contains(&json!(2)));
 }
 
+/// A template that takes system messages anywhere has them where they are.
+#[test]
+fn system_messages_stay_where_the_template_takes_them() {
+    let source = "{% for message in messages %}{{ message.role }}={{ message.content }};{% endfor %}";
+    let template = ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into()).expect("a template");
+    let server = TestServer::start(ServerOptions { chat_template: Some(template), ..options() });
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
+    assert_eq!(server.ask("/apply-template", &json!({"messages": messages}))["prompt"], "user=a;system=b;");
+}
+
 /// The server's variables of the template are beside those of requests, on all routes of chats.
 #[test]
 fn default_variables_of_the_template() {

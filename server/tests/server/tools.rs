@@ -218,6 +218,41 @@ fn fields_of_openais_client_do_not_change_the_prompt() {
     assert_eq!(count("/v1/responses", of_responses), count("/v1/responses", none()));
 }
 
+/// Where the template refuses system messages between turns, they are the user's.
+#[test]
+fn late_system_messages_are_the_users() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let turns = |role: &str| {
+        let question = [message("user", "Umbrella?"), message("assistant", "No.")];
+        [&question[..], &[message(role, "It rains."), message("user", "Now?")]].concat()
+    };
+    let all = |role: &str| Value::from([&[message("system", "Be brief.")], &turns(role)[..]].concat());
+    let want = prompt_tokens(all("user"), Thinking::Off);
+    let flat = functions().into_iter().map(|mut tool| {
+        tool["type"] = json!("function");
+        tool
+    });
+    let flat: Vec<_> = flat.collect();
+    for role in ["system", "developer"] {
+        let chat = server.ask(CHAT, &json!({"messages": all(role), "tools": tools()}));
+        assert_eq!(chat["usage"]["prompt_tokens"], want, "{role}");
+        let body = json!({"instructions": "Be brief.", "input": turns(role), "tools": flat});
+        assert_eq!(server.ask("/v1/responses", &body)["usage"]["input_tokens"], want, "{role}");
+    }
+    let tools: Vec<_> = functions()
+        .into_iter()
+        .map(|tool| json!({"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}))
+        .collect();
+    let mut body = json!({"system": "Be brief.", "messages": turns("system"), "tools": tools});
+    assert_eq!(server.ask("/v1/messages/count_tokens", &body)["input_tokens"], want);
+    body["max_tokens"] = json!(9);
+    assert_eq!(anthropic_input(&server.ask("/v1/messages", &body)), want);
+    let prompt = server.ask("/apply-template", &json!({"messages": all("system")}))["prompt"].clone();
+    assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("<|turn>user\nIt rains.<turn|>")), "{prompt}");
+}
+
 /// What the template writes of calls and tools counts against the context before it is encoded.
 #[test]
 fn long_calls_and_tools_are_refused() {

@@ -230,12 +230,14 @@ fn speculation(fields: &mut Fields, engine: &Engine, default: &Speculation) -> R
     };
     if let Some(rows) = block {
         options.block = BlockSize::Fixed(rows);
-        if drafters.is_none() {
-            // A block size alone selects the assistant, as on the command line; without one, the draft model.
-            options.drafters = match engine.has_mtp() || engine.draft_model().is_none() {
-                true => Drafters::Priority(vec![DrafterOptions::Mtp]),
-                false => Drafters::Auto,
-            };
+        // Without listed drafters, a block size selects the assistant, as on the command line.
+        if drafters.is_none() && options.drafters == Drafters::Auto {
+            if engine.has_mtp() {
+                options.drafters = Drafters::Priority(vec![DrafterOptions::Mtp]);
+            } else if engine.draft_model().is_none() {
+                let problem = "needs an assistant, a NextN head or a draft model; omit it, or name drafters in type";
+                return Err(own.error("draft_block_size", problem));
+            }
         }
     }
     if let Some(name) = &drafters {

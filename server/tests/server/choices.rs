@@ -1,9 +1,10 @@
 //! Several texts of one prompt, and biased ones.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use foretoken::speculative::{BlockSize, DraftSampling};
-use foretoken::{Engine, GenerateOptions, Sampling, Speculation, SpeculationOptions};
+use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, SpeculationOptions};
 use serde_json::{Value, json};
 
 use crate::qwen;
@@ -256,6 +257,29 @@ fn biased_tokens_and_origins() {
     let timings = &chunks.last().expect("a chunk")["timings"];
     assert_eq!((texts.as_str(), tokens.len()), (contents.as_str(), 40));
     assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
+}
+
+/// A block size alone selects the assistant only if the server has no other drafters.
+#[test]
+fn block_sizes_without_an_assistant() {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let load = |options: &EngineOptions| Engine::load(options).expect("the demo model");
+    let alone_of = EngineOptions::new(target);
+    let with_draft_model = EngineOptions { draft_model: Some(alone_of.model.clone()), ..alone_of.clone() };
+    let listed = Speculation::With(SpeculationOptions {
+        drafters: "ngram-map-k".parse().expect("a drafter"),
+        ..SpeculationOptions::default()
+    });
+    let body = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"draft_block_size": 4}});
+    let want = alone(PROMPT, &GenerateOptions { max_tokens: 16, ..GenerateOptions::default() });
+    for (load_options, speculation) in [(&alone_of, listed), (&with_draft_model, Speculation::Auto)] {
+        let mut options = options();
+        options.defaults.speculation = speculation;
+        let answer = TestServer::start_on(load(load_options), options).ask(TEXT, &body);
+        assert_eq!(answer["choices"][0]["text"], want);
+    }
+    let (status, error) = TestServer::start_on(load(&alone_of), options()).post(TEXT, &body);
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("speculative.draft_block_size")), "{error}");
 }
 
 /// A seed alone determines a sampled text, though the default drafts depend on measured times, and those of `ngram-mod`

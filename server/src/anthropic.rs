@@ -64,7 +64,7 @@ fn chat(app: &App, fields: &mut Fields) -> Result<(Chat, Tools, Structured), Api
         variables: app.defaults.variables.clone(),
         ..ChatOptions::default()
     };
-    fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);
+    fields.ignore(&["cache_control", "context_management", "diagnostics", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     Ok((chat, tools, Structured::output_config(fields)?))

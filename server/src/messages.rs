@@ -270,10 +270,10 @@ fn shown(text: &str) -> String {
 }
 
 /// Types of the parts of a text.
-const PARTS: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
+const PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "tool_reference"];
 
 /// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's
-/// responses call them `input_text` and `output_text`.
+/// responses call them `input_text` and `output_text`; Anthropic's reference to a tool is the tool's name.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
     match fields.value(name) {
         None => Ok(None),
@@ -286,7 +286,7 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
                     let problem = format!("{:?} is not supported, only {}", shown(&kind), PARTS.join(", "));
                     return Err(part.error("type", problem).with_code("unsupported_parameter"));
                 }
-                let text = part.string("text")?.or(part.string("refusal")?);
+                let text = part.string("text")?.or(part.string("refusal")?).or(part.string("tool_name")?);
                 let text = text.ok_or_else(|| part.error("text", "is required"))?;
                 part.ignore(&[
                     "cache_control",

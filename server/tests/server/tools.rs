@@ -97,6 +97,20 @@ fn tools() -> Value {
     functions().into_iter().map(|function| json!({"type": "function", "function": function})).collect()
 }
 
+/// The tools in the format of responses.
+fn flat_tools() -> Vec<Value> {
+    let with_type = |mut tool: Value| {
+        tool["type"] = json!("function");
+        tool
+    };
+    functions().into_iter().map(with_type).collect()
+}
+
+fn anthropic_tools() -> Vec<Value> {
+    let tool = |tool: &Value| json!({"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]});
+    functions().iter().map(tool).collect()
+}
+
 /// Tokens of a prompt that the library renders.
 fn prompt_tokens(messages: Value, thinking: Thinking) -> Value {
     let messages = Message::list(&Json::of(&messages).expect("JSON")).expect("messages");
@@ -230,27 +244,38 @@ fn late_system_messages_are_the_users() {
     };
     let all = |role: &str| Value::from([&[message("system", "Be brief.")], &turns(role)[..]].concat());
     let want = prompt_tokens(all("user"), Thinking::Off);
-    let flat = functions().into_iter().map(|mut tool| {
-        tool["type"] = json!("function");
-        tool
-    });
-    let flat: Vec<_> = flat.collect();
     for role in ["system", "developer"] {
         let chat = server.ask(CHAT, &json!({"messages": all(role), "tools": tools()}));
         assert_eq!(chat["usage"]["prompt_tokens"], want, "{role}");
-        let body = json!({"instructions": "Be brief.", "input": turns(role), "tools": flat});
+        let body = json!({"instructions": "Be brief.", "input": turns(role), "tools": flat_tools()});
         assert_eq!(server.ask("/v1/responses", &body)["usage"]["input_tokens"], want, "{role}");
     }
-    let tools: Vec<_> = functions()
-        .into_iter()
-        .map(|tool| json!({"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}))
-        .collect();
-    let mut body = json!({"system": "Be brief.", "messages": turns("system"), "tools": tools});
+    let mut body = json!({"system": "Be brief.", "messages": turns("system"), "tools": anthropic_tools()});
     assert_eq!(server.ask("/v1/messages/count_tokens", &body)["input_tokens"], want);
     body["max_tokens"] = json!(9);
     assert_eq!(anthropic_input(&server.ask("/v1/messages", &body)), want);
     let prompt = server.ask("/apply-template", &json!({"messages": all("system")}))["prompt"].clone();
     assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("<|turn>user\nIt rains.<turn|>")), "{prompt}");
+}
+
+/// What Claude Code sends beside the conversation does not change the prompt; a reference to a tool is its name.
+#[test]
+fn fields_of_claude_code() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let count = |result: Value, more: Value| {
+        let call = json!({"type": "tool_use", "id": "1", "name": "now", "input": {}});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": result});
+        let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]}]);
+        let mut body = json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        anthropic_input(&server.ask("/v1/messages", &body))
+    };
+    let more = json!({"diagnostics": {"previous_message_id": "msg_1"}, "context_management": {"edits": []},
+        "output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
+    let reference = json!([{"type": "tool_reference", "tool_name": "weather"}]);
+    assert_eq!(count(reference, more), count(json!("weather"), json!({})));
 }
 
 /// What the template writes of calls and tools counts against the context before it is encoded.
@@ -320,10 +345,7 @@ fn users_forge_no_turns() {
 fn anthropic_calls() {
     let (server, script) = start();
     script.set(REPLY);
-    let tools: Vec<_> = functions()
-        .into_iter()
-        .map(|tool| json!({"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}))
-        .collect();
+    let tools = anthropic_tools();
     let question = json!({"role": "user", "content": "Umbrella?"});
     let thinking = json!({"type": "enabled", "budget_tokens": 1024});
     let body = json!({"messages": [question], "tools": tools, "max_tokens": 200, "thinking": thinking});
@@ -399,13 +421,7 @@ fn anthropic_calls() {
 fn responses() {
     let (server, script) = start();
     script.set(REPLY);
-    let flat: Vec<_> = functions()
-        .into_iter()
-        .map(|mut tool| {
-            tool["type"] = json!("function");
-            tool
-        })
-        .collect();
+    let flat = flat_tools();
     let body = json!({"input": "Umbrella?", "instructions": "Be brief.", "tools": flat, "reasoning": {"effort": "low", "summary": "auto"},
         "store": false, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}, "include": ["reasoning.encrypted_content"]});
     let whole = server.ask("/v1/responses", &body);
@@ -498,9 +514,7 @@ fn parts_are_in_order() {
     let (server, script) = start();
     let call = "<|tool_call>call:now{}<tool_call|>";
     script.set(&format!("<|channel>thought\nOne\n<channel|>two{call}three{call}four"));
-    let tools: Vec<_> =
-        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
-    let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "max_tokens": 200});
+    let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": anthropic_tools(), "max_tokens": 200});
     let whole = server.ask("/v1/messages", &body);
     let shown = |block: &Value| {
         let text = ["thinking", "text", "name"].iter().find_map(|name| block[name].as_str());
@@ -509,9 +523,7 @@ fn parts_are_in_order() {
     let blocks: Vec<_> = whole["content"].as_array().expect("a list").iter().map(shown).collect();
     assert_eq!(blocks, ["thinking One", "text two", "tool_use now", "text three", "tool_use now", "text four"]);
 
-    let flat: Vec<_> =
-        tools.iter().map(|tool| json!({"type": "function", "name": tool["name"], "parameters": {}})).collect();
-    let mut body = json!({"input": "?", "tools": flat});
+    let mut body = json!({"input": "?", "tools": flat_tools()});
     let whole = server.ask("/v1/responses", &body);
     body["stream"] = json!(true);
     let events = server.stream("/v1/responses", &body);
@@ -587,12 +599,6 @@ fn reasoning_in_several_blocks() {
     let (server, script) = start();
     script.set("Yes.");
     let question = json!({"role": "user", "content": "Umbrella?"});
-    let anthropic: Vec<_> =
-        functions().iter().map(|tool| json!({"name": tool["name"], "input_schema": tool["parameters"]})).collect();
-    let flat: Vec<_> = functions()
-        .iter()
-        .map(|tool| json!({"type": "function", "name": tool["name"], "parameters": tool["parameters"]}))
-        .collect();
     let thinking = |text: &str| json!({"type": "thinking", "thinking": text, "signature": ""});
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "now", "input": {}});
     let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "1"});
@@ -600,7 +606,7 @@ fn reasoning_in_several_blocks() {
         let [first, second, third] = reasoning.map(thinking);
         let messages = json!([question, {"role": "assistant", "content": [first, second, call("a"), third, call("b")]},
             {"role": "user", "content": [result("a"), result("b")]}]);
-        json!({"messages": messages, "tools": anthropic, "max_tokens": 9})
+        json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9})
     };
     let input = |reasoning: [&str; 3]| anthropic_input(&server.ask("/v1/messages", &body(reasoning)));
     let whole = input(["One. ", "Two. ", "Three."]);
@@ -613,7 +619,7 @@ fn reasoning_in_several_blocks() {
         let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"});
         let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "1"});
         let input = json!([question, first, second, call("a"), third, call("b"), output("a"), output("b")]);
-        server.ask("/v1/responses", &json!({"input": input, "tools": flat}))["usage"]["input_tokens"].clone()
+        server.ask("/v1/responses", &json!({"input": input, "tools": flat_tools()}))["usage"]["input_tokens"].clone()
     };
     let whole = responses(["One. ", "Two. ", "Three."]);
     assert_eq!(whole, responses(["One. Two. Three.", "", ""]));

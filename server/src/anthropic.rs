@@ -35,7 +35,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, format)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let most = fields.count("max_tokens", 1..=usize::MAX)?;
+    let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::strings(&mut fields, "stop_sequences")?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
@@ -208,7 +208,8 @@ impl Reply for Answer {
         let (output, ended) = &choices[0];
         let (reason, sequence) = stop_of(output, ended);
         let mut content: Vec<_> = output.parts.iter().filter_map(block).collect();
-        if content.is_empty() {
+        // With max_tokens: 0, which only fills the prefix cache, there is no content.
+        if content.is_empty() && !output.tokens.is_empty() {
             content.push(json!({"type": "text", "text": ""}));
         }
         let mut message = Self::message(output);

@@ -4,7 +4,7 @@ use foretoken::sampler::Dry;
 use foretoken::{GenerateOptions, Sampling};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, engine, options};
+use crate::support::{PROMPT, TestServer, alone, anthropic_input, engine, options};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -199,6 +199,10 @@ fn no_limit_and_no_tokens() {
     let read = server.ask(LLAMA, &json!({"prompt": PROMPT, "n_predict": 0}));
     assert_eq!((text(&read), &read["tokens_predicted"], &read["stop_type"]), ("", &json!(0), &json!("limit")));
     assert_eq!(read["tokens_evaluated"], prompt);
+    let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 0});
+    let read = server.ask("/v1/messages", &body);
+    assert_eq!((&read["content"], &read["stop_reason"]), (&json!([]), &json!("max_tokens")));
+    assert_eq!((anthropic_input(&read), &read["usage"]["output_tokens"]), (json!(prompt), &json!(0)));
 }
 
 fn short_context() -> foretoken::SessionOptions {

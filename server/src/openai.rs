@@ -79,6 +79,32 @@ pub(crate) fn finish_reason(output: &ChoiceOutput, ended: &Ended) -> &'static st
     }
 }
 
+/// What responses and chunks have in common: an id that begins with `prefix`, and their type `kind`.
+pub(crate) fn object(output: &ChoiceOutput, (prefix, kind): (&str, &str), choices: Value) -> Value {
+    json!({
+        "id": format!("{prefix}-{}", output.request_id),
+        "object": kind,
+        "created": output.created,
+        "model": output.model,
+        "choices": choices,
+    })
+}
+
+/// An object of a stream: with the usage so far, or none yet, if it is requested.
+pub(crate) fn chunk(form: Form, output: &ChoiceOutput, mut object: Value) -> Value {
+    if form.include_usage {
+        object["usage"] = if form.continuous_usage { usage([output]) } else { Value::Null };
+    }
+    object
+}
+
+/// The response that is not streamed: with the usage, and the first choice's timings.
+pub(crate) fn whole(choices: &[(ChoiceOutput, Ended)], mut object: Value) -> Value {
+    object["usage"] = usage(choices.iter().map(|(output, _)| output));
+    object["timings"] = convert::timings(&choices[0].1.statistics);
+    object
+}
+
 /// The last chunk of a choice, with its timings.
 pub(crate) fn last_chunk(mut chunk: Value, ended: &Ended) -> String {
     chunk["timings"] = convert::timings(&ended.statistics);

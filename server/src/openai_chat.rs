@@ -62,23 +62,16 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
+/// Begins the ids.
+const PREFIX: &str = "chatcmpl";
+
 struct Completion {
     form: Form,
 }
 
 impl Completion {
     fn chunk(&self, output: &ChoiceOutput, choices: Value) -> Value {
-        let mut chunk = json!({
-            "id": format!("chatcmpl-{}", output.request_id),
-            "object": "chat.completion.chunk",
-            "created": output.created,
-            "model": output.model,
-            "choices": choices,
-        });
-        if self.form.include_usage {
-            chunk["usage"] = if self.form.continuous_usage { openai::usage([output]) } else { Value::Null };
-        }
-        chunk
+        openai::chunk(self.form, output, openai::object(output, (PREFIX, "chat.completion.chunk"), choices))
     }
 
     fn delta(&self, output: &ChoiceOutput, delta: Value) -> Value {
@@ -160,16 +153,8 @@ impl Reply for Completion {
                 "finish_reason": openai::finish_reason(output, ended),
             })
         };
-        let (output, ended) = &choices[0];
-        json!({
-            "id": format!("chatcmpl-{}", output.request_id),
-            "object": "chat.completion",
-            "created": output.created,
-            "model": output.model,
-            "choices": choices.iter().map(choice).collect::<Vec<_>>(),
-            "usage": openai::usage(choices.iter().map(|(output, _)| output)),
-            "timings": convert::timings(&ended.statistics),
-        })
+        let list = choices.iter().map(choice).collect();
+        openai::whole(choices, openai::object(&choices[0].0, (PREFIX, "chat.completion"), list))
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     })
 }
 
+/// What begins the ids, and the type of responses and chunks.
+const OBJECT: (&str, &str) = ("cmpl", "text_completion");
+
 struct Completion {
     form: Form,
     /// For every choice, what decodes its tokens, and the characters of the text so far.
@@ -52,22 +55,8 @@ struct Completion {
 }
 
 impl Completion {
-    fn object(&self, output: &ChoiceOutput, choices: Value) -> Value {
-        json!({
-            "id": format!("cmpl-{}", output.request_id),
-            "object": "text_completion",
-            "created": output.created,
-            "model": output.model,
-            "choices": choices,
-        })
-    }
-
     fn chunk(&self, output: &ChoiceOutput, choice: Value) -> Value {
-        let mut chunk = self.object(output, json!([choice]));
-        if self.form.include_usage {
-            chunk["usage"] = if self.form.continuous_usage { openai::usage([output]) } else { Value::Null };
-        }
-        chunk
+        openai::chunk(self.form, output, openai::object(output, OBJECT, json!([choice])))
     }
 
     fn choice(
@@ -146,7 +135,7 @@ impl Reply for Completion {
     }
 
     fn close(&mut self, choices: &[ChoiceOutput]) -> String {
-        openai::last_events(self.form, self.object(&choices[0], json!([])), choices)
+        openai::last_events(self.form, openai::object(&choices[0], OBJECT, json!([])), choices)
     }
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
@@ -155,10 +144,6 @@ impl Reply for Completion {
             let reason = openai::finish_reason(output, ended);
             list.push(self.choice(output, (&output.text, output.logprobs()), Some(reason)));
         }
-        let (output, ended) = &choices[0];
-        let mut whole = self.object(output, json!(list));
-        whole["usage"] = openai::usage(choices.iter().map(|(output, _)| output));
-        whole["timings"] = convert::timings(&ended.statistics);
-        whole
+        openai::whole(choices, openai::object(&choices[0].0, OBJECT, json!(list)))
     }
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
 use foretoken_tools::arguments;
+use foretoken_tools::measure::median;
 use foretoken_tools::println;
 use serde_json::{Value, json};
 
@@ -146,9 +147,4 @@ fn measure(args: Args) -> Result<()> {
         shares.iter().copied().fold(0.0, f64::max)
     );
     Ok(())
-}
-
-fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    of[of.len() / 2]
 }

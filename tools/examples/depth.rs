@@ -8,6 +8,7 @@ use clap::Parser;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_tools::arguments::target;
+use foretoken_tools::measure::median;
 use foretoken_tools::println;
 
 /// Measure decode steps and verifications of four rows deep in a context, for several KV cache formats, interleaved.
@@ -104,9 +105,4 @@ fn options(name: &str) -> Result<KvOptions> {
     }
     let format: KvFormat = name.parse().map_err(anyhow::Error::msg)?;
     Ok(KvOptions { key: format, value: format, ..KvOptions::default() })
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }

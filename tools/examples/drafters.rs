@@ -12,6 +12,7 @@ use foretoken::{
 };
 use foretoken_tools::arguments::{Pipelining, pair};
 use foretoken_tools::demo;
+use foretoken_tools::measure::median;
 use foretoken_tools::println;
 use serde_json::json;
 
@@ -89,12 +90,13 @@ fn command(args: Args) -> Result<()> {
                 }
             }
         }
-        print(kind, prompt.len(), &mut modes);
-        let rows = modes.iter_mut().map(|mode| {
+        modes.iter_mut().for_each(|mode| mode.speeds.sort_by(f64::total_cmp));
+        print(kind, prompt.len(), &modes);
+        let rows = modes.iter().map(|mode| {
             let s = &mode.last;
             json!({
                 "mode": mode.name,
-                "tokens_per_second": median(&mut mode.speeds),
+                "tokens_per_second": median(mode.speeds.clone()),
                 "tokens_per_second_sorted": mode.speeds,
                 "tokens_per_round": s.tokens_per_round(),
                 "acceptance_rate": s.acceptance_rate(),
@@ -192,16 +194,11 @@ fn run(engine: &Engine, prompt: &[u32], speculation: Speculation, max_tokens: us
     Ok((ids, generation.statistics().clone()))
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn print(kind: &str, prompt_tokens: usize, modes: &mut [Mode]) {
+fn print(kind: &str, prompt_tokens: usize, modes: &[Mode]) {
     println!("{kind}, {prompt_tokens} prompt tokens");
-    let off = median(&mut modes[0].speeds);
+    let off = median(modes[0].speeds.clone());
     for mode in modes {
-        let speed = median(&mut mode.speeds);
+        let speed = median(mode.speeds.clone());
         let s = &mode.last;
         let rows =
             s.speculation.rows.iter().enumerate().filter(|(_, n)| **n > 0).map(|(rows, n)| format!("{rows}:{n}"));

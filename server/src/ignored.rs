@@ -10,13 +10,16 @@ use crate::fields::{Fields, kind};
 use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
-const NO_EFFECT: [&str; 21] = [
+const NO_EFFECT: [&str; 24] = [
+    "adaptive_decay",
+    "backend_sampling",
     "cache_prompt",
     "dynatemp_exponent",
     "id_slot",
     "metadata",
     "mirostat_eta",
     "mirostat_tau",
+    "n_cache_reuse",
     "n_discard",
     "n_keep",
     "prediction",
@@ -45,6 +48,7 @@ pub(crate) fn take_ignored(
 ) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
     let neutral = [
+        ("adaptive_target", json!([-1])),
         ("add_generation_prompt", json!([true])),
         ("bad_words", json!([[]])),
         ("best_of", json!([1])),

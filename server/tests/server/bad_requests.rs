@@ -224,6 +224,7 @@ fn fields_that_are_wrong_are_named() {
         (MESSAGES, json!({"thinking": {"type": "maximal"}}), "thinking.type"),
         ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
         ("/completion", json!({"mirostat": 2}), "mirostat"),
+        ("/completion", json!({"adaptive_target": 0.5}), "adaptive_target"),
         (CHAT, json!({"mirostat": 1, "mirostat_tau": 5.0}), "mirostat"),
     ];
     for (path, more, field) in cases {

@@ -139,6 +139,7 @@ fn neutral_values_do_not_change_the_text() {
         json!({"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_multiplier": 0}),
         json!({"dry_base": 0, "dry_allowed_length": 0, "dry_sequence_breakers": ["\n"]}),
         json!({"min_keep": 1, "image_data": [], "t_max_predict_ms": 0, "top_n_sigma": -1, "typical_p": 1.0}),
+        json!({"backend_sampling": false, "n_cache_reuse": 0, "adaptive_target": -1.0, "adaptive_decay": 0.9}),
         json!({"min_tokens": 0}),
         json!({"min_tokens": 8, "ignore_eos": true}),
     ];

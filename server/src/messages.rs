@@ -178,7 +178,7 @@ pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
 pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
     let mut conversation = Conversation::default();
     if let Some(system) = text_of(fields, "system")? {
-        conversation.push(Message::system(system));
+        conversation.push(Message::system(without_billing_header(&system)));
     }
     let list = list(fields)?;
     let last = list.len() - 1;
@@ -210,6 +210,20 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
         message.end()?;
     }
     Ok(conversation.into_messages())
+}
+
+/// A system prompt without the header of `key=value;` fields that Claude Code puts before it: one of them changes with
+/// every request, so that no cached prefix would go beyond it.
+fn without_billing_header(system: &str) -> &str {
+    let Some(mut rest) = system.strip_prefix("x-anthropic-billing-header:") else { return system };
+    loop {
+        let (field, behind) = rest.split_once(';').unwrap_or((rest, ""));
+        let field = field.trim();
+        if !field.contains('=') || field.contains(char::is_whitespace) {
+            return rest.trim_start();
+        }
+        rest = behind;
+    }
 }
 
 fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversation) -> Result<()> {

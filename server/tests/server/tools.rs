@@ -276,6 +276,19 @@ fn fields_of_claude_code() {
         "output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
     let reference = json!([{"type": "tool_reference", "tool_name": "weather"}]);
     assert_eq!(count(reference, more), count(json!("weather"), json!({})));
+
+    // The header of the system prompt, which changes with every request.
+    let count = |system: Value| {
+        let body = json!({"system": system, "messages": [{"role": "user", "content": "?"}]});
+        server.ask("/v1/messages/count_tokens", &body)["input_tokens"].clone()
+    };
+    let header =
+        |cch: &str| format!("x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={cch};");
+    let block = |text: &str| json!({"type": "text", "text": text});
+    let want = count(json!("Be brief; x=1."));
+    assert_eq!(count(json!([block(&header("a5145")), block("Be brief; x=1.")])), want);
+    assert_eq!(count(json!(header("0") + "\nBe brief; x=1.")), want);
+    assert_ne!(count(json!(String::from("Be brief; ") + &header("0"))), want);
 }
 
 /// What the template writes of calls and tools counts against the context before it is encoded.

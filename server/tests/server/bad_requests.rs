@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, agent, options, read_head, read_rest};
+use crate::support::{PROMPT, TestServer, agent, options, read_head, read_rest, with};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -15,14 +15,13 @@ const RESPONSES: &str = "/v1/responses";
 
 /// A body with `more` beside what every route needs.
 fn body(path: &str, more: Value) -> Value {
-    let mut body = match path {
+    let body = match path {
         TEXT | "/completion" => json!({"prompt": "fn"}),
         MESSAGES => json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 2}),
         RESPONSES => json!({"input": "fn"}),
         _ => json!({"messages": [{"role": "user", "content": "fn"}]}),
     };
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    body
+    with(&body, more)
 }
 
 #[test]

@@ -4,17 +4,11 @@ use foretoken::sampler::Dry;
 use foretoken::{GenerateOptions, Sampling};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, anthropic_input, engine, options};
+use crate::support::{PROMPT, TestServer, alone, anthropic_input, engine, options, with};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 const LLAMA: &str = "/completion";
-
-fn with(fields: &Value, more: &Value) -> Value {
-    let mut all = fields.clone();
-    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    all
-}
 
 /// The text of an answer, whatever its route.
 fn text(answer: &Value) -> &str {

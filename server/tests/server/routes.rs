@@ -7,7 +7,7 @@ use foretoken::{Engine, EngineOptions};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TEMPLATE, TestServer, agent, anthropic_input, options};
+use crate::support::{PROMPT, TEMPLATE, TestServer, agent, anthropic_input, options, with};
 
 #[test]
 fn openai() {
@@ -185,13 +185,9 @@ fn templates_and_control_tokens() {
     let text = server.ask("/v1/completions", &json!({"prompt": prompt, "max_tokens": 8}));
     assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
 
-    let with_content = |mut more: Value, content: &str| {
-        more["content"] = json!(content);
-        more
-    };
+    let with_content = |more: Value, content: &str| with(&more, json!({"content": content}));
     let tokens = |more: Value| {
-        let mut body = json!({"content": "a<eos>b"});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let body = with(&json!({"content": "a<eos>b"}), more);
         server.ask("/tokenize", &body)["tokens"].as_array().expect("a list").clone()
     };
     let (parsed, plain) = (tokens(json!({})), tokens(json!({"parse_special": false})));
@@ -235,8 +231,7 @@ fn default_variables_of_the_template() {
         (json!({"reasoning_effort": "none"}), "a b: c"),
         (json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}}), "think a b: c"),
     ] {
-        let mut body = json!({"messages": messages});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let body = with(&json!({"messages": messages}), &more);
         assert_eq!(server.ask("/apply-template", &body)["prompt"], want, "{more}");
     }
     let tokens = |text: &str| {

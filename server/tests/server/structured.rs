@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, options};
+use crate::support::{PROMPT, TestServer, options, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -19,10 +19,8 @@ fn person() -> Value {
 }
 
 fn chat(format: Value, more: Value) -> Value {
-    let mut body =
-        json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 300, "response_format": format});
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    body
+    let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 300, "response_format": format});
+    with(&body, more)
 }
 
 fn check_person(text: &str) {

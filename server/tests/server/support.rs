@@ -1,5 +1,6 @@
 //! A server of a test's own, and a client.
 
+use std::borrow::Borrow;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -177,6 +178,13 @@ impl Drop for TestServer {
             let _ = thread.join();
         }
     }
+}
+
+/// An object with more fields.
+pub fn with(fields: &Value, more: impl Borrow<Value>) -> Value {
+    let (mut all, more): (Value, &Value) = (fields.clone(), more.borrow());
+    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    all
 }
 
 /// Tokens of the prompt of a message's answer: those computed, and those that a kept prefix had.

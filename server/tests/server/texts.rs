@@ -9,7 +9,7 @@ use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, S
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, engine, options};
+use crate::support::{PROMPT, TestServer, alone, engine, options, with};
 
 const PROMPTS: [&str; 8] = [
     PROMPT,
@@ -57,12 +57,6 @@ fn cases() -> Vec<(Value, GenerateOptions)> {
             penalized,
         ),
     ]
-}
-
-fn with(fields: &Value, more: Value) -> Value {
-    let mut all = fields.clone();
-    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    all
 }
 
 #[test]

@@ -8,7 +8,7 @@ use foretoken::{Engine, EngineOptions, LogitsProcessor, Result, Sampling};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, anthropic_input, options};
+use crate::support::{TestServer, anthropic_input, options, with};
 
 const TEMPLATE: &str = include_str!("../../../tests/chat_templates/gemma_tools.jinja");
 /// Tokens of bytes that no test writes are these.
@@ -177,10 +177,7 @@ fn openai_calls() {
 fn fields_of_openais_client_do_not_change_the_prompt() {
     let (server, script) = start();
     script.set("Yes.");
-    let with = |mut value: Value, more: Value| {
-        value.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        value
-    };
+    let with = |value: Value, more: Value| with(&value, more);
     let (parsed, breakpoint) = (json!({"city": "Ulm"}), json!({"prompt_cache_breakpoint": {"mode": "explicit"}}));
     let of_tools = json!({"defer_loading": false, "allowed_callers": ["direct"]});
     let function = json!({"name": "weather", "arguments": "{\"city\":\"Ulm\"}"});
@@ -268,9 +265,8 @@ fn fields_of_claude_code() {
         let result = json!({"type": "tool_result", "tool_use_id": "1", "content": result});
         let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]},
             {"role": "user", "content": [result]}]);
-        let mut body = json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        anthropic_input(&server.ask("/v1/messages", &body))
+        let body = json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9});
+        anthropic_input(&server.ask("/v1/messages", &with(&body, more)))
     };
     let more = json!({"diagnostics": {"previous_message_id": "msg_1"}, "context_management": {"edits": []},
         "output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
@@ -315,9 +311,8 @@ fn long_calls_and_tools_are_refused() {
 fn calls_that_are_none() {
     let (server, script) = start();
     let ask = |more: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools()});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let choice = server.ask(CHAT, &body)["choices"][0].clone();
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools()});
+        let choice = server.ask(CHAT, &with(&body, more))["choices"][0].clone();
         (choice["message"].clone(), choice["finish_reason"].clone())
     };
     // Malformed, cut off, or not offered: text.
@@ -679,9 +674,8 @@ fn responses_repeat_the_request() {
     let mut tool =
         json!({"type": "function", "name": "f", "description": "x", "parameters": parameters, "strict": true});
     let ask = |tool: &Value, more: Value| {
-        let mut body = json!({"input": "?", "max_output_tokens": 1, "tools": [tool]});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        server.ask("/v1/responses", &body)
+        let body = json!({"input": "?", "max_output_tokens": 1, "tools": [tool]});
+        server.ask("/v1/responses", &with(&body, more))
     };
     let given = json!({"tool_choice": "none", "parallel_tool_calls": false, "top_p": 0.35, "temperature": 0.7,
         "truncation": "auto"});
@@ -704,10 +698,9 @@ fn start_free() -> TestServer {
 /// Asks for a call of the one tool; the call, checked against the schema.
 fn forced(server: &TestServer, parameters: &Value, more: Value) -> Value {
     let tool = json!({"type": "function", "function": {"name": "it", "parameters": parameters}});
-    let mut body = json!({"messages": [{"role": "user", "content": "fn main() {"}], "max_tokens": 400, "tools": [tool],
+    let body = json!({"messages": [{"role": "user", "content": "fn main() {"}], "max_tokens": 400, "tools": [tool],
         "tool_choice": {"type": "function", "function": {"name": "it"}}});
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    let choice = server.ask(CHAT, &body)["choices"][0].clone();
+    let choice = server.ask(CHAT, &with(&body, more))["choices"][0].clone();
     let message = &choice["message"];
     assert_eq!((&choice["finish_reason"], &message["content"]), (&json!("tool_calls"), &Value::Null), "{choice}");
     let calls = message["tool_calls"].as_array().expect("a list");
@@ -872,9 +865,8 @@ fn choices_of_calls() {
     assert_eq!(whole["tool_choice"], body["tool_choice"]);
     // What cannot be asked for.
     let bad = |more: Value| {
-        let mut body = json!({"messages": user, "tools": of(CHAT)});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let (status, answer) = server.post(CHAT, &body);
+        let body = json!({"messages": user, "tools": of(CHAT)});
+        let (status, answer) = server.post(CHAT, &with(&body, more));
         assert_eq!(status, 400, "{answer}");
         answer["error"]["message"].as_str().expect("a message").to_owned()
     };
@@ -978,10 +970,8 @@ fn reasoning_before_a_format() {
     let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
     let ask = |text: &str, more: Value| {
         script.set(text);
-        let mut body =
-            json!({"messages": [{"role": "user", "content": "?"}], "response_format": format, "tools": tools()});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let (status, answer) = server.post(CHAT, &body);
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "response_format": format, "tools": tools()});
+        let (status, answer) = server.post(CHAT, &with(&body, more));
         (status, answer["choices"][0]["message"].clone())
     };
     let call = "<|tool_call>call:weather{city:<|\"|>Ulm<|\"|>}<tool_call|>";

@@ -319,6 +319,13 @@ fn bodies_that_are_wrong() {
         let message = error["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(&refused), "{path}: {error}");
     }
+    // Claude Code compacts its conversation upon the first words.
+    let tokens = json!({"messages": [{"role": "user", "content": "let x = 1;\n".repeat(20_000)}], "max_tokens": 4});
+    for body in [tokens.clone(), with(&tokens, json!({"stream": true}))] {
+        let (status, error) = server.post(MESSAGES, &body);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.starts_with("prompt is too long: messages: "), "{error}");
+    }
     // A template need not write the tools; counts have no limit.
     let tool = json!({"type": "function", "function": {"name": "f", "description": text}});
     let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "max_tokens": 1});

@@ -55,6 +55,23 @@ fn what_is_no_trace_is_refused() {
     }
 }
 
+/// No field of a trace, which may come from elsewhere, is markup.
+#[test]
+fn fields_are_text() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.ndjson");
+    let begin = r#"{"event": "begin", "session": 0, "prompt_tokens": "<b>"}"#;
+    let round = r#"{"event": "round", "session": 0, "drafter": "<b>", "draft": [{"id": 1}], "accepted": 1,
+        "tokens": [{"id": "<b>"}, {"id": 2, "text": "<b>"}]}"#;
+    std::fs::write(&path, format!("{begin}\n{}\n", round.replace('\n', ""))).expect("a file");
+    let run = example("trace_view").arg(&path).output().expect("a run");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let html = std::fs::read_to_string(path.with_extension("html")).expect("a page");
+    assert!(!html.contains("<b>"), "{html}");
+    // Two tokens, the count of the prompt's, and the drafter in three places.
+    assert_eq!(html.matches("&lt;b&gt;").count(), 6, "{html}");
+}
+
 /// The page renders, and a token under the pointer shows its round.
 #[test]
 fn hovering_shows_the_round() {

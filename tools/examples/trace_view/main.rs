@@ -64,7 +64,7 @@ fn page(lines: &[Value]) -> String {
         let text = sessions.entry(line["session"].as_u64().unwrap_or(0)).or_default();
         match line["event"].as_str() {
             Some("begin") => {
-                let prompt = &line["prompt_tokens"];
+                let prompt = escape(&line["prompt_tokens"].to_string());
                 *text += &format!("<p class=begin>after a prompt of {prompt} tokens</p><div class=text>");
             }
             Some("first") => *text += &tokens(line, None, &colour),
@@ -112,7 +112,7 @@ fn tokens(line: &Value, round: Option<usize>, colour: &dyn Fn(&str) -> &'static 
     for (place, token) in line["tokens"].as_array().into_iter().flatten().enumerate() {
         let drafted = place < accepted;
         let shade = if drafted { 0.045 * place.min(6) as f64 } else { 0.0 };
-        let text = token["text"].as_str().map_or_else(|| format!("[{}]", token["id"]), escape);
+        let text = token["text"].as_str().map_or_else(|| escape(&format!("[{}]", token["id"])), escape);
         let text = text.replace('\n', "\u{21b5}\n");
         let round = round.map_or(String::new(), |round| format!(" data-round={round} data-place={place}"));
         html += &format!(

@@ -25,7 +25,7 @@ pub fn bars(series: &[Series<'_>]) -> String {
                 "<rect x={x:.1} y={:.1} width={width:.1} height={height:.1} fill=\"{}\"><title>{} at position {}: {:.0} %</title></rect>",
                 HEIGHT - BOTTOM - height,
                 series.colour,
-                series.name,
+                escape(series.name),
                 place + 1,
                 100.0 * value,
             );
@@ -62,7 +62,7 @@ fn frame(series: &[Series<'_>], most: f64, marks: String) -> String {
     let mut legend = String::new();
     for (i, series) in series.iter().enumerate() {
         let x = LEFT + 10.0 + 130.0 * i as f64;
-        let (colour, name) = (series.colour, series.name);
+        let (colour, name) = (series.colour, escape(series.name));
         legend += &format!(
             "<rect x={x:.0} y=-14 width=10 height=10 fill=\"{colour}\" /><text x={:.0} y=-5>{name}</text>",
             x + 14.0

@@ -2,6 +2,7 @@
 
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, Thinking};
 use foretoken::{Engine, Stop};
+use foretoken_tools::prompt::RESERVED;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -240,7 +241,7 @@ pub(crate) fn thinking(fields: &mut Fields, defaults: &GenerateDefaults) -> Resu
             None => {}
         }
         for (name, value) in given.rest() {
-            if ["messages", "tools", "add_generation_prompt", "strftime_now"].contains(&name.as_str()) {
+            if RESERVED.contains(&name.as_str()) {
                 return Err(
                     fields.error(&format!("chat_template_kwargs.{name}"), "cannot be set by requests; remove it")
                 );

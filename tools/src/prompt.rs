@@ -54,8 +54,8 @@ pub struct TemplateVariables {
     pub others: Vec<(String, Json)>,
 }
 
-/// Variables that have options of their own.
-const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "strftime_now"];
+/// Variables that are not set by name: they have options of their own.
+pub const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "strftime_now"];
 
 impl FromStr for TemplateVariables {
     type Err = String;

@@ -80,9 +80,12 @@ impl Compilers {
     async fn compile_located(&self, engine: &Engine, located: Located) -> Result<Constraint> {
         let Located { constraint, field, parts, widened } = located;
         let Err(error) = self.compile(engine, &constraint, &field).await else { return Ok(constraint) };
-        // Only what is wrong with the schemas can be mended by wider ones.
+        // Only what is wrong with the schemas can be mended by wider ones, and located in one of them.
+        if error.status != StatusCode::BAD_REQUEST {
+            return Err(error);
+        }
         let own = engine.clone();
-        if let Some(widened) = widened.filter(|_| error.status == StatusCode::BAD_REQUEST)
+        if let Some(widened) = widened
             && let Ok(widened) = self.run(move || widened(&own)).await?
             && self.compile(engine, &widened, &field).await.is_ok()
         {
@@ -165,6 +168,11 @@ mod tests {
         pin!(future).poll(&mut Context::from_waker(Waker::noop()))
     }
 
+    fn engine() -> Engine {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+        Engine::load(&EngineOptions::new(demo)).expect("the demo model")
+    }
+
     fn calls(format: &Constraint) -> CallFormat {
         let options = ChatOptions::default();
         CallFormat { options, choice: None, given: Vec::new(), format: Some((format.clone(), "field".into())) }
@@ -245,11 +253,21 @@ mod tests {
         drop(compilers.running.acquire_many(MAX_THREADS as u32).await.expect("both threads"));
     }
 
+    /// Its parts would take as long again.
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_too_long_is_not_located() {
+        let (engine, compilers) = (engine(), Compilers::new());
+        let _threads = compilers.running.acquire_many(MAX_THREADS as u32).await.expect("all threads");
+        let [constraint, part] = ["[ab]", "[bc]"].map(Constraint::regex);
+        let located = Located { constraint, field: "field".into(), parts: vec![(part, "part".into())], widened: None };
+        let begin = Instant::now();
+        let error = compilers.compile_located(&engine, located).await.expect_err("too late");
+        assert_eq!((error.code, begin.elapsed().as_secs()), (Some("compile_timeout"), 30));
+    }
+
     #[tokio::test]
     async fn what_is_compiled_does_not_wait_for_a_thread() {
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-        let engine = Engine::load(&EngineOptions::new(demo)).expect("the demo model");
-        let compilers = Compilers::new();
+        let (engine, compilers) = (engine(), Compilers::new());
         let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
         compilers.compile(&engine, &first, "field").await.expect("compiled");
         assert_eq!(compilers.compile_calls(&engine, calls(&first)).await.expect("compiled"), Some(first.clone()));

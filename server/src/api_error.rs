@@ -10,9 +10,6 @@ use crate::job::Failure;
 /// `Retry-After` of 429 and 503.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// The code of a prompt that does not fit the context.
-const CONTEXT_LENGTH: &str = "context_length_exceeded";
-
 /// An error response. The middleware writes its body ([`ApiError::body`]), because formats differ by route.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
@@ -21,13 +18,15 @@ pub(crate) struct ApiError {
     pub message: String,
     /// The field of the request, with its path (`messages[0].role`).
     pub param: Option<String>,
-    /// A machine-readable code (`queue_full`).
+    /// A machine-readable code (`context_length_exceeded`).
     pub code: Option<&'static str>,
+    /// Anthropic's message, by which its clients know what has a code in OpenAI's API.
+    pub anthropic: Option<String>,
 }
 
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None }
+        Self { status, message: message.into(), param: None, code: None, anthropic: None }
     }
 
     /// 400 for the field `param`, whose name begins the message.
@@ -70,7 +69,11 @@ impl ApiError {
         use foretoken::Error as E;
         match error {
             E::Argument { name, problem } => Self::field(field_of(name, prompt), problem),
-            E::Context { .. } => Self::field(prompt, error.to_string()).with_code(CONTEXT_LENGTH),
+            E::Context { needed, limit } => {
+                let remedy = "shorten the prompt or raise the limit";
+                let anthropic = Some(format!("prompt is too long: {needed} tokens > {limit} maximum; {remedy}"));
+                Self { anthropic, ..Self::field(prompt, error.to_string()).with_code("context_length_exceeded") }
+            }
             E::Template(_) | E::Tokenizer(_) => Self::field(prompt, error.to_string()),
             E::Memory { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("out_of_memory")
@@ -101,8 +104,7 @@ impl ApiError {
         }
     }
 
-    /// The body in the format of the API. Anthropic's errors have no code: its clients know a full context by the words
-    /// "prompt is too long", upon which they compact the conversation.
+    /// The body in the format of the API.
     pub fn body(&self, api: Api, request_id: &str) -> Value {
         match api {
             Api::OpenAi => json!({"error": {
@@ -111,15 +113,14 @@ impl ApiError {
                 "param": self.param,
                 "code": self.code,
             }}),
-            Api::Anthropic => {
-                let too_long = if self.code == Some(CONTEXT_LENGTH) { "prompt is too long: " } else { "" };
-                let message = format!("{too_long}{}", self.message);
-                json!({
-                    "type": "error",
-                    "error": {"type": anthropic_type(self.status), "message": message},
-                    "request_id": request_id,
-                })
-            }
+            Api::Anthropic => json!({
+                "type": "error",
+                "error": {
+                    "type": anthropic_type(self.status),
+                    "message": self.anthropic.as_ref().unwrap_or(&self.message),
+                },
+                "request_id": request_id,
+            }),
         }
     }
 

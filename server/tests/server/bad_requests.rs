@@ -319,12 +319,14 @@ fn bodies_that_are_wrong() {
         let message = error["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(&refused), "{path}: {error}");
     }
-    // Claude Code compacts its conversation upon the first words.
+    // Anthropic's words, upon which coding agents compact their conversation.
     let tokens = json!({"messages": [{"role": "user", "content": "let x = 1;\n".repeat(20_000)}], "max_tokens": 4});
     for body in [tokens.clone(), with(&tokens, json!({"stream": true}))] {
         let (status, error) = server.post(MESSAGES, &body);
         let message = error["error"]["message"].as_str().unwrap_or_default();
-        assert!(status == 400 && message.starts_with("prompt is too long: messages: "), "{error}");
+        let numbers = message.strip_prefix("prompt is too long: ").and_then(|rest| rest.split_once(" tokens > "));
+        let needed = numbers.and_then(|(needed, _)| needed.parse::<usize>().ok());
+        assert!(status == 400 && needed > Some(8192) && message.contains(" > 8192 maximum"), "{error}");
     }
     // A template need not write the tools; counts have no limit.
     let tool = json!({"type": "function", "function": {"name": "f", "description": text}});

@@ -1290,3 +1290,15 @@ fn properties_are_not_counted_twice() {
     assert_allows(of(json!({"minProperties": 1})), &["{\"a\":true}"], &["{}"]);
     assert_allows(of(json!({"minProperties": 2, "required": ["a"]})), &["{\"a\":true,\"b\":true}"], &["{\"a\":true}"]);
 }
+
+#[test]
+fn additional_items_follow_a_list_of_items() {
+    let integer = json!({"type": "integer"});
+    let list = |others: Value| json!({"type": "array", "items": [integer], "allOf": [{"minItems": 1}], "additionalItems": others});
+    assert_allows(list(json!(false)), &["[1]"], &["[]", "[\"x\"]", "[1, \"x\"]"]);
+    let day = json!({"type": "string", "format": "date"});
+    assert_allows(list(day), &["[1]", "[1, \"2024-02-28\"]"], &["[1, 2]", "[1, \"0000-01-01\"]"]);
+    // Of the draft that has `prefixItems`, it is no keyword.
+    let tuple = json!({"type": "array", "prefixItems": [integer], "additionalItems": false});
+    assert_allows(tuple, &["[1]", "[1, \"x\"]"], &["[\"x\"]"]);
+}

@@ -5,4 +5,4 @@ pub(super) const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", 
 /// Lists of schemas.
 pub(super) const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
 /// Schemas.
-pub(super) const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
+pub(super) const ONES: [&str; 5] = ["items", "additionalItems", "additionalProperties", "not", "contains"];

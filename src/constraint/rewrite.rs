@@ -17,6 +17,7 @@ pub(crate) fn document(root: &mut Value) {
         let mut references = BTreeMap::new();
         each(part, &mut |fields| {
             annotations::remove(fields);
+            annotations::join_items(fields);
             patterns::translate(fields);
             formats::restrict(fields);
             bounds::tighten(fields);
@@ -107,7 +108,8 @@ mod tests {
                 "format": {"type": "string", "format": "cuid"},
                 "day": {"type": "string", "format": "uuid"},
                 "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
-                "list": {"type": "array", "items": [{"format": "int32"}], "uniqueItems": false},
+                "list": {"type": "array", "items": [{"format": "int32"}], "additionalItems": {"format": "cuid"}, "uniqueItems": false},
+                "tuple": {"prefixItems": [{"format": "cuid"}], "additionalItems": false},
                 "set": {"uniqueItems": true, "items": {"pattern": "^[[a]$"}}
             },
             "allOf": [{"propertyNames": true}],
@@ -119,7 +121,8 @@ mod tests {
                 "format": {"type": "string"},
                 "day": {"type": "string", "format": "uuid"},
                 "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
-                "list": {"type": "array", "items": [{}]},
+                "list": {"type": "array", "items": [{}], "additionalItems": {}},
+                "tuple": {"prefixItems": [{}]},
                 "set": {"uniqueItems": true, "items": {"pattern": r"^[\[a]$"}}
             },
             "allOf": [{}],

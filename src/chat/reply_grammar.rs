@@ -84,7 +84,8 @@ fn calls(
         what: "tool calls".into(),
         problem: "the checkpoint's tokenizer has no tokens of calls".into(),
     })?;
-    let tools = options.tools.iter().map(Tool::of).collect::<Result<Vec<_>>>()?;
+    let tools: Vec<_> = options.tools.iter().map(Tool::of).collect();
+    tools.iter().try_for_each(Tool::check_name)?;
     if tools.is_empty() {
         return Err(argument("needs a tool"));
     }

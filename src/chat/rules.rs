@@ -23,16 +23,22 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    pub fn of(tool: &Json) -> Result<Self> {
+    pub fn of(tool: &Json) -> Self {
         let tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
         let function = tool.get("function").unwrap_or(&tool);
         let name = function["name"].as_str().unwrap_or_default().to_owned();
-        if !is_name(&name) {
-            return Err(argument("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'"));
-        }
         let mut parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
         rewrite::document(&mut parameters);
-        Ok(Self { name, parameters })
+        Self { name, parameters }
+    }
+
+    /// # Errors
+    /// If a call cannot have its name.
+    pub fn check_name(&self) -> Result<()> {
+        match is_name(&self.name) {
+            true => Ok(()),
+            false => Err(argument("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'")),
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Replies: reasoning up to `</think>`, calls as
 //! `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>..</function></tool_call>`, with line ends between.
 
-use minijinja::Value;
-use minijinja::value::ValueKind;
+use serde_json::Value;
 
-use crate::chat::{ChatOptions, Json, ReasoningTokens, ReplyPart, ReplySyntax, ToolCall, add};
+use crate::chat::{ChatOptions, Json, ReasoningTokens, ReplyPart, ReplySyntax, Tool, ToolCall, add};
+use crate::constraint::references;
 use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
@@ -15,7 +15,7 @@ const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 /// offered tools, are text, unchanged.
 pub(crate) struct XmlReply {
     tags: [(Option<u32>, &'static str); 4], // ids of tokens hidden in decoded text
-    tools: Vec<Json>,
+    tools: Vec<Tool>,
     state: State,
     rest: String, // not emitted: a possible prefix of a tag
 }
@@ -40,7 +40,7 @@ impl XmlReply {
             return None;
         }
         let state = if options.prompt_opens_reasoning() { State::Reasoning { begin: true } } else { State::Start };
-        Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
+        Some(Self { tags, tools: options.tools.iter().map(Tool::of).collect(), state, rest: String::new() })
     }
 
     /// Emits what is certain; returns whether a tag was consumed, so that there may be more.
@@ -182,7 +182,7 @@ fn uncertain(text: &str, tags: &[&str], state: State) -> usize {
 }
 
 /// The call between the tags.
-fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
+fn parse(text: &str, tools: &[Tool]) -> Option<ToolCall> {
     let (name, mut rest) = text.trim().strip_prefix("<function=")?.split_once('>')?;
     if name.is_empty() || name.contains(['<', '\n']) {
         return None;
@@ -214,81 +214,72 @@ fn until_end(text: &str) -> Option<(&str, &str)> {
 
 /// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a
 /// string. The template writes `True`, `False` and `None` for what is not a string.
-fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
-    let mut functions = tools.iter().map(|tool| get(&tool.0, "function"));
-    let function = functions.find(|function| get(function, "name").as_str() == Some(name)).unwrap_or_default();
-    let parameters = get(&function, "parameters");
-    let mut object = parameters.clone();
+fn spelled(value: &str, name: &str, key: &str, tools: &[Tool]) -> Option<String> {
+    let Some(Tool { parameters, .. }) = tools.iter().find(|tool| tool.name == name) else { return string(value) };
+    let mut object = parameters;
     for _ in 0..MAX_SCHEMAS {
-        let Some(of) = referred(&object, &parameters) else { break };
+        let Some(of) = referred(object, parameters) else { break };
         object = of;
     }
-    let schemas = [get(&get(&object, "properties"), key), get(&object, "additionalProperties")];
-    let Some(schema) = schemas.into_iter().find(|schema| schema.kind() == ValueKind::Map) else { return string(value) };
+    let schemas = [&object["properties"][key], &object["additionalProperties"]];
+    let Some(schema) = schemas.into_iter().find(|schema| schema.is_object()) else { return string(value) };
     let text = match value {
         "True" => "true",
         "False" => "false",
         "None" => "null",
         other => other,
     };
-    let Ok(json) = serde_json::from_str::<serde_json::Value>(text) else { return string(value) };
-    let types = types_of(schema, &parameters);
-    let is_string = types.iter().any(|of| of == "string");
-    if is_string && (json.is_string() || !types.iter().any(|of| is_of_type(&json, of))) {
+    let Ok(json) = serde_json::from_str::<Value>(text) else { return string(value) };
+    let types = types_of(schema, parameters);
+    if types.contains(&"string") && (json.is_string() || !types.iter().any(|of| is_of_type(&json, of))) {
         return string(value);
     }
     Some(text.to_owned())
 }
 
-fn get(value: &Value, key: &str) -> Value {
-    value.get_attr(key).unwrap_or_default()
-}
-
 /// The part of `root` that a schema refers to.
-fn referred(schema: &Value, root: &Value) -> Option<Value> {
-    let reference = get(schema, "$ref");
-    let path = reference.as_str()?.strip_prefix("#/")?;
-    Some(path.split('/').fold(root.clone(), |part, key| get(&part, key)))
+fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
+    references::lookup(root, schema["$ref"].as_str()?)
 }
 
 /// Schemas that are looked at for a value's types: references may lead to the same ones again and again.
 const MAX_SCHEMAS: usize = 64;
 
 /// The names of the types that a schema, part of `root`, lists, or that its constants have; none if it does not say.
-fn types_of(schema: Value, root: &Value) -> Vec<String> {
-    let listed = |list: Value| list.try_iter().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+fn types_of<'s>(schema: &'s Value, root: &'s Value) -> Vec<&'s str> {
     let (mut open, mut types) = (vec![schema], Vec::new());
     for _ in 0..MAX_SCHEMAS {
         let Some(schema) = open.pop() else { break };
-        if let Some(of) = referred(&schema, root) {
+        if let Some(of) = referred(schema, root) {
             open.push(of);
             continue;
         }
-        open.extend(["anyOf", "oneOf"].into_iter().flat_map(|choices| listed(get(&schema, choices))));
-        let own = get(&schema, "type");
-        let constants = listed(get(&schema, "enum")).into_iter().chain([get(&schema, "const")]);
-        match (own.as_str(), own.kind()) {
-            (Some(one), _) => types.push(one.to_owned()),
-            (None, ValueKind::Seq) => {
-                types.extend(listed(own).iter().filter_map(|one| one.as_str().map(str::to_owned)))
-            }
-            _ => types.extend(constants.filter_map(|constant| type_of(&constant)).map(str::to_owned)),
+        open.extend(["anyOf", "oneOf", "allOf"].into_iter().flat_map(|key| listed(schema, key)));
+        match &schema["type"] {
+            Value::String(one) => types.push(one.as_str()),
+            Value::Array(several) => types.extend(several.iter().filter_map(Value::as_str)),
+            _ => types.extend(listed(schema, "enum").iter().chain(schema.get("const")).map(type_of)),
         }
     }
     types
 }
 
-fn type_of(constant: &Value) -> Option<&'static str> {
-    match constant.kind() {
-        ValueKind::String => Some("string"),
-        ValueKind::Number => Some("number"),
-        ValueKind::Bool => Some("boolean"),
-        ValueKind::None => Some("null"),
-        _ => None,
+fn listed<'s>(schema: &'s Value, key: &str) -> &'s [Value] {
+    schema[key].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn type_of(constant: &Value) -> &str {
+    match constant {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }
 
-fn is_of_type(json: &serde_json::Value, of: &str) -> bool {
+fn is_of_type(json: &Value, of: &str) -> bool {
     match of {
         "boolean" => json.is_boolean(),
         "null" => json.is_null(),
@@ -311,11 +302,16 @@ mod tests {
 
     const TOOL: &str = r##"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
         {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}, "b": {"type": ["boolean", "null"]},
-        "o": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["1", "2"]}, "m": {"enum": ["a", 1]},
-        "r": {"$ref": "#/$defs/e"}}, "additionalProperties": {"type": "integer"}, "$defs": {"e": {"enum": ["1"]}}}}}"##;
+        "o": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "e": {"enum": ["1", "2"]}, "m": {"enum": ["a", 1, [1]]},
+        "r": {"$ref": "#/$defs/e~1f"}, "s": {"allOf": [{"$ref": "#/$defs/e~1f"}]}}, "additionalProperties": {"type": "integer"},
+        "$defs": {"e/f": {"enum": ["1"]}}}}}"##;
+
+    fn tool(text: &str) -> Tool {
+        Tool::of(&Json::parse(text).expect("JSON"))
+    }
 
     fn reply(state: State, tools: bool) -> XmlReply {
-        let tools = if tools { vec![Json::parse(TOOL).expect("JSON")] } else { Vec::new() };
+        let tools = if tools { vec![tool(TOOL)] } else { Vec::new() };
         let tags = [(Some(0), THINK[0]), (Some(1), THINK[1]), (Some(2), CALL[0]), (Some(3), CALL[1])];
         XmlReply { tags, tools, state, rest: String::new() }
     }
@@ -347,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_value_may_have_the_tag_that_ends_values() {
-        let tools = [Json::parse(TOOL).expect("JSON")];
+        let tools = [tool(TOOL)];
         let text =
             "<function=f>\n<parameter=l>\n[\"a</parameter>b\"]\n</parameter>\n<parameter=n>3</parameter></function>";
         let arguments = parse(text, &tools).expect("a call").arguments;
@@ -358,11 +354,12 @@ mod tests {
     #[test]
     fn parameters_may_be_a_reference() {
         let schema = r##"{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"properties": {"n": {"type": "integer"}}}}}"##;
-        let tool = format!(r#"{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}"#);
-        let tools = [Json::parse(&tool).expect("JSON")];
-        assert_eq!(spelled("5", "f", "n", &tools).as_deref(), Some("5"));
-        let circle = Json::parse(&tool.replace("defs/b", "defs/a")).expect("JSON");
-        assert_eq!(spelled("5", "f", "n", &[circle]).as_deref(), Some("\"5\""));
+        let function = format!(r#"{{"name": "f", "parameters": {schema}}}"#);
+        for text in [format!(r#"{{"type": "function", "function": {function}}}"#), function.clone()] {
+            assert_eq!(spelled("5", "f", "n", &[tool(&text)]).as_deref(), Some("5"));
+            let circle = tool(&text.replace("defs/b", "defs/a"));
+            assert_eq!(spelled("5", "f", "n", &[circle]).as_deref(), Some("\"5\""));
+        }
     }
 
     #[test]
@@ -417,7 +414,9 @@ mod tests {
             ("e", "1", "\"1\""),
             ("m", "1", "1"),
             ("m", "a", "\"a\""),
+            ("m", "[1]", "[1]"),
             ("r", "1", "\"1\""),
+            ("s", "1", "\"1\""),
             ("other", "1", "1"),
             ("n", "1.5", "1.5"),
             ("a", "None", "\"None\""),

@@ -130,26 +130,5 @@ impl<'de> Deserialize<'de> for Vocabulary {
 }
 
 /// A JSON string, borrowed if it has no escapes.
-pub(super) struct Text<'a>(pub Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Borrowed;
-        impl<'de> Visitor<'de> for Borrowed {
-            type Value = Cow<'de, str>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Cow<'de, str>, E> {
-                Ok(Cow::Borrowed(text))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Cow<'de, str>, E> {
-                Ok(Cow::Owned(text.into()))
-            }
-        }
-        deserializer.deserialize_str(Borrowed).map(Text)
-    }
-}
+#[derive(Deserialize)]
+pub(super) struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);

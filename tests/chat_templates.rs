@@ -129,6 +129,7 @@ fn messages_that_are_not_read_are_refused_by_name() {
         (r#"[{"role": "user", "content": [{"type": "text"}]}]"#, "[0].content[0]: has no text"),
         (r#"[{"role": "tool", "tool_call_id": 7}]"#, "[0].tool_call_id: is not a string"),
         (r#"[{"role": "assistant", "tool_calls": [{"function": {}}]}]"#, "[0].tool_calls[0]: has no name"),
+        (r#"[{"role": "assistant", "tool_calls": 7}]"#, "[0].tool_calls: is not a list"),
     ] {
         refused(list(json), &["messages", about]);
     }

@@ -198,6 +198,9 @@ fn read(message: &Value, at: &str) -> Result<Message> {
     let role = known.ok_or_else(|| malformed(&format!("{at}.role"), format!("is {name:?}, must be one of {names}")))?.1;
     let reasoning = REASONING.into_iter().map(|name| string(message, name, at)).find(|text| !matches!(text, Ok(None)));
     let calls = field(message, "tool_calls");
+    if calls.as_ref().is_some_and(|calls| calls.kind() != ValueKind::Seq) {
+        return Err(malformed(&format!("{at}.tool_calls"), "is not a list"));
+    }
     let calls = calls.iter().flat_map(items).enumerate();
     let extra = items(message).filter_map(|key| {
         let own = ["role", "content", "tool_calls", "tool_call_id", "name"].into_iter().chain(REASONING);

@@ -10,7 +10,7 @@ use foretoken::chat::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Error, Piece, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// 2026-03-05 14:07:09, as in `generate.py`.
 const NOW: Duration = Duration::from_secs(1_772_719_629);
@@ -363,4 +363,24 @@ fn channels_in_a_history_are_stripped() {
     let channel = tokenizer.id("<|channel>").expect("a token");
     assert!(!ids.contains(&channel), "{ids:?}");
     assert!(tokenizer.encode(&gemma.render(&user, &options).expect("a prompt")).expect("ids").contains(&channel));
+}
+
+/// What a tokenizer's post-processor adds is there whether or not a message has names of control tokens.
+#[test]
+fn a_chat_begins_as_its_tokenizer_says() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen/tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(demo).expect("the demo's")).expect("JSON");
+    let first = "<|endoftext|>";
+    file["post_processor"] = json!({"type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {first: {"id": first, "ids": [0], "tokens": [first]}}});
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tokenizer.json");
+    std::fs::write(&path, file.to_string()).expect("a file");
+    let tokenizer = Tokenizer::read(&path, 1 << 20).expect("a tokenizer");
+    let template = template("{{ messages[0].content }}").expect("a template");
+    for text in ["a", "a<|im_end|>"] {
+        let ids = template.encode(&tokenizer, &[Message::user(text)], &ChatOptions::default()).expect("ids");
+        assert_eq!(ids, [&[0][..], tokenizer.encode_text(text).expect("ids").as_slice()].concat(), "{text}");
+    }
 }

@@ -7,7 +7,7 @@ mod vocabulary;
 
 use std::path::Path;
 
-use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
+use tokenizers::{AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Token};
 
 use crate::checkpoint::{refuse_placeholder, regular_file};
 use crate::{Error, Result};
@@ -94,8 +94,8 @@ impl Tokenizer {
         if text.is_empty() {
             return Err(Error::argument("prompt", "is empty; give some text to continue"));
         }
-        let encoding = self.inner.encode_fast(text, self.bos.is_none()).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        Ok(self.with_one_bos(encoding.get_ids()))
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        self.with_one_bos(encoding.get_ids())
     }
 
     /// The token that [`Tokenizer::encode`] puts before every text, if any.
@@ -104,10 +104,15 @@ impl Tokenizer {
         self.bos.or_else(|| first(true).filter(|id| first(false) != Some(*id)))
     }
 
-    fn with_one_bos(&self, ids: &[u32]) -> Vec<u32> {
-        let Some(bos) = self.bos else { return ids.to_vec() };
+    /// The tokens of a text, as [`Tokenizer::encode`] begins them.
+    fn with_one_bos(&self, ids: &[u32]) -> Result<Vec<u32>> {
+        let Some(bos) = self.bos else {
+            let tokens = ids.iter().map(|id| Token::new(*id, String::new(), (0, 0))).collect();
+            let encoding = self.inner.post_process(Encoding::from_tokens(tokens, 0), None, true);
+            return Ok(encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.get_ids().to_vec());
+        };
         let own = ids.iter().take_while(|id| **id == bos).count();
-        std::iter::once(bos).chain(ids[own..].iter().copied()).collect()
+        Ok(std::iter::once(bos).chain(ids[own..].iter().copied()).collect())
     }
 
     /// As [`Tokenizer::encode`], of a text in which `mark` is inside every name of a control token that is to be text
@@ -124,7 +129,7 @@ impl Tokenizer {
             ids.extend(self.encode_text(&text.replace(mark, ""))?);
             ids.extend(control);
         }
-        Ok(self.with_one_bos(&ids))
+        self.with_one_bos(&ids)
     }
 
     /// The tokens of `text`, none of which is a control token, and without `<bos>`: names of control tokens are text.

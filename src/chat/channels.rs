@@ -119,7 +119,8 @@ impl Channels {
                 // An empty channel, or one without a name.
                 let text = if THOUGHT.starts_with(&**name) { String::new() } else { std::mem::take(name) };
                 add(parts, ReplyPart::Reasoning(text));
-                self.state = if marker.is_some() { State::Text } else { State::Channel { line_end: false } };
+                let is_closed = marker == Some(Marker::CloseChannel);
+                self.state = if is_closed { State::Text } else { State::Channel { line_end: false } };
             }
             (State::Channel { .. }, Some(Marker::CloseChannel)) => self.state = State::Text,
             _ => {}
@@ -258,6 +259,10 @@ mod tests {
                 vec![reasoning("A"), call("g", "{}"), reasoning("B<|tool_call>g<tool_call|>"), text("C")],
             ),
             ("<|channel>thought\nA<|tool_call>call:g{}<channel|>C", vec![reasoning("A"), call("g", "{}"), text("C")]),
+            (
+                "<|channel>thought<|tool_call>call:g{}<tool_call|>B<channel|>C",
+                vec![call("g", "{}"), reasoning("B"), text("C")],
+            ),
             // Missing end markers.
             ("<|tool_call>call:f{}<|tool_call>call:g{}", vec![call("f", "{}"), call("g", "{}")]),
             // Malformed ones are text as it was written.

@@ -3,48 +3,74 @@
 use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
+use super::merges::ANNOTATIONS;
 use super::schema::first;
 
-/// Checks the divisors of a document, and of schemas that hold beside each other their least common multiple.
+/// A divisor's digits as an integer, without the decimal point, and how many of them are behind it: 25 and 2 of 0.25.
+struct Divisor {
+    digits: u64,
+    decimals: u32,
+}
+
+/// llguidance adds a digit times ten to the number of decimals to remainders, in 32 bits.
+const MAX_DECIMALS: u32 = 8;
+
+/// Checks the divisors of a document, and if it merges schemas their least common multiple.
 ///
 /// # Errors
 /// The path of a divisor, or of the document, and the problem.
 pub(super) fn check(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
     let most = limits.divisor;
     let too_large = |fields: &Map<String, Value>| {
-        let number = fields.get("multipleOf").filter(|number| divisor(number).is_some_and(|divisor| divisor > most))?;
-        Some(format!("has multipleOf {number}, whose digits may be at most {most}; use a smaller divisor"))
+        let number = fields.get("multipleOf")?;
+        let Divisor { digits, decimals } = divisor(number)?;
+        if digits > most {
+            return Some(format!("has multipleOf {number}, whose digits may be at most {most}; use a smaller divisor"));
+        }
+        (decimals > MAX_DECIMALS)
+            .then(|| format!("has multipleOf {number}, at most {MAX_DECIMALS} decimals are supported; use fewer"))
     };
     if let Some(found) = first(schema, &too_large) {
         return Err(found);
     }
-    let merges = |fields: &Map<String, Value>| {
-        let holds_beside = fields.contains_key("allOf") || fields.contains_key("$ref") && fields.len() > 1;
-        holds_beside.then(String::new)
-    };
-    if first(schema, &merges).is_some() {
-        let multiple = common_multiple(schema);
-        if multiple > most {
-            let problem = format!(
-                "has allOf or $ref beside other keywords, and multipleOf with the least common multiple {multiple}, at most {most} \
-                 is allowed; use smaller divisors"
-            );
-            return Err(("#".into(), problem));
-        }
+    if first(schema, &|fields: &Map<String, Value>| merges(fields).then(String::new)).is_none() {
+        return Ok(());
+    }
+    let mut divisors = Vec::new();
+    collect(schema, &mut divisors);
+    let multiple = divisors.iter().map(|divisor| divisor.digits).fold(1, least_common_multiple);
+    // llguidance multiplies two of their multiples in 32 bits, one of them in the decimals of the other.
+    let decimals = || divisors.iter().map(|divisor| divisor.decimals);
+    let scale = 10u64.pow(decimals().max().unwrap_or(0) - decimals().min().unwrap_or(0));
+    let is_too_long = multiple.saturating_mul(multiple).saturating_mul(scale) > u64::from(u32::MAX);
+    if multiple > most || is_too_long {
+        let problem = format!(
+            "has schemas that are merged (allOf, or $ref and anyOf beside other keywords), and multipleOf with the least \
+             common multiple {multiple}, at most {most} is allowed, and less for different decimals; use smaller divisors"
+        );
+        return Err(("#".into(), problem));
     }
     Ok(())
 }
 
-/// The least common multiple of all divisors.
-fn common_multiple(value: &Value) -> u64 {
-    let of_all = |values: &mut dyn Iterator<Item = &Value>| values.map(common_multiple).fold(1, least_common_multiple);
+/// Whether llguidance merges schemas in one with these keywords.
+fn merges(fields: &Map<String, Value>) -> bool {
+    let has = |key: &str| fields.contains_key(key);
+    let others = fields.keys().filter(|key| !ANNOTATIONS.contains(&key.as_str())).count() > 1;
+    has("allOf")
+        || others && ["$ref", "anyOf", "oneOf"].into_iter().any(has)
+        || has("properties") && has("patternProperties")
+}
+
+/// Adds the divisors in a value.
+fn collect(value: &Value, to: &mut Vec<Divisor>) {
     match value {
-        Value::Array(list) => of_all(&mut list.iter()),
+        Value::Array(list) => list.iter().for_each(|value| collect(value, to)),
         Value::Object(fields) => {
-            let own = fields.get("multipleOf").and_then(divisor).unwrap_or(1);
-            least_common_multiple(own, of_all(&mut fields.values()))
+            to.extend(fields.get("multipleOf").and_then(divisor));
+            fields.values().for_each(|value| collect(value, to));
         }
-        _ => 1,
+        _ => {}
     }
 }
 
@@ -56,19 +82,19 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
     (a / gcd.max(1)).saturating_mul(b)
 }
 
-/// The digits of a positive number as an integer, without a decimal point: 25 of 0.25.
-fn divisor(number: &Value) -> Option<u64> {
+/// `None` if it is no number.
+fn divisor(number: &Value) -> Option<Divisor> {
     let number = number.as_number()?;
     let text = number.to_string();
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, ""));
     if !exponent.is_empty() && number.as_f64()? >= 1.0 {
-        return Some(number.as_f64()? as u64);
+        return Some(Divisor { digits: number.as_f64()? as u64, decimals: 0 });
     }
-    let digits = match digits.split_once('.') {
-        Some((whole, fraction)) => format!("{whole}{}", fraction.trim_end_matches('0')),
-        None => digits.to_owned(),
-    };
-    Some(digits.trim_start_matches('-').parse().unwrap_or(u64::MAX).max(1))
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let fraction = fraction.trim_end_matches('0');
+    let digits = format!("{whole}{fraction}").trim_start_matches('-').parse().unwrap_or(u64::MAX).max(1);
+    let decimals = fraction.len() as u32 + exponent.trim_start_matches('-').parse().unwrap_or(0);
+    Some(Divisor { digits, decimals })
 }
 
 #[cfg(test)]
@@ -85,6 +111,9 @@ mod tests {
             json!({"items": {"multipleOf": 0.01}, "multipleOf": 7}),
             json!({"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 1009}, "multipleOf": {"type": "string"}}}),
             json!({"allOf": [{"multipleOf": 6}, {"multipleOf": 4}]}),
+            json!({"allOf": [{"multipleOf": 0.01}, {"multipleOf": 1000}]}),
+            json!({"allOf": [{"multipleOf": 0.2525}]}),
+            json!({"properties": {"a": {"multipleOf": 997}, "b": {"anyOf": [{"multipleOf": 1009}], "title": "B"}}}),
         ] {
             assert_eq!(check(&schema, &limits), Ok(()), "{schema}");
         }
@@ -93,6 +122,10 @@ mod tests {
             (json!({"multipleOf": 1e300}), "#"),
             (json!({"multipleOf": 1.00001}), "#"),
             (json!({"allOf": [{"multipleOf": 997}, {"multipleOf": 1009}]}), "#"),
+            (json!({"allOf": [{"multipleOf": 1e-6}, {"multipleOf": 9999}]}), "#"),
+            (json!({"items": {"multipleOf": 3e-9}}), "#/items"),
+            (json!({"multipleOf": 997, "anyOf": [{"multipleOf": 1009}]}), "#"),
+            (json!({"properties": {"a": {"multipleOf": 997}}, "patternProperties": {"^a": {"multipleOf": 1009}}}), "#"),
             (json!({"$defs": {"a": {"multipleOf": 997}}, "$ref": "#/$defs/a", "multipleOf": 1009}), "#"),
         ] {
             assert_eq!(check(&schema, &limits).map_err(|(place, _)| place), Err(place.to_owned()), "{schema}");

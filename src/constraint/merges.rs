@@ -15,7 +15,7 @@ const KINDS: usize = 6;
 const SCHEMAS_PER_PAIR: u64 = 10;
 
 /// Keywords that llguidance merges with nothing.
-const ANNOTATIONS: [&str; 16] = [
+pub(super) const ANNOTATIONS: [&str; 16] = [
     "$anchor",
     "$comment",
     "$defs",

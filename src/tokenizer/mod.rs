@@ -263,11 +263,17 @@ pub struct StreamDecoder {
     context: Vec<u32>,    // tokens decoded together: leading spaces depend on the previous token
     context_text: String, // their text, and what was returned of the held ones'
     held: Vec<u32>,       // tokens of which the last end within a character
-    waiting: usize,       // of them, those since a character was completed
+    begun: Vec<u8>,       // its bytes
 }
 
-/// Maximum bytes of a UTF-8 character: more tokens that complete none are no incomplete character.
-const MAX_WAITING: usize = 4;
+/// The bytes at the end that begin a character.
+fn begun_character(bytes: &[u8]) -> &[u8] {
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    match std::str::from_utf8(last) {
+        Err(error) if error.error_len().is_none() => last,
+        _ => &[],
+    }
+}
 
 impl StreamDecoder {
     /// The text completed by `id`; empty inside a character.
@@ -275,22 +281,24 @@ impl StreamDecoder {
     /// # Errors
     /// If the tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
+        let own = if tokenizer.is_control(id) { Vec::new() } else { tokenizer.token_bytes(id) };
+        let bytes = [self.begun.as_slice(), &own].concat();
+        let breaks = |error: std::str::Utf8Error| error.valid_up_to() == 0 && error.error_len().is_some();
+        let is_broken = !self.begun.is_empty() && std::str::from_utf8(&bytes).is_err_and(breaks);
+        let mut new = if is_broken { self.finish(tokenizer)? } else { String::new() };
         self.held.push(id);
-        self.waiting += 1;
+        self.begun = begun_character(&bytes).to_vec();
         let text = tokenizer.decode(&self.all())?;
-        let complete = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
-        if complete.len() < text.len() {
-            // A token may complete one character and begin the next.
-            if let Some(new) = complete.strip_prefix(&self.context_text).filter(|new| !new.is_empty()) {
-                let new = new.to_owned();
-                (self.context_text, self.waiting) = (complete.to_owned(), 1);
-                return Ok(new);
-            }
-            if self.waiting < MAX_WAITING {
-                return Ok(String::new());
-            }
+        if self.begun.is_empty() {
+            return Ok(new + &self.take(tokenizer, text)?);
         }
-        self.take(tokenizer, text)
+        // A token may complete one character and begin the next.
+        let complete = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        if let Some(more) = complete.strip_prefix(&self.context_text).filter(|more| !more.is_empty()) {
+            new += more;
+            self.context_text = complete.to_owned();
+        }
+        Ok(new)
     }
 
     /// The remaining text; an incomplete character becomes U+FFFD.
@@ -314,7 +322,7 @@ impl StreamDecoder {
             None => tokenizer.decode(&self.held)?,
         };
         self.context = std::mem::take(&mut self.held);
-        self.waiting = 0;
+        self.begun.clear();
         self.context_text = tokenizer.decode(&self.context)?;
         Ok(new)
     }

@@ -93,7 +93,7 @@ fn divisor(number: &Value) -> Option<Divisor> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}").trim_start_matches('-').parse().unwrap_or(u64::MAX).max(1);
-    let decimals = fraction.len() as u32 + exponent.trim_start_matches('-').parse().unwrap_or(0);
+    let decimals = fraction.len() as u32 + exponent.trim_start_matches('-').parse::<u32>().unwrap_or(0);
     Some(Divisor { digits, decimals })
 }
 

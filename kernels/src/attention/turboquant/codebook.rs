@@ -93,9 +93,9 @@ const LEVELS_TURBO3: [i8; 8] = mirrored([14, 43, 77, 125]);
 const LEVELS_Q4_0: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
 
 /// The forks' centroids and boundaries, for unit vectors of 128.
-pub(super) const CENTROIDS_TURBO2: [f32; 4] = mirrored_f32([0.039_994, 0.133_462]);
-pub(super) const CENTROIDS_TURBO3: [f32; 8] = mirrored_f32([0.021_460, 0.065_717, 0.117_832, 0.190_685]);
-pub(super) const CENTROIDS_TURBO4: [f32; 16] =
+const CENTROIDS_TURBO2: [f32; 4] = mirrored_f32([0.039_994, 0.133_462]);
+const CENTROIDS_TURBO3: [f32; 8] = mirrored_f32([0.021_460, 0.065_717, 0.117_832, 0.190_685]);
+const CENTROIDS_TURBO4: [f32; 16] =
     mirrored_f32([0.011_353, 0.034_311, 0.058_069, 0.083_317, 0.111_065, 0.143_047, 0.182_907, 0.241_556]);
 const BOUNDARIES_TURBO2: [f32; 3] = boundaries([0.086_728]);
 const BOUNDARIES_TURBO3: [f32; 7] = boundaries([0.043_589, 0.091_775, 0.154_259]);

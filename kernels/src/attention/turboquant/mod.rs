@@ -13,7 +13,6 @@
 //! | `rotation.rs` | signs and a Walsh-Hadamard transform, after which a row's channels are nearly Gaussian |
 //! | `quantizer.rs` | the codes and the scale of one group |
 //! | `page.rs`, `encode.rs` | a page in memory; writing one |
-//! | `interchange.rs` | the blocks of llama.cpp's TurboQuant forks |
 //! | `query.rs`, `check.rs` | 8-bit queries; compatibility of queries and pages |
 //! | `scalar.rs` | the reference of attention over pages |
 //! | `unpack.rs`, `runs.rs` | codes to levels in vectors |
@@ -39,7 +38,6 @@ mod codebook;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod dots;
 mod encode;
-mod interchange;
 mod layout;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod operands;
@@ -59,7 +57,6 @@ pub(super) mod values;
 
 pub use codebook::{CodeFormat, Codebook, Levels};
 pub use encode::{PageMut, encode_page};
-pub use interchange::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use layout::PageLayout;
 pub use page::{Page, decode_page};
 pub use quantizer::NonFinite;

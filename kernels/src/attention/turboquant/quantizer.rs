@@ -1,4 +1,4 @@
-//! The codes and the scale of one group, for pages and interchange blocks.
+//! The codes and the scale of one group.
 
 use half::f16;
 

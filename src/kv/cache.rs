@@ -6,7 +6,7 @@ use super::format::KvFormat;
 use super::k_eq_v::AngleTable;
 use super::layout::{KvLayout, PAGE};
 use super::options::KvOptions;
-use super::pool::{HeldPage, PagePool};
+use super::pool::{HeldPage, PagePool, SharedPage};
 use super::store::Store;
 use crate::{Error, Result};
 
@@ -63,7 +63,10 @@ impl KvCache {
         let pairs = layout.inverse_frequencies.len();
         let store = |(i, store)| Store::new(store, pairs, options.formats(&layout, i), options);
         let stores: Vec<_> = layout.stores.iter().enumerate().map(store).collect::<Result<_>>()?;
-        let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
+        // An empty table, if no keys are derived.
+        let derives_keys = stores.iter().any(Store::derives_keys);
+        let frequencies = if derives_keys { layout.inverse_frequencies.clone() } else { Vec::new() };
+        let angles = AngleTable::new(frequencies, isa);
         let (pool, max_round_rows) = (pool.clone(), options.max_round_rows);
         let memory = [options.memory, pool.available()].into_iter().flatten().min();
         let memory = memory.or_else(|| pool.available_memory());
@@ -157,20 +160,21 @@ impl KvCache {
 
     /// Bytes allocated for K and V.
     pub fn bytes(&self) -> usize {
-        self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
+        self.pages().map(|page| page.as_slice().len()).sum()
     }
 
     /// Its pages, including those shared with forks.
     pub(crate) fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
-        let pages = self.stores.iter().flat_map(Store::held_pages).chain(self.angles.held_pages());
-        pages.map(|page| HeldPage::of(page, page.as_slice().len()))
+        self.pages().map(|page| HeldPage::of(page, page.as_slice().len()))
+    }
+
+    fn pages(&self) -> impl Iterator<Item = &SharedPage> {
+        self.stores.iter().flat_map(Store::held_pages).chain(self.angles.held_pages())
     }
 
     /// Bytes after positions below `end` were written.
     pub fn bytes_at(&self, end: usize) -> usize {
-        let derives_keys = self.stores.iter().any(Store::derives_keys);
-        let angles = if derives_keys { self.angles.bytes_at(end) } else { 0 };
-        self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
+        self.stores.iter().map(|store| store.bytes_at(end)).fold(self.angles.bytes_at(end), usize::saturating_add)
     }
 
     /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
@@ -179,8 +183,7 @@ impl KvCache {
         if end <= self.len {
             return 0;
         }
-        let derives_keys = self.stores.iter().any(Store::derives_keys);
-        let angles = if derives_keys { self.angles.bytes_at(end).saturating_sub(self.angles.bytes()) } else { 0 };
+        let angles = self.angles.bytes_at(end).saturating_sub(self.angles.bytes());
         self.stores.iter().map(|store| store.bytes_to_reserve(self.len..end)).sum::<usize>() + angles
     }
 

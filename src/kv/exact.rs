@@ -146,10 +146,6 @@ impl ExactRows {
         PAGE * self.bytes_per_position()
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.pages.iter().map(|page| page.as_slice().len()).sum()
-    }
-
     fn bytes_per_position(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.element.size()
     }

@@ -27,7 +27,7 @@ impl KvCache {
     pub(crate) fn read_from(&mut self, (len, written): (usize, usize), from: &mut impl Read) -> io::Result<()> {
         for store in &mut self.stores {
             store.reserve(&self.pool, 0..len).map_err(io::Error::other)?;
-            store.pages_mut(len).into_iter().try_for_each(|page| from.read_exact(page_mut(page)))?;
+            store.pages_mut(len).try_for_each(|page| from.read_exact(page_mut(page)))?;
         }
         if self.stores.iter().any(Store::derives_keys) {
             self.angles.reserve(&self.pool, len).map_err(io::Error::other)?;

@@ -1,32 +1,30 @@
-//! TurboQuant K or V: quantized pages between an exact head and an exact tail.
+//! TurboQuant K or V: quantized pages between an exact head and an exact tail, which are [`ExactRows`].
 //!
 //! Every row is rotated once, on append, including exact ones: exact and quantized keys are scored by the same rotated
 //! query, and exact and quantized values are summed in one output, rotated back once.
 
 use std::ops::Range;
 
+use foretoken_kernels::Isa;
 use foretoken_kernels::attention::turboquant::{
     CodeFormat, Page, PageLayout, PageMut, RotationGroups, Side, encode_page, rotate,
 };
-use foretoken_kernels::{Elements, Isa};
 
 use super::exact::{ExactRows, NotFinite, out_of_memory};
 use super::format::ExactZones;
 use super::layout::PAGE;
-use super::options::KvOptions;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::{Retention, first_exact_page};
 use crate::nn::{cast, cast_mut, for_each, row_blocks};
 use crate::{Error, Result};
 
-/// K or V of one layer: exact first and last rows, quantized pages between them. A clone shares the pages.
+/// The quantized pages of K or V of one layer. A clone shares them.
 #[derive(Clone)]
-pub(super) struct QuantizedKv {
+pub(super) struct QuantizedPages {
     layout: PageLayout,
     groups: RotationGroups,
     num_kv_heads: usize,
     zones: ExactZones,
-    exact: ExactRows,
     retention: Retention,
     /// `(pages, num_kv_heads)`; each: quantized rows, then `f16` scales, then the `f16` mean.
     pages: Vec<SharedPage>,
@@ -34,41 +32,34 @@ pub(super) struct QuantizedKv {
     quantized_pages: usize,
 }
 
-impl QuantizedKv {
+impl QuantizedPages {
     /// # Errors
     /// If `head_dim` is not a multiple of 16.
     pub(super) fn new(
         (format, side): (CodeFormat, Side),
         (num_kv_heads, head_dim): (usize, usize),
         retention: Retention,
-        options: &KvOptions,
+        zones: ExactZones,
     ) -> Result<Self> {
         let groups = RotationGroups::of(head_dim).ok_or_else(|| {
             let what = format!("K/V heads of {head_dim} channels in {}", format.name());
             Error::Unsupported { path: None, what, problem: "are not a multiple of 16; use f16, bf16 or f32".into() }
         })?;
-        let zones = options.exact;
-        let whole = Retention::zones(zones, options.max_round_rows);
-        let exact = ExactRows::new(zones.element, num_kv_heads, head_dim, whole);
         let layout = PageLayout::new(format, side, groups);
-        Ok(Self { layout, groups, num_kv_heads, zones, exact, retention, pages: Vec::new(), quantized_pages: 0 })
+        Ok(Self { layout, groups, num_kv_heads, zones, retention, pages: Vec::new(), quantized_pages: 0 })
     }
 
-    pub(super) fn format(&self) -> CodeFormat {
-        self.layout.format()
+    /// Format and rotation groups.
+    pub(super) fn quantization(&self) -> (CodeFormat, RotationGroups) {
+        (self.layout.format(), self.groups)
     }
 
-    pub(super) fn groups(&self) -> RotationGroups {
-        self.groups
-    }
-
-    /// Allocates the pages that a write of `positions` touches, including quantized ones, and makes them unique.
+    /// Allocates the pages that a write of `positions` quantizes, and makes them unique.
     ///
     /// # Errors
     /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         let Range { start, end } = positions;
-        self.exact.reserve(pool, start..end)?;
         while self.pages.len() < self.num_pages(end) * self.num_kv_heads {
             self.pages.push(pool.take(self.layout.bytes()).ok_or_else(|| out_of_memory(end))?);
         }
@@ -81,15 +72,14 @@ impl QuantizedKv {
         Ok(())
     }
 
-    /// An upper bound of the bytes that [`QuantizedKv::reserve`] takes.
+    /// An upper bound of the bytes that [`QuantizedPages::reserve`] takes.
     pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
         let missing = (self.num_pages(positions.end) * self.num_kv_heads).saturating_sub(self.pages.len());
         let of_pages = self.quantized_by(positions.start, positions.end).flat_map(|page| {
             let heads = self.retention.slot(page) * self.num_kv_heads;
             self.pages.iter().skip(heads).take(self.num_kv_heads)
         });
-        let pages = missing + of_pages.filter(|page| is_shared(page)).count();
-        self.exact.bytes_to_reserve(positions) + pages * self.layout.bytes()
+        (missing + of_pages.filter(|page| is_shared(page)).count()) * self.layout.bytes()
     }
 
     /// The pages that a write of the positions `first..end` quantizes.
@@ -99,27 +89,32 @@ impl QuantizedKv {
 
     /// Whether the rows at `visible` remain after positions below `written` were written, for a query at `visible.end`.
     /// In whole pages: an exact page is quantized later, including rows that are not visible.
-    pub(super) fn holds(&self, visible: Range<usize>, written: usize) -> bool {
+    pub(super) fn holds(&self, exact: &ExactRows, visible: Range<usize>, written: usize) -> bool {
         let oldest = visible.start / PAGE * PAGE;
         let exact_from = first_exact_page(visible.end, self.zones.tail) * PAGE;
         let quantized = first_exact_page(written, self.zones.tail) * PAGE;
-        self.exact.holds(oldest.max(exact_from)..visible.end, written)
-            && self.retention.holds(oldest..exact_from, quantized)
+        exact.holds(oldest.max(exact_from)..visible.end, written) && self.retention.holds(oldest..exact_from, quantized)
     }
 
-    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, and
-    /// quantizes the pages that leave the exact tail. Rows written again after a dropped round are quantized again.
+    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, to `exact`,
+    /// rotated, and quantizes the pages that leave the exact tail. Rows written again after a dropped round are quantized
+    /// again.
     ///
     /// # Errors
     /// At the first value that is not finite in every format once rotated, by which a value can grow by the root of the
     /// group's length.
-    pub(super) fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
+    pub(super) fn write(
+        &mut self,
+        isa: Isa,
+        exact: &mut ExactRows,
+        (first, rows): (usize, &[f32]),
+    ) -> std::result::Result<(), NotFinite> {
         let (layout, groups, width) = (self.layout, self.groups, self.layout.head_dim());
         let rotated = row_blocks(rows.len() / width, width, |row, rotated| {
             rotated.copy_from_slice(&rows[row * width..][..rotated.len()]);
             rotate(isa, rotated, groups);
         });
-        self.exact.write(first, &rotated)?;
+        exact.write(first, &rotated)?;
 
         let end = first + rows.len() / (self.num_kv_heads * width);
         for pages in self.retention.distinct(self.quantized_by(first, end)) {
@@ -127,7 +122,7 @@ impl QuantizedKv {
             let of_heads = pages.flat_map(|(page, heads)| (0..).zip(heads).map(move |(head, to)| (page, head, to)));
             for_each(of_heads, |(page, head, to)| {
                 let mut rows = vec![0.0; PAGE * width];
-                self.exact.rows(page, head, PAGE).widen(&mut rows);
+                exact.rows(page, head, PAGE).widen(&mut rows);
                 let (codes, halves) = page_mut(to).split_at_mut(layout.code_bytes());
                 let (scales, mean) = cast_mut(halves).split_at_mut(layout.scales());
                 let encoded = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
@@ -138,11 +133,6 @@ impl QuantizedKv {
         Ok(())
     }
 
-    /// The first `len` exact rows of one head in page `page` of the sequence, rotated: `(len, head_dim)`.
-    pub(super) fn rows(&self, page: usize, head: usize, len: usize) -> Elements<'_> {
-        self.exact.rows(page, head, len)
-    }
-
     /// One head of quantized page `page` of the sequence.
     pub(super) fn page(&self, page: usize, head: usize) -> Page<'_> {
         let bytes = self.pages[self.retention.slot(page) * self.num_kv_heads + head].as_slice();
@@ -151,31 +141,26 @@ impl QuantizedKv {
         Page::new(self.layout, codes, scales, mean)
     }
 
-    /// The pages of the positions below `end`: exact ones, then quantized ones.
-    pub(super) fn pages(&self, end: usize) -> impl Iterator<Item = &SharedPage> {
-        self.exact.pages(end).iter().chain(&self.pages[..self.num_pages(end) * self.num_kv_heads])
+    /// The pages of the positions below `end`.
+    pub(super) fn pages(&self, end: usize) -> &[SharedPage] {
+        &self.pages[..self.num_pages(end) * self.num_kv_heads]
     }
 
     /// All pages in memory.
-    pub(super) fn held_pages(&self) -> impl Iterator<Item = &SharedPage> {
-        self.exact.held_pages().iter().chain(&self.pages)
+    pub(super) fn held_pages(&self) -> &[SharedPage] {
+        &self.pages
     }
 
-    /// As [`QuantizedKv::pages`], writable.
-    pub(super) fn pages_mut(&mut self, end: usize) -> impl Iterator<Item = &mut SharedPage> {
+    /// As [`QuantizedPages::pages`], writable.
+    pub(super) fn pages_mut(&mut self, end: usize) -> &mut [SharedPage] {
         self.quantized_pages = first_exact_page(end, self.zones.tail);
-        let quantized = self.num_pages(end) * self.num_kv_heads;
-        self.exact.pages_mut(end).iter_mut().chain(&mut self.pages[..quantized])
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.exact.bytes() + self.pages.iter().map(|page| page.as_slice().len()).sum::<usize>()
+        let pages = self.num_pages(end) * self.num_kv_heads;
+        &mut self.pages[..pages]
     }
 
     /// Bytes after positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
-        let pages = self.num_pages(end).saturating_mul(self.num_kv_heads * self.layout.bytes());
-        self.exact.bytes_at(end).saturating_add(pages)
+        self.num_pages(end).saturating_mul(self.num_kv_heads * self.layout.bytes())
     }
 
     /// Quantized pages per head after positions below `end` were written.
@@ -184,7 +169,7 @@ impl QuantizedKv {
     }
 
     /// Whether both hold the same quantized pages, and the same exact rows in head and tail, at `positions`.
-    pub(super) fn same(&self, other: &Self, positions: Range<usize>) -> bool {
+    pub(super) fn same(&self, other: &Self, [exact, others]: [&ExactRows; 2], positions: Range<usize>) -> bool {
         let exact_from = first_exact_page(positions.end, self.zones.tail);
         let bytes = |rows: &Self, page: usize, head: usize| {
             let slot = rows.retention.slot(page) * rows.num_kv_heads + head;
@@ -192,7 +177,7 @@ impl QuantizedKv {
         };
         let same_page = |page| (0..self.num_kv_heads).all(|head| bytes(self, page, head) == bytes(other, page, head));
         (positions.start / PAGE..exact_from).all(same_page)
-            && self.exact.same(&other.exact, positions.start..self.zones.head.min(positions.end))
-            && self.exact.same(&other.exact, positions.start.max(exact_from * PAGE)..positions.end)
+            && exact.same(others, positions.start..self.zones.head.min(positions.end))
+            && exact.same(others, positions.start.max(exact_from * PAGE)..positions.end)
     }
 }

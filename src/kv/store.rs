@@ -12,7 +12,7 @@ use super::k_eq_v::{AngleTable, RotaryFirst};
 use super::layout::{PAGE, StoreLayout};
 use super::options::{KEqV, KvOptions};
 use super::pool::{PagePool, SharedPage};
-use super::quantized::QuantizedKv;
+use super::quantized::QuantizedPages;
 use super::ring::{Retention, first_exact_page, visible};
 use crate::Result;
 
@@ -38,9 +38,10 @@ enum Keys {
 
 /// Storage of K, or of V.
 #[derive(Clone)]
-enum Storage {
-    Exact(ExactRows),
-    Quantized(QuantizedKv),
+struct Storage {
+    exact: ExactRows,
+    /// What is between the exact head and tail; `None` if all is exact.
+    quantized: Option<QuantizedPages>,
 }
 
 /// How a query reads a key: exact in the head and tail zones, quantized between them, if the store is quantized.
@@ -188,10 +189,6 @@ impl Store {
         }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.storages().map(Storage::bytes).sum()
-    }
-
     /// Bytes after positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
         self.storages().map(|storage| storage.bytes_at(end)).fold(0, usize::saturating_add)
@@ -256,25 +253,31 @@ impl Store {
     /// Whether all rows that a query at `position` reads remain after positions below `written` were written.
     pub(super) fn holds(&self, position: usize, written: usize) -> bool {
         let visible = self.visible(position..position);
-        self.storages().all(|storage| match storage {
-            Storage::Exact(rows) => rows.holds(visible.clone(), written),
-            Storage::Quantized(rows) => rows.holds(visible.clone(), written),
+        self.storages().all(|Storage { exact, quantized }| match quantized {
+            None => exact.holds(visible.clone(), written),
+            Some(pages) => pages.holds(exact, visible.clone(), written),
         })
     }
 
     /// The pages of the positions below `end`: keys, then values.
-    pub(super) fn pages(&self, end: usize) -> Vec<&SharedPage> {
-        self.storages().flat_map(|storage| storage.pages(end)).collect()
+    pub(super) fn pages(&self, end: usize) -> impl Iterator<Item = &SharedPage> {
+        self.storages().flat_map(move |Storage { exact, quantized }| {
+            exact.pages(end).iter().chain(quantized.iter().flat_map(move |pages| pages.pages(end)))
+        })
     }
 
     /// All pages in memory.
-    pub(super) fn held_pages(&self) -> Vec<&SharedPage> {
-        self.storages().flat_map(Storage::held_pages).collect()
+    pub(super) fn held_pages(&self) -> impl Iterator<Item = &SharedPage> {
+        self.storages().flat_map(|Storage { exact, quantized }| {
+            exact.held_pages().iter().chain(quantized.iter().flat_map(QuantizedPages::held_pages))
+        })
     }
 
     /// As [`Store::pages`], writable.
-    pub(super) fn pages_mut(&mut self, end: usize) -> Vec<&mut SharedPage> {
-        self.storages_mut().flat_map(|storage| storage.pages_mut(end)).collect()
+    pub(super) fn pages_mut(&mut self, end: usize) -> impl Iterator<Item = &mut SharedPage> {
+        self.storages_mut().flat_map(move |Storage { exact, quantized }| {
+            exact.pages_mut(end).iter_mut().chain(quantized.iter_mut().flat_map(move |pages| pages.pages_mut(end)))
+        })
     }
 
     /// Whether both hold the same bits at the positions visible to queries at `end` or later.
@@ -289,26 +292,29 @@ impl Storage {
     fn new(layout: &StoreLayout, width: usize, format: KvFormat, side: Side, options: &KvOptions) -> Result<Self> {
         let StoreLayout { num_kv_heads, window, .. } = *layout;
         let retention = window.map_or(Retention::All, |window| Retention::window(window, options.max_round_rows));
-        Ok(match format {
-            KvFormat::Exact(element) => Storage::Exact(ExactRows::new(element, num_kv_heads, width, retention)),
+        let (element, of_exact, quantized) = match format {
+            KvFormat::Exact(element) => (element, retention, None),
             KvFormat::Quantized(format) => {
-                Storage::Quantized(QuantizedKv::new((format, side), (num_kv_heads, width), retention, options)?)
+                let pages = QuantizedPages::new((format, side), (num_kv_heads, width), retention, options.exact)?;
+                let zones = Retention::zones(options.exact, options.max_round_rows);
+                (options.exact.element, zones, Some(pages))
             }
-        })
+        };
+        Ok(Self { exact: ExactRows::new(element, num_kv_heads, width, of_exact), quantized })
     }
 
     fn format(&self) -> KvFormat {
-        match self {
-            Storage::Exact(rows) => rows.element().into(),
-            Storage::Quantized(rows) => rows.format().into(),
-        }
+        self.quantization().map_or(self.exact.element().into(), |(format, _)| format.into())
+    }
+
+    /// Format and rotation groups, if quantized.
+    fn quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
+        self.quantized.as_ref().map(QuantizedPages::quantization)
     }
 
     fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
-        match self {
-            Storage::Exact(rows) => rows.reserve(pool, positions),
-            Storage::Quantized(rows) => rows.reserve(pool, positions),
-        }
+        self.exact.reserve(pool, positions.clone())?;
+        self.quantized.as_mut().map_or(Ok(()), |pages| pages.reserve(pool, positions))
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved.
@@ -316,76 +322,35 @@ impl Storage {
     /// # Errors
     /// At the first value that is not finite in every format.
     fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
-        match self {
-            Storage::Exact(storage) => storage.write(first, rows),
-            Storage::Quantized(storage) => storage.write(isa, first, rows),
+        match &mut self.quantized {
+            None => self.exact.write(first, rows),
+            Some(pages) => pages.write(isa, &mut self.exact, (first, rows)),
         }
     }
 
     /// The first `len` rows of one head in page `page` of the sequence; quantized: the whole page.
     fn rows(&self, reading: Reading, page: usize, head: usize, len: usize) -> attention::KvRows<'_> {
-        match (self, reading) {
-            (Storage::Exact(rows), _) => rows.rows(page, head, len).into(),
-            (Storage::Quantized(rows), Reading::Exact) => rows.rows(page, head, len).into(),
-            (Storage::Quantized(rows), Reading::Quantized) => attention::KvRows::Quantized(rows.page(page, head)),
-        }
-    }
-
-    /// Format and rotation groups, if quantized.
-    fn quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
-        match self {
-            Storage::Exact(_) => None,
-            Storage::Quantized(rows) => Some((rows.format(), rows.groups())),
-        }
-    }
-
-    fn pages(&self, end: usize) -> Vec<&SharedPage> {
-        match self {
-            Storage::Exact(rows) => rows.pages(end).iter().collect(),
-            Storage::Quantized(rows) => rows.pages(end).collect(),
-        }
-    }
-
-    fn held_pages(&self) -> Vec<&SharedPage> {
-        match self {
-            Storage::Exact(rows) => rows.held_pages().iter().collect(),
-            Storage::Quantized(rows) => rows.held_pages().collect(),
-        }
-    }
-
-    fn pages_mut(&mut self, end: usize) -> Vec<&mut SharedPage> {
-        match self {
-            Storage::Exact(rows) => rows.pages_mut(end).iter_mut().collect(),
-            Storage::Quantized(rows) => rows.pages_mut(end).collect(),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Storage::Exact(rows) => rows.bytes(),
-            Storage::Quantized(rows) => rows.bytes(),
+        match (reading, &self.quantized) {
+            (Reading::Quantized, Some(pages)) => attention::KvRows::Quantized(pages.page(page, head)),
+            _ => self.exact.rows(page, head, len).into(),
         }
     }
 
     fn bytes_at(&self, end: usize) -> usize {
-        match self {
-            Storage::Exact(rows) => rows.bytes_at(end),
-            Storage::Quantized(rows) => rows.bytes_at(end),
-        }
+        let quantized = self.quantized.as_ref().map_or(0, |pages| pages.bytes_at(end));
+        self.exact.bytes_at(end).saturating_add(quantized)
     }
 
     fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
-        match self {
-            Storage::Exact(rows) => rows.bytes_to_reserve(positions),
-            Storage::Quantized(rows) => rows.bytes_to_reserve(positions),
-        }
+        let quantized = self.quantized.as_ref().map_or(0, |pages| pages.bytes_to_reserve(positions.clone()));
+        self.exact.bytes_to_reserve(positions) + quantized
     }
 
     /// Whether both hold the same bits at `positions`, as queries from `positions.end` on read them.
     fn same(&self, other: &Self, positions: Range<usize>) -> bool {
-        match (self, other) {
-            (Storage::Exact(a), Storage::Exact(b)) => a.same(b, positions),
-            (Storage::Quantized(a), Storage::Quantized(b)) => a.same(b, positions),
+        match (&self.quantized, &other.quantized) {
+            (None, None) => self.exact.same(&other.exact, positions),
+            (Some(a), Some(b)) => a.same(b, [&self.exact, &other.exact], positions),
             _ => false,
         }
     }

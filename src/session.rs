@@ -119,7 +119,7 @@ impl Session {
         }
     }
 
-    /// Extends an automatic context to the largest that fits `memory` bytes of pages on the host.
+    /// Extends an automatic context to the largest that fits `memory` bytes of pages.
     ///
     /// # Errors
     /// If no position fits.
@@ -128,9 +128,13 @@ impl Session {
         let options = self.kv_options.clone();
         let SpeculativeDecoder { backend, state, .. } = self.decoder().0;
         let kv = state.kv_mut();
-        if backend.device.is_none() && kv.max_context() < longest {
+        if kv.max_context() < longest {
             let memory = Some(options.memory.unwrap_or(u64::MAX).min(memory()));
-            let context = KvOptions { memory, ..options }.context(longest, |context| kv.bytes_at(context))?;
+            let options = KvOptions { memory, ..options };
+            let context = match &backend.device {
+                None => options.context(longest, |context| kv.bytes_at(context))?,
+                Some(device) => device.longest_context(&options, longest)?,
+            };
             kv.set_max_context(context);
         }
         Ok(())

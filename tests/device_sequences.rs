@@ -495,17 +495,49 @@ fn a_prompt_whose_state_cannot_be_kept_waits() {
     }
 }
 
-/// Cached prefixes stay if a context does not fit beside a running sequence without them either.
-#[test]
-fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {
-    let session = exact(ElementType::F32);
+/// A pair whose pages take at most half as much again as those of a session with these options.
+fn with_little_memory(session: &SessionOptions) -> Pair {
     let files = tempfile::tempdir().expect("a folder");
     let target = widen(&cases::named("nested").path.join("target"), &files.path().join("target"), NARROW);
     let little = SessionOptions { kv: KvOptions { memory: Some(1), ..session.kv.clone() } };
     let refused = pair("nested", NARROW, None).device.session(&little);
     let Err(Error::Memory { needed: Some(one), .. }) = refused else { panic!("a session without memory") };
-    let options = EngineOptions { kv_memory: Some(one * 3 / 2), ..EngineOptions::new(target) };
-    let pair = load(options, Vec::new(), files);
+    load(EngineOptions { kv_memory: Some(one * 3 / 2), ..EngineOptions::new(target) }, Vec::new(), files)
+}
+
+/// A scheduler's automatic context is what the limit of pages holds, whatever others hold of it.
+#[test]
+fn an_automatic_context_is_that_of_all_pages() {
+    let pair = with_little_memory(&exact(ElementType::F32));
+    let kv = KvOptions { max_context: None, max_round_rows: 512, ..exact(ElementType::F32).kv };
+    let session = SessionOptions { kv };
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let write = |scheduler: &mut Scheduler, session: Session, prompt: &[u32]| {
+        let (id, mut ids) = (scheduler.add(session, prompt, &plain(2)).expect("added"), Vec::new());
+        while scheduler.is_active() {
+            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
+        }
+        (id, ids)
+    };
+    let alone = scheduler.session(&session).expect("a session").kv().max_context();
+    let mut others = Vec::new();
+    // The last one leaves pages of fewer positions than a pass may have rows.
+    while pair.device.session(&session).expect("a session").kv().max_context() > 128 {
+        let other = scheduler.session(&session).expect("a session");
+        others.push(write(&mut scheduler, other, &text(100)).0);
+    }
+    let beside = scheduler.session(&session).expect("a session");
+    assert_eq!(beside.kv().max_context(), alone);
+    others.into_iter().for_each(|id| drop(scheduler.remove(id)));
+    let (prompt, options) = (text(300), plain(2));
+    assert_eq!(write(&mut scheduler, beside, &prompt).1, run(&pair.cpu, &session, &prompt, &options).0);
+}
+
+/// Cached prefixes stay if a context does not fit beside a running sequence without them either.
+#[test]
+fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {
+    let session = exact(ElementType::F32);
+    let pair = with_little_memory(&session);
     let vocab = pair.cpu.target().vocab_size() as u32;
     let prompt = |len: usize, step: u32| Vec::from_iter(text(len).into_iter().map(|id| (id + step) % vocab));
 

@@ -261,7 +261,7 @@ impl EngineThread {
         self.started(added, request, choice, others);
     }
 
-    /// Whether a generation could start alone. On a device, an automatic context is what others leave.
+    /// Whether a generation could start alone. Without a limit of pages, an automatic context is what others leave.
     fn could_start_alone(&self, added: &Result<SequenceId, Failure>) -> bool {
         let Err(Failure::Library(error)) = added else { return false };
         match **error {

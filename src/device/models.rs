@@ -128,20 +128,39 @@ impl Models {
     pub fn sequence(&self, options: &KvOptions, default: usize) -> Result<(Sequence, usize)> {
         let (layout, nets) = (&self.loaded.target.kv_layout(), self.loaded.target.delta_nets());
         options.check(layout)?;
-        let device = self.device();
-        let (free, _) = device.memory()?;
-        let free = free.saturating_sub(nets.as_ref().map_or(0, DeltaNets::bytes));
-        let memory = [options.memory, Some((free - activation_bytes(free)) as u64), self.pages().available()];
-        let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
-        let context =
-            KvOptions { memory: memory.into_iter().flatten().min(), ..options.clone() }.context(default, bytes_at)?;
-        // A session file may request more rows than the context has positions.
-        let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
+        let available = self.pages().available().unwrap_or(u64::MAX);
+        let context = self.context(options, default, self.free(nets.as_ref())?.min(available))?;
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
         let longest = options.max_context.unwrap_or(default).min(context.max(MIN_TABLE_POSITIONS));
+        // A session file may request more rows than the context has positions.
+        let options = KvOptions { max_round_rows: options.max_round_rows.min(longest), ..options.clone() };
         let plan = self.plan(layout, &options, longest)?;
         let recurrent = self.passes().new_recurrent()?;
         Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size(), recurrent)?, context))
+    }
+
+    /// The largest context up to `default` that fits memory once no other sequence has pages.
+    ///
+    /// # Errors
+    /// If no position fits, no kernel supports a K/V format, or the driver fails.
+    pub fn longest_context(&self, options: &KvOptions, default: usize) -> Result<usize> {
+        let free = self.free(None)?.saturating_add(self.pages().held());
+        self.context(options, default, free.min(self.pages().limit().unwrap_or(u64::MAX)))
+    }
+
+    /// The context of a sequence whose pages take at most `memory` bytes.
+    fn context(&self, options: &KvOptions, default: usize, memory: u64) -> Result<usize> {
+        let layout = self.loaded.target.kv_layout();
+        let bytes_at = KvPlan::bytes_at(&**self.device(), &layout, options)?;
+        let memory = options.memory.map_or(memory, |own| own.min(memory));
+        KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)
+    }
+
+    /// Free bytes without those for activations and for a sequence's recurrent state.
+    fn free(&self, nets: Option<&DeltaNets>) -> Result<u64> {
+        let (free, _) = self.device().memory()?;
+        let free = free.saturating_sub(nets.map_or(0, DeltaNets::bytes));
+        Ok((free - activation_bytes(free)) as u64)
     }
 
     /// The plan of sequences with these options, whose tables hold `context` positions.

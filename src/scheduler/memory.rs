@@ -13,7 +13,7 @@ impl Scheduler {
     /// As [`Engine::session`](crate::Engine::session); cached prefixes are dropped if a given context does not fit
     /// beside them and fits without them. An automatic context is the largest that fits the limit of the engine's pages
     /// alone: a sequence waits for what others hold, and cached prefixes are dropped once it needs their memory. Without
-    /// a limit, it is the largest that fits beside others without cached prefixes; on a device, beside both.
+    /// a limit, which a device always has, it is the largest that fits beside others without cached prefixes.
     ///
     /// # Errors
     /// As [`Engine::session`](crate::Engine::session).

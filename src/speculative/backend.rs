@@ -10,7 +10,7 @@ use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Observed, Verdict, Verification, accept_rows};
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
-use crate::kv::{HeldPage, KvCache, Round, SequenceState};
+use crate::kv::{HeldPage, KvCache, KvOptions, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
@@ -163,6 +163,14 @@ impl DeviceSequence {
     /// Positions that its page tables hold.
     pub fn context(&self) -> usize {
         self.sequence.lock().plan().context()
+    }
+
+    /// The largest context up to `default` that its page tables hold, and memory once no other sequence has pages.
+    ///
+    /// # Errors
+    /// If no position fits, or the device's.
+    pub fn longest_context(&self, options: &KvOptions, default: usize) -> Result<usize> {
+        Ok(self.models.longest_context(options, default)?.min(self.context()))
     }
 
     /// A sequence that continues this one, which has `len` positions, independently. Pages are

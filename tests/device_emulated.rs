@@ -943,6 +943,37 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     assert_eq!(continued(&mut kept), continued(&mut on_cpu));
 }
 
+/// A pass that fails after it has applied accepted rows to the matrices of some delta nets ends their sequence, whose
+/// text would be another. The others go on.
+#[test]
+fn a_pass_that_fails_in_part_ends_the_sequences_that_it_changed() {
+    let pair = pair("qwen35-dense", NARROW, None);
+    let vocab = pair.cpu.target().vocab_size() as u32;
+    let prompts = [5, 7].map(|step| (0..25).map(|i| (3 + i * i * 7 + i * step) % vocab).collect::<Vec<u32>>());
+    let (session, options) = (exact(ElementType::F32), plain(12));
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let add = |scheduler: &mut Scheduler, prompt: &[u32]| {
+        let session = scheduler.session(&session).expect("a session");
+        scheduler.add(session, prompt, &options).expect("added")
+    };
+    let changed = add(&mut scheduler, &prompts[0]);
+    (0..4).for_each(|_| drop(scheduler.step()));
+    let other = add(&mut scheduler, &prompts[1]);
+    // In a pass with rows of a prompt, which is not recorded.
+    pair.machine.fail_launch("delta_rule", 1);
+    let (mut ids, mut errors) = (Vec::new(), Vec::new());
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            match event.piece {
+                Ok(piece) => ids.extend(piece.tokens.into_iter().filter(|_| event.id == other)),
+                Err(error) => errors.push((event.id, error.to_string())),
+            }
+        }
+    }
+    assert!(matches!(&errors[..], [(id, error)] if *id == changed && error.contains("lost")), "{errors:?}");
+    assert_eq!(ids, run(&pair.cpu, &session, &prompts[1], &options).0);
+}
+
 #[test]
 fn devices_have_names() {
     for (name, cpu) in

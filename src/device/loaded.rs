@@ -8,6 +8,8 @@ use foretoken_gpu::plan::experts::MAX_ROUTE;
 use foretoken_gpu::plan::pages::HEAD_DIMS;
 use foretoken_gpu::plan::rows::has_pairing;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
+use foretoken_kernels::Isa;
+use foretoken_kernels::activation::soft_cap;
 
 use super::Device;
 use super::buffer::Buffer;
@@ -42,6 +44,13 @@ impl LoadedModels {
     /// Width of the target's hidden states.
     pub fn hidden_size(&self) -> usize {
         self.target.hidden_size()
+    }
+
+    /// Applies the soft cap of the target's logits, if there is one.
+    pub fn soft_cap(&self, logits: &mut [f32]) {
+        if let Some(cap) = self.target.soft_cap() {
+            soft_cap(Isa::best(), logits, cap);
+        }
     }
 
     /// The ids that are never chosen, and their number.

@@ -242,21 +242,20 @@ impl Passes {
         self.workspace.ops.output_segments = Some(planned.outputs.clone());
         let launched = match is_recorded {
             true => self.replay(models, &shape, planned),
-            false => self.launch(models, planned),
+            false => self.launch(models, pass, planned),
         };
-        if launched.is_err() {
-            // Nothing was launched if memory is exhausted.
-            pass.iter_mut().filter_map(|part| part.sequence.recurrent_mut()).for_each(RecurrentState::cancel);
-        }
-        launched?;
+        launched.inspect_err(|_| states_of(pass).for_each(RecurrentState::cancel))?;
         // Rows committed without accept are checked for NaN and infinity here.
         if is_recorded { Ok(()) } else { self.wait() }
     }
 
     /// Launches a pass that is not recorded, once all of it is planned.
-    fn launch(&mut self, models: &LoadedModels, planned: Planned<'_>) -> Result<()> {
+    fn launch(&mut self, models: &LoadedModels, pass: &mut [SequenceRows<'_>], planned: Planned<'_>) -> Result<()> {
         let Self { workspace, memory, .. } = self;
-        workspace.run(models, |workspace, ops| memory.launch(workspace, ops, models, planned.clone()))
+        let launches = |workspace: &Workspace, ops: &DeviceOps| memory.launch(workspace, ops, models, planned.clone());
+        let launched = workspace.record(models, launches)?.launch();
+        // Some of the launches may have run.
+        launched.inspect_err(|_| states_of(pass).for_each(RecurrentState::lose))
     }
 
     /// Launches a pass that verifies drafts.
@@ -448,7 +447,7 @@ impl Passes {
         self.wait()?;
         let vocab = models.target.vocab_size();
         let mut logits = self.workspace.ops.outputs.logits.read(first * vocab, rows * vocab)?;
-        soft_cap(models, &mut logits);
+        models.soft_cap(&mut logits);
         Ok(logits)
     }
 
@@ -474,7 +473,7 @@ impl Passes {
         })?;
         self.wait()?;
         let mut rows = self.workspace.ops.outputs.read_largest(last.output_rows)?;
-        rows.iter_mut().for_each(|row| soft_cap(models, &mut row.logits));
+        rows.iter_mut().for_each(|row| models.soft_cap(&mut row.logits));
         Ok(rows)
     }
 
@@ -493,8 +492,6 @@ impl Passes {
     }
 }
 
-fn soft_cap(models: &LoadedModels, logits: &mut [f32]) {
-    if let Some(cap) = models.target.soft_cap() {
-        foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), logits, cap);
-    }
+fn states_of<'s>(pass: &'s mut [SequenceRows<'_>]) -> impl Iterator<Item = &'s mut RecurrentState> {
+    pass.iter_mut().filter_map(|part| part.sequence.recurrent_mut())
 }

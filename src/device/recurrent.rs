@@ -40,6 +40,7 @@ pub(super) struct RecurrentState {
     logs: Option<[Buffer<f32>; 2]>, // of the round before, of this round
     accepted: Buffer<u32>,          // rows of the first log that are not in `matrices`
     replays: bool,                  // whether there may be any
+    is_lost: bool,                  // whether they may be in some of `matrices` and not in others
     open: Option<OpenRound>,
 }
 
@@ -113,7 +114,7 @@ impl RecurrentState {
     fn of(launcher: &Launcher, nets: DeltaNets, matrices: Arc<Buffer<f32>>, window: Buffer<f32>) -> Result<Self> {
         let accepted = Buffer::new(launcher.device(), 1)?;
         launcher.run(write_words(accepted.slice(), &[0]))?;
-        Ok(Self { nets, matrices, window, logs: None, accepted, replays: false, open: None })
+        Ok(Self { nets, matrices, window, logs: None, accepted, replays: false, is_lost: false, open: None })
     }
 
     /// A copy, once all committed rows are in the matrices.
@@ -195,6 +196,17 @@ impl RecurrentState {
     /// Drops a round whose pass was not launched.
     pub fn cancel(&mut self) {
         self.open = None;
+    }
+
+    /// Notes that launches that apply accepted rows failed, and some may have run. A round that is committed whole
+    /// applies them in other memory.
+    pub fn lose(&mut self) {
+        self.is_lost |= self.replays && self.open.as_ref().is_none_or(|open| open.whole.is_none());
+    }
+
+    /// Whether accepted rows may be in some of the matrices, and not in others.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// What is to be committed of the open round, if the sequence has `len` positions now. A whole

@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::launcher::Launcher;
 use super::list::List;
 use super::recurrent::{DeltaNets, RecurrentState};
-use crate::Result;
+use crate::{Error, Result};
 
 /// The recurrent states' part of passes.
 pub(super) struct RecurrentRounds {
@@ -132,16 +132,23 @@ impl RecurrentRounds {
         state.unshare(launcher)?;
         let DeltaNets { shape, layers } = state.nets();
         let segments = self.list(launcher, &[state.record()])?;
-        for index in 0..layers {
+        let apply = |index| {
             let layer = Layer { shape, index, segments, rows: 0, inputs: None };
-            launcher.run(delta_rule(&layer, DeviceSlice::new(0, 0)))?;
-        }
-        launcher.run(commit(&shape, layers, &segments, &Committed::Rows { segment: 0, rows: 0 }))?;
+            launcher.run(delta_rule(&layer, DeviceSlice::new(0, 0)))
+        };
+        apply(0)?;
+        let rest = (1..layers)
+            .try_for_each(apply)
+            .and_then(|()| launcher.run(commit(&shape, layers, &segments, &Committed::Rows { segment: 0, rows: 0 })));
+        rest.inspect_err(|_| state.lose())?;
         state.mark_applied();
         Ok(())
     }
 
     /// Commits the last rounds of sequences, whose logs have the same length, at their numbers of positions.
+    ///
+    /// # Errors
+    /// If a state is lost, or a launch fails.
     fn commit<'a>(
         &mut self,
         launcher: &Launcher,
@@ -149,6 +156,10 @@ impl RecurrentRounds {
     ) -> Result<()> {
         let mut ended = Vec::new();
         for (state, len) in states {
+            if state.is_lost() {
+                let problem = "a recurrent state was lost when a pass failed in part; start a new session".into();
+                return Err(Error::Device { device: launcher.device().name(), problem });
+            }
             if let Some(committed) = state.committed(len)? {
                 ended.push((state, committed));
             }

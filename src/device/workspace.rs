@@ -55,17 +55,12 @@ impl Workspace {
         &self.ops.queue.launcher
     }
 
-    /// Runs the launches of `launches`, merged, or none of them if it fails.
+    /// Records the launches of `launches`, merged. If memory is too small for their temporaries, again after all recordings
+    /// were dropped, and large temporaries of other sizes freed.
     ///
     /// # Errors
-    /// Those of `launches`, or the driver's.
-    pub fn run(&mut self, models: &LoadedModels, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
-        self.record(models, launches)?.launch()
-    }
-
-    /// Records the launches of `launches`. If memory is too small for their temporaries, again after all recordings were
-    /// dropped, and large temporaries of other sizes freed.
-    fn record(
+    /// Those of `launches`.
+    pub fn record(
         &mut self,
         models: &LoadedModels,
         launches: impl Fn(&Self, &DeviceOps) -> Result<()>,

@@ -1,9 +1,9 @@
 //! The emulated machine of the kernels' tests as a device of the engine.
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use foretoken::device::{AnyLaunch, Device, Memory, Recording, out_of_memory};
 use foretoken::{Error, Result};
@@ -36,6 +36,8 @@ pub struct Emulated {
     counts: Arc<Counts>,
     /// Recordings that exist at once, at most.
     most_recordings: AtomicUsize,
+    /// The kernel of which a launch fails, and the launches of it before.
+    failing: Mutex<Option<(&'static str, usize)>>,
 }
 
 /// A machine with a thread of its own, which owns its memory. A kernel that accesses freed memory fails.
@@ -130,7 +132,8 @@ impl Emulated {
             Arc::new(Worker { jobs })
         });
         let most_recordings = AtomicUsize::new(usize::MAX);
-        Arc::new(Self { device, total, used: Arc::default(), counts: Arc::default(), most_recordings })
+        let (used, counts, failing) = (Arc::default(), Arc::default(), Mutex::default());
+        Arc::new(Self { device, total, used, counts, most_recordings, failing })
     }
 
     /// Bytes currently allocated.
@@ -153,6 +156,20 @@ impl Emulated {
     /// Memory for so many recordings.
     pub fn limit_recordings(&self, most: usize) {
         self.most_recordings.store(most, Ordering::Relaxed);
+    }
+
+    /// Lets one launch of `kernel` fail, after `before` others: the driver has no memory for it.
+    pub fn fail_launch(&self, kernel: &'static str, before: usize) {
+        *self.failing.lock().expect("a kernel") = Some((kernel, before));
+    }
+
+    fn fails(&self, launch: &AnyLaunch) -> bool {
+        let mut failing = self.failing.lock().expect("a kernel");
+        let left = failing.filter(|(kernel, _)| *kernel == launch.launch.kernel).map(|(_, before)| before);
+        if let Some(left) = left {
+            *failing = left.checked_sub(1).map(|before| (launch.launch.kernel, before));
+        }
+        left == Some(0)
     }
 
     /// Number of waits of the host: for a read or a write.
@@ -187,6 +204,9 @@ impl Device for Emulated {
     }
 
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
+        if self.fails(launch) {
+            return Err(out_of_memory("emulated", None::<usize>, self.total - self.used()));
+        }
         self.counts.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's contract.
         unsafe { self.device.launch(launch) }

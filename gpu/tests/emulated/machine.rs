@@ -314,6 +314,10 @@ impl Device for Session<'_> {
 
     fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String> {
         let Launch { kernel, grid, block, .. } = launch;
+        // A device's driver refuses these.
+        if grid.contains(&0) || block.contains(&0) {
+            return Err(format!("there is no thread in a grid of {grid:?} blocks of {block:?}"));
+        }
         let mut kernels = self.machine.kernels.iter();
         let (_, kernels) = kernels.find(|(dialect, _)| *dialect == self.dialect).expect("the machine has the dialect");
         let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;

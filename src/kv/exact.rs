@@ -49,7 +49,7 @@ impl ExactRows {
     /// # Errors
     /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
-        let (end, bytes) = (positions.end, PAGE * self.bytes_per_position());
+        let (end, bytes) = (positions.end, self.page_bytes());
         while self.pages.len() < self.retention.held(end.div_ceil(PAGE)) {
             self.pages.push(pool.take(bytes).ok_or_else(|| out_of_memory(end))?);
         }
@@ -143,11 +143,7 @@ impl ExactRows {
     }
 
     fn page_bytes(&self) -> usize {
-        PAGE * self.bytes_per_position()
-    }
-
-    fn bytes_per_position(&self) -> usize {
-        self.num_kv_heads * self.head_dim * self.element.size()
+        PAGE * self.num_kv_heads * self.head_dim * self.element.size()
     }
 
     /// Whether both hold the same bits at `positions`.

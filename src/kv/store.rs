@@ -84,9 +84,13 @@ impl Store {
 
     /// Key format (`None` if no keys are stored) and value format.
     pub(super) fn formats(&self) -> (Option<KvFormat>, KvFormat) {
+        (self.stored_keys().map(Storage::format), self.values.format())
+    }
+
+    fn stored_keys(&self) -> Option<&Storage> {
         match &self.keys {
-            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => (Some(keys.format()), self.values.format()),
-            Keys::FromValues(_) => (None, self.values.format()),
+            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => Some(keys),
+            Keys::FromValues(_) => None,
         }
     }
 
@@ -110,10 +114,7 @@ impl Store {
 
     /// Quantization of the stored keys.
     pub(super) fn key_quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
-        match &self.keys {
-            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => keys.quantization(),
-            Keys::FromValues(_) => None,
-        }
+        self.stored_keys()?.quantization()
     }
 
     /// Quantization of the values.
@@ -200,11 +201,7 @@ impl Store {
     }
 
     fn storages(&self) -> impl Iterator<Item = &Storage> {
-        let keys = match &self.keys {
-            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => Some(keys),
-            Keys::FromValues(_) => None,
-        };
-        keys.into_iter().chain([&self.values])
+        self.stored_keys().into_iter().chain([&self.values])
     }
 
     fn storages_mut(&mut self) -> impl Iterator<Item = &mut Storage> {

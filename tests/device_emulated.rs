@@ -943,6 +943,17 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     assert_eq!(continued(&mut kept), continued(&mut on_cpu));
 }
 
+/// Page tables have no entries for an exact tail beyond the context.
+#[test]
+fn an_exact_tail_may_be_longer_than_the_context() {
+    let zones = ExactZones { tail: usize::MAX, element: ElementType::F32, ..ExactZones::default() };
+    let (key, value) = (CodeFormat::Tqc5.into(), CodeFormat::Tqc4.into());
+    let session = SessionOptions { kv: KvOptions { key, value, exact: zones, ..exact(ElementType::F32).kv } };
+    let pair = pair("nested", NARROW, None);
+    let [on_cpu, on_device] = [&pair.cpu, &pair.device].map(|on| run(on, &session, &pair.prompt, &plain(4)).0);
+    assert_eq!(on_device, on_cpu);
+}
+
 /// A pass that fails after it has applied accepted rows to the matrices of some delta nets ends their sequence, whose
 /// text would be another. The others go on.
 #[test]

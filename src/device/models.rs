@@ -17,7 +17,7 @@ use super::target::DeviceTarget;
 use super::temporaries::activation_bytes;
 use crate::Result;
 use crate::gemma4::AssistantModel;
-use crate::kv::{KvLayout, KvOptions, PagePool};
+use crate::kv::{ExactZones, KvLayout, KvOptions, PagePool};
 
 /// A target and its assistant, if any, on a device; shared by any number of sequences.
 pub(crate) struct Models {
@@ -128,13 +128,12 @@ impl Models {
     pub fn sequence(&self, options: &KvOptions, default: usize) -> Result<(Sequence, usize)> {
         let (layout, nets) = (&self.loaded.target.kv_layout(), self.loaded.target.delta_nets());
         options.check(layout)?;
+        let options = &within_context(options, default);
         let available = self.pages().available().unwrap_or(u64::MAX);
         let context = self.context(options, default, self.free(nets.as_ref())?.min(available))?;
         // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
         let longest = options.max_context.unwrap_or(default).min(context.max(MIN_TABLE_POSITIONS));
-        // A session file may request more rows than the context has positions.
-        let options = KvOptions { max_round_rows: options.max_round_rows.min(longest), ..options.clone() };
-        let plan = self.plan(layout, &options, longest)?;
+        let plan = self.plan(layout, options, longest)?;
         let recurrent = self.passes().new_recurrent()?;
         Ok((Sequence::new(&self.pages, plan, self.loaded.hidden_size(), recurrent)?, context))
     }
@@ -145,7 +144,7 @@ impl Models {
     /// If no position fits, no kernel supports a K/V format, or the driver fails.
     pub fn longest_context(&self, options: &KvOptions, default: usize) -> Result<usize> {
         let free = self.free(None)?.saturating_add(self.pages().held());
-        self.context(options, default, free.min(self.pages().limit().unwrap_or(u64::MAX)))
+        self.context(&within_context(options, default), default, free.min(self.pages().limit().unwrap_or(u64::MAX)))
     }
 
     /// The context of a sequence whose pages take at most `memory` bytes.
@@ -177,4 +176,11 @@ impl Models {
         plans.used.push(Arc::downgrade(&plan));
         Ok(plan)
     }
+}
+
+/// The options with no more rows of a round, and no longer exact tail, than positions: page tables have entries for all.
+fn within_context(options: &KvOptions, default: usize) -> KvOptions {
+    let most = options.max_context.unwrap_or(default);
+    let exact = ExactZones { tail: options.exact.tail.min(most), ..options.exact };
+    KvOptions { exact, max_round_rows: options.max_round_rows.min(most), ..options.clone() }
 }

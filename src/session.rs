@@ -96,10 +96,10 @@ impl Session {
         decoder.backend.bytes(&decoder.state)
     }
 
-    /// The pages of K and V, including those shared with forks.
-    pub(crate) fn held_pages(&self) -> Vec<HeldPage> {
-        let decoder = self.idle();
-        decoder.backend.held_pages(&decoder.state)
+    /// The pages of K and V, those of drafters as well, including those shared with forks.
+    pub(crate) fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
+        let SpeculativeDecoder { backend, state, drafting } = self.idle();
+        backend.held_pages(state).into_iter().chain(drafting.drafters.held_pages())
     }
 
     /// The tokens of the sequence: prompts and generated tokens.

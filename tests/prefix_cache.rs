@@ -396,19 +396,25 @@ fn a_context_does_not_depend_on_what_is_kept() {
 /// not fit beside a running sequence.
 #[test]
 fn a_context_that_does_not_fit_beside_others_drops_nothing() {
-    let demo = cases::demo().path.join("target");
+    drops_nothing(&cases::demo().path.join("target"), 300, 12);
+    // The pages of the NextN head count.
+    drops_nothing(&cases::demo_qwen().path, 100, 15);
+}
+
+/// With a prefix of `len` tokens, and memory for `eighths` of a context.
+fn drops_nothing(target: &Path, len: usize, eighths: u64) {
     let load = |kv_memory| {
-        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
+        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(target) }).expect("the demo")
     };
     let mut rng = StdRng::seed_from_u64(21);
     let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
     let one = load(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
-    let engine = load(Some(one * 3 / 2));
+    let engine = load(Some(one * eighths / 8));
     let options = options(4, &engine);
     // States after the prompts, and after the texts.
     let prefix_cache = Some(PrefixCacheOptions { interval: 4096, max_bytes: Some(u64::MAX), ..Default::default() });
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
-    let prompt = text(&mut rng, 300, 4000);
+    let prompt = text(&mut rng, len, 4000);
     // Opened while nothing is cached: their contexts do not fit beside the states of the first text.
     let [later, running] = [(); 2].map(|()| scheduler.session(&session).expect("a session"));
     run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
@@ -419,7 +425,7 @@ fn a_context_that_does_not_fit_beside_others_drops_nothing() {
     assert!(matches!(scheduler.session(&session), Err(Error::Memory { .. })));
     drop(scheduler.remove(running));
     let id = scheduler.add(later, &[&prompt[..], &text(&mut rng, 10, 4000)].concat(), &options).expect("added");
-    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, 300);
+    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, len);
 }
 
 /// So do prefixes all of whose pages a running sequence has.

@@ -10,7 +10,7 @@ use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
 use super::sequence::{DRAFTED, Sequence};
-use crate::kv::KvOptions;
+use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
@@ -292,6 +292,10 @@ impl Drafter for DeviceDraftModel {
 
     fn holds_pages(&self) -> bool {
         true
+    }
+
+    fn held_pages(&self) -> Vec<HeldPage> {
+        self.sequence.lock().held_pages().collect()
     }
 
     fn page_bytes(&self, end: usize) -> usize {

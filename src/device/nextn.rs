@@ -12,7 +12,7 @@ use super::models::Models;
 use super::sequence::{DRAFTED, Sequence};
 use super::states::{DeviceStates, copy};
 use super::target::DeviceTarget;
-use crate::kv::KvOptions;
+use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
@@ -347,6 +347,10 @@ impl Drafter for DeviceNextN {
 
     fn holds_pages(&self) -> bool {
         true
+    }
+
+    fn held_pages(&self) -> Vec<HeldPage> {
+        self.sequence.lock().held_pages().collect()
     }
 
     fn page_bytes(&self, end: usize) -> usize {

@@ -98,7 +98,7 @@ impl PagePool {
 }
 
 /// A page of a cache, on the host or a device.
-pub(crate) struct HeldPage {
+pub struct HeldPage {
     address: usize, // of its reference count, which identifies it
     holders: usize,
     bytes: usize,

@@ -202,8 +202,7 @@ impl PrefixCache {
         while available(self).is_some_and(|available| available < reachable) && self.drop_oldest() {}
     }
 
-    /// Bytes of the pages that only states hold: those that are free once all are dropped. Pages of drafters are not
-    /// counted.
+    /// Bytes of the pages that only states hold: those that are free once all are dropped.
     pub fn reclaimable(&self) -> u64 {
         let in_memory = self.states.values().filter_map(|state| match &state.storage {
             SessionStorage::Memory { session, .. } => Some(session),
@@ -212,13 +211,11 @@ impl PrefixCache {
         bytes_of_only(in_memory.flat_map(Session::held_pages))
     }
 
-    /// Whether states may hold memory that [`PrefixCache::reclaimable`] does not count: pages of drafters, and recurrent
-    /// states on a device, which are not in the pool.
+    /// Whether states may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,
+    /// which are not in the pool.
     fn holds_uncounted(&self) -> bool {
-        let parts = &self.engine.parts;
         let is_recurrent = |state: &State| matches!(state.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
-        let has_drafters = parts.sources.has_nextn() || parts.sources.draft_model.is_some();
-        has_drafters || parts.models.is_some() && self.states.values().any(is_recurrent)
+        self.engine.parts.models.is_some() && self.states.values().any(is_recurrent)
     }
 
     /// Whether dropping states may make `bytes` available.

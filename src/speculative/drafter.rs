@@ -12,6 +12,7 @@ use super::drafter_kind::DrafterKind;
 use super::drafters::NgramCache;
 use crate::Result;
 use crate::device::DeviceStates;
+use crate::kv::HeldPage;
 
 /// The outputs of the target's passes that a drafter reads besides the tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -187,6 +188,12 @@ pub trait Drafter: Send {
     /// Whether it holds pages of K and V, so that dropping it frees memory. Default: no.
     fn holds_pages(&self) -> bool {
         false
+    }
+
+    /// Its pages, including those shared with forks.
+    #[doc(hidden)]
+    fn held_pages(&self) -> Vec<HeldPage> {
+        Vec::new()
     }
 
     /// What it has learnt that other sequences may use.

@@ -2,6 +2,7 @@
 
 use super::drafters::OutOfMemory;
 use super::{DraftCost, Drafter, DrafterKind, DrafterOptions, NgramCache, Reads, States, Verdict};
+use crate::kv::HeldPage;
 use crate::{Error, Result};
 
 /// A sequence's drafters, which keep their state as long as generations list the same ones.
@@ -96,6 +97,12 @@ impl DrafterList {
     /// An upper bound of the page bytes that they take to read the sequence up to position `end`.
     pub fn page_bytes(&self, end: usize) -> usize {
         self.all.iter().map(|drafter| drafter.page_bytes(end)).sum()
+    }
+
+    /// The pages of all, and of forked ones, including those shared with others.
+    pub fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
+        let forked = self.forked.iter().map(|(_, drafter)| drafter);
+        self.all.iter().chain(forked).flat_map(|drafter| drafter.held_pages())
     }
 
     pub fn learnt(&self) -> Option<NgramCache> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::kv::{KvOptions, PagePool, SequenceState};
+use crate::kv::{HeldPage, KvOptions, PagePool, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows, Request};
 use crate::nn::Scores;
 use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed};
@@ -147,6 +147,10 @@ impl Drafter for DraftModel {
 
     fn holds_pages(&self) -> bool {
         true
+    }
+
+    fn held_pages(&self) -> Vec<HeldPage> {
+        self.state.kv().held_pages().collect()
     }
 
     fn page_bytes(&self, end: usize) -> usize {

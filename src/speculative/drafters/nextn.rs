@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::Result;
-use crate::kv::{Batch, KvCache, KvOptions, PagePool};
+use crate::kv::{Batch, HeldPage, KvCache, KvOptions, PagePool};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, NextnHead};
 use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads};
 
@@ -205,6 +205,10 @@ impl Drafter for NextN {
 
     fn holds_pages(&self) -> bool {
         true
+    }
+
+    fn held_pages(&self) -> Vec<HeldPage> {
+        self.cache.held_pages().collect()
     }
 
     fn page_bytes(&self, end: usize) -> usize {

@@ -11,11 +11,13 @@ mod emulated;
 #[path = "../../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
+use std::mem::MaybeUninit;
+
 use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
 use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
-use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul};
+use foretoken_gpu::plan::matmul::{Activations, MatMulParams, Matrix, matmul};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::pointwise::{Gate, GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
@@ -52,6 +54,17 @@ fn agree_with_the_cpu(dialect: Dialect) {
         Some(format!("{}, backwards {backwards}: {error}", case.name))
     });
     assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn launches_that_no_driver_runs_are_errors() {
+    let Some(machine) = machine() else { return };
+    let mut session = machine.session(Dialect::Cuda, false);
+    let params = vec![MaybeUninit::<u8>::zeroed(); size_of::<MatMulParams>()];
+    let launch = Launch { kernel: "matmul_q4_0_8", grid: [1, 1, 1], block: [32, 1, 1], shared: 0, params: () };
+    let mut error = |launch| session.launch(launch, &params).expect_err("an error");
+    assert!(error(launch).contains("bytes of shared memory"));
+    assert!(error(Launch { grid: [0, 1, 1], ..launch }).contains("no thread"));
 }
 
 #[test]

@@ -313,7 +313,7 @@ impl Device for Session<'_> {
     }
 
     fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String> {
-        let Launch { kernel, grid, block, .. } = launch;
+        let Launch { kernel, grid, block, shared, .. } = launch;
         // A device's driver refuses these.
         if grid.contains(&0) || block.contains(&0) {
             return Err(format!("there is no thread in a grid of {grid:?} blocks of {block:?}"));
@@ -325,6 +325,13 @@ impl Device for Session<'_> {
         let size = unsafe { size() };
         if size != params.len() {
             return Err(format!("its parameters have {size} bytes, not {}", params.len()));
+        }
+        if let Ok(of_launch) = symbol::<unsafe extern "C" fn(usize) -> usize>(kernels, &format!("{kernel}_of_launch")) {
+            // SAFETY: `KERNEL_LARGE` or `KERNEL_PER_WARP` defines it.
+            let needed = unsafe { of_launch(block.iter().product::<u32>() as usize / 32) };
+            if needed > shared as usize {
+                return Err(format!("{shared} bytes of shared memory are stated, and it needs {needed}"));
+            }
         }
         type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int, c_int) -> *const c_char;
         let run = self.machine.function::<Run>("machine_launch")?;

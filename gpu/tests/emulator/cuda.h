@@ -8,8 +8,13 @@
 #define __device__
 #define __forceinline__ inline
 #define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
-#define KERNEL_LARGE(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
-#define KERNEL_PER_WARP(name, Params, threads, blocks, ...) MACHINE_KERNEL_PER_WARP(name, Params, threads, __VA_ARGS__)
+// The bytes of shared memory that a launch of so many warps has to state.
+#define KERNEL_LARGE(name, Params, threads, blocks, ...)                                                            \
+    extern "C" size_t name##_of_launch(size_t) { return sizeof(__VA_ARGS__); }                                      \
+    MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
+#define KERNEL_PER_WARP(name, Params, threads, blocks, ...)                                                         \
+    extern "C" size_t name##_of_launch(size_t warps) { return warps * sizeof(__VA_ARGS__); }                        \
+    MACHINE_KERNEL_PER_WARP(name, Params, threads, __VA_ARGS__)
 
 inline void __syncthreads() { machine::barrier(); }
 inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", none); }

@@ -533,6 +533,21 @@ fn an_automatic_context_is_that_of_all_pages() {
     assert_eq!(write(&mut scheduler, beside, &prompt).1, run(&pair.cpu, &session, &prompt, &options).0);
 }
 
+/// Memory that is allocated for pages, and that no page has, is free for a context.
+#[test]
+fn a_context_fits_the_rest_of_a_chunk_of_pages() {
+    let (pair, session) = (pair("nested", NARROW, None), exact(ElementType::F32));
+    let write = |session: &mut Session| {
+        let pieces = session.generate(&pair.prompt, &plain(3)).expect("a generation");
+        pieces.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+    };
+    let mut first = pair.device.session(&session).expect("a session");
+    let want = write(&mut first);
+    pair.machine.fill(1 << 20);
+    let mut second = pair.device.session(&session).expect("a session");
+    assert_eq!(write(&mut second), want);
+}
+
 /// Cached prefixes stay if a context does not fit beside a running sequence without them either.
 #[test]
 fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {

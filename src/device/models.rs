@@ -155,11 +155,12 @@ impl Models {
         KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)
     }
 
-    /// Free bytes without those for activations and for a sequence's recurrent state.
+    /// Free bytes, those that are allocated for pages as well, without those for activations and for a sequence's
+    /// recurrent state.
     fn free(&self, nets: Option<&DeltaNets>) -> Result<u64> {
         let (free, _) = self.device().memory()?;
         let free = free.saturating_sub(nets.map_or(0, DeltaNets::bytes));
-        Ok((free - activation_bytes(free)) as u64)
+        Ok((free - activation_bytes(free) + self.pages.unused()) as u64)
     }
 
     /// The plan of sequences with these options, whose tables hold `context` positions.

@@ -102,6 +102,15 @@ impl PageMemory {
         &self.pool
     }
 
+    /// Bytes allocated that no page has: free for pages of the sizes that there are.
+    pub fn unused(&self) -> usize {
+        let unused = |chunk: Arc<Chunk>| {
+            let slots = chunk.slots.lock();
+            (slots.dropped.len() + slots.unused.len()) * chunk.stride
+        };
+        self.chunks.lock().values().flatten().filter_map(Weak::upgrade).map(unused).sum()
+    }
+
     /// A page of `bytes` bytes, a multiple of 4.
     ///
     /// # Errors

@@ -424,10 +424,18 @@ fn limits_are_checked() {
     let mut one = cache(Isa::best(), (F32, F32), usize::MAX, 30);
     round(&mut one, &[Position::random(&mut StdRng::seed_from_u64(1))], Some(1));
     assert!(matches!(one.begin_round(usize::MAX), Err(Error::Context { limit: 30, .. })));
-    let mut layout = layout();
-    layout.stores[2].window = Some(0);
-    let problem = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).err().expect("a window of nothing");
-    assert!(problem.to_string().contains("window") && problem.to_string().contains("at least 1"), "{problem}");
+    let changes: [(fn(&mut StoreLayout), &str); 4] = [
+        (|store| store.window = Some(0), "window: of a layer is 0, must be at least 1"),
+        (|store| store.num_kv_heads = 0, "has 0 K/V heads"),
+        (|store| store.head_dim = 0, "of 0 channels"),
+        (|store| store.k_eq_v = Some(vec![1.0; 3]), "has 3 key weights"),
+    ];
+    for (change, want) in changes {
+        let mut layout = layout();
+        change(&mut layout.stores[2]);
+        let refused = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).err().expect("a refusal");
+        assert!(refused.to_string().contains(want), "{refused}");
+    }
 }
 
 /// A layer without K and V of its own or a donor's is refused by name.

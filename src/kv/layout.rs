@@ -34,6 +34,28 @@ impl KvLayout {
     /// The store index of a layer without K and V.
     pub const NO_STORE: usize = usize::MAX;
 
+    /// # Errors
+    /// If a layer has heads or a window of nothing, or K = V with other weights or frequencies than its heads have.
+    pub(super) fn check(&self) -> Result<()> {
+        for StoreLayout { num_kv_heads, head_dim, window, k_eq_v } in &self.stores {
+            if *window == Some(0) {
+                let problem = "of a layer is 0, must be at least 1: a query sees its own position";
+                return Err(Error::argument("window", problem));
+            }
+            if *num_kv_heads == 0 || *head_dim == 0 {
+                let problem = format!("has {num_kv_heads} K/V heads of {head_dim} channels, must be at least 1 of 1");
+                return Err(Error::argument("layout", problem));
+            }
+            let (pairs, most) = (self.inverse_frequencies.len(), head_dim / 2);
+            if let Some(weight) = k_eq_v.as_ref().filter(|weight| weight.len() != *head_dim || pairs > most) {
+                let found = format!("{} key weights and {pairs} rotary pairs", weight.len());
+                let problem = format!("has {found} for K = V, must be {head_dim} and at most {most}");
+                return Err(Error::argument("layout", problem));
+            }
+        }
+        Ok(())
+    }
+
     /// The store that a layer reads.
     ///
     /// # Errors

@@ -96,12 +96,7 @@ impl KvOptions {
         if self.max_round_rows == 0 {
             return Err(Error::argument("max_round_rows", "is 0, must be at least 1"));
         }
-        if layout.stores.iter().any(|store| store.window == Some(0)) {
-            return Err(Error::argument(
-                "window",
-                "of a layer is 0, must be at least 1: a query sees its own position",
-            ));
-        }
+        layout.check()?;
         if self.exact.head > PAGE {
             let head = self.exact.head;
             return Err(Error::argument("exact.head", format!("is {head} positions, must be at most {PAGE}")));

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "DESIGN.md"]
 BLOCK = re.compile(r"<!-- figures:begin (\S+) (\S+) -->(.*?)<!-- figures:end -->", re.DOTALL)
 # Speeds may only be quoted from a record.
-SPEED = re.compile(r"\d(?: tokens/s| ms\b| GB/s|(?:\.\d+)?x\b)")
+SPEED = re.compile(r"\d(?: tokens/s| [mu]s\b| (?:G|GB|TB)/s|(?:\.\d+)?x\b)")
 
 
 class Record:

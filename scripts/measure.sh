@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the figures in README.md with one thread, and writes the raw files that scripts/readme_figures.sh reads.
 #
-#     scripts/measure.sh OUT_DIR [--ik BIN_DIR] [--llama BIN_DIR] [--work DIR] [--name TEXT] [STAGE...]
+#     scripts/measure.sh OUT_DIR [--ik BIN_DIR] [--llama BIN_DIR] [--work DIR] [--isa NAME] [--name TEXT] [--tiny] [STAGE...]
 #
 #     --ik BIN_DIR     directory of ik_llama.cpp's llama-bench, llama-batched-bench and llama-server
 #     --llama BIN_DIR  directory of those of llama.cpp

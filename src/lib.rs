@@ -42,6 +42,7 @@
 //! * [`speculative`]: draft, verify, accept, commit; [`sampler`]: from logits to distributions.
 //! * [`Scheduler`]: many sequences per batch; [`Constraint`]: JSON schemas and grammars.
 //! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.
+//! * [`verify`], [`perplexity`]: checks of a checkpoint.
 //!
 //! The library reads no environment variable and prints nothing; it logs through `tracing`.
 

@@ -424,7 +424,8 @@ fn limits_are_checked() {
     let mut one = cache(Isa::best(), (F32, F32), usize::MAX, 30);
     round(&mut one, &[Position::random(&mut StdRng::seed_from_u64(1))], Some(1));
     assert!(matches!(one.begin_round(usize::MAX), Err(Error::Context { limit: 30, .. })));
-    let changes: [(fn(&mut StoreLayout), &str); 4] = [
+    type Change = fn(&mut StoreLayout);
+    let changes: [(Change, &str); 4] = [
         (|store| store.window = Some(0), "window: of a layer is 0, must be at least 1"),
         (|store| store.num_kv_heads = 0, "has 0 K/V heads"),
         (|store| store.head_dim = 0, "of 0 channels"),

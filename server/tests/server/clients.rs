@@ -37,7 +37,7 @@ fn samplers_of_llama_cpp() {
         let mut texts = Vec::new();
         for (path, body) in &bodies {
             for seed in [1, 2] {
-                let sampled = with(body, &json!({"temperature": 1.5, "seed": seed}));
+                let sampled = with(body, json!({"temperature": 1.5, "seed": seed}));
                 texts.push(text(&server.ask(path, &with(&sampled, sampler))).to_owned());
             }
         }
@@ -75,13 +75,13 @@ fn dry_of_llama_cpp() {
         let want = library(Some(Dry { last_n, breakers, ..dry.clone() }));
         assert_ne!(want, greedy, "{more}");
         for (path, body) in &bodies {
-            let body = with(body, &with(&fields, &more));
+            let body = with(body, with(&fields, &more));
             assert_eq!(text(&server.ask(path, &body)), want, "{path} {more}");
-            let off = text(&server.ask(path, &with(&body, &json!({"dry_multiplier": 0})))).to_owned();
+            let off = text(&server.ask(path, &with(&body, json!({"dry_multiplier": 0})))).to_owned();
             assert_eq!(off, greedy, "{path} {more}");
         }
     }
-    let body = with(&fields, &json!({"prompt": PROMPT, "n_predict": 1, "samplers": "edskypmxt"}));
+    let body = with(&fields, json!({"prompt": PROMPT, "n_predict": 1, "samplers": "edskypmxt"}));
     let settings = server.ask(LLAMA, &body)["generation_settings"].clone();
     let names = ["dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "temperature"];
     assert_eq!(names.map(|name| settings[name].as_f64()), [20.0, 2.0, 1.0, -1.0, 0.0].map(Some), "{settings}");
@@ -146,7 +146,7 @@ fn neutral_values_do_not_change_the_text() {
         more.as_object_mut().expect("an object").remove("max_tokens");
         assert_eq!(text(&server.ask(LLAMA, &with(&llama, &more))), want, "{more}");
     }
-    assert_eq!(text(&server.ask(CHAT, &with(&chat, &json!({"top_logprobs": 0, "logprobs": false})))), want);
+    assert_eq!(text(&server.ask(CHAT, &with(&chat, json!({"top_logprobs": 0, "logprobs": false})))), want);
     let responses = json!({"input": PROMPT, "max_output_tokens": 8});
     for more in [
         json!({"truncation": "auto"}),
@@ -156,10 +156,10 @@ fn neutral_values_do_not_change_the_text() {
         assert_eq!(text(&server.ask("/v1/responses", &with(&responses, &more))), want, "{more}");
     }
     // One text per seed, negative ones too; a string is a bias.
-    let sampled = with(&text_body, &json!({"temperature": 1, "seed": -7, "max_tokens": 24}));
+    let sampled = with(&text_body, json!({"temperature": 1, "seed": -7, "max_tokens": 24}));
     assert_eq!(text(&server.ask(TEXT, &sampled)), text(&server.ask(TEXT, &sampled)));
     let x = server.ask("/tokenize", &json!({"content": "x"}))["tokens"][0].clone();
-    let biased = with(&text_body, &json!({"logit_bias": {x.to_string(): "100"}}));
+    let biased = with(&text_body, json!({"logit_bias": {x.to_string(): "100"}}));
     assert_eq!(text(&server.ask(TEXT, &biased)), "xxxxxxxx");
 }
 
@@ -172,8 +172,8 @@ fn no_limit_and_no_tokens() {
     let all = 64 - prompt + 1; // the last token takes no position
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "ignore_eos": true});
     for (path, body) in [
-        (CHAT, with(&chat, &json!({"max_tokens": -1}))),
-        (CHAT, with(&chat, &json!({"max_completion_tokens": -1}))),
+        (CHAT, with(&chat, json!({"max_tokens": -1}))),
+        (CHAT, with(&chat, json!({"max_completion_tokens": -1}))),
         (TEXT, json!({"prompt": PROMPT, "ignore_eos": true, "max_tokens": -1})),
     ] {
         let answer = server.ask(path, &body);
@@ -250,7 +250,7 @@ fn usage_of_every_chunk_and_selected_fields() {
     let answer = server.ask(LLAMA, &body);
     assert_eq!(answer["n_predict"], 4);
     assert!(answer["content"].is_string() && answer.as_object().map(serde_json::Map::len) == Some(2), "{answer}");
-    assert!(server.ask(LLAMA, &with(&body, &json!({"response_fields": []})))["timings"].is_object());
+    assert!(server.ask(LLAMA, &with(&body, json!({"response_fields": []})))["timings"].is_object());
 }
 
 #[test]

@@ -192,7 +192,8 @@ impl Reply for Answer {
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
         let mut events = String::new();
-        if self.blocks == 0 {
+        // With max_tokens: 0, which only fills the prefix cache, there is no content.
+        if self.blocks == 0 && !output.tokens.is_empty() {
             events += &self.change(Some(Block::Text));
         }
         events += &self.change(None);
@@ -208,7 +209,6 @@ impl Reply for Answer {
         let (output, ended) = &choices[0];
         let (reason, sequence) = stop_of(output, ended);
         let mut content: Vec<_> = output.parts.iter().filter_map(block).collect();
-        // With max_tokens: 0, which only fills the prefix cache, there is no content.
         if content.is_empty() && !output.tokens.is_empty() {
             content.push(json!({"type": "text", "text": ""}));
         }

@@ -195,8 +195,8 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
 /// Gemma's beginning-of-text token.
 const BOS: &str = "<bos>";
 
-/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
-/// `parse_special` is false. A text that is certainly longer than the context is refused.
+/// `POST /tokenize`: the tokens of `content`, with one `<bos>` if `add_special` is set or the text begins with it. Names of
+/// control tokens are text if `parse_special` is false. A text that is certainly longer than the context is refused.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);

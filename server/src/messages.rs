@@ -287,7 +287,7 @@ fn shown(text: &str) -> String {
 const PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "tool_reference"];
 
 /// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's
-/// responses call them `input_text` and `output_text`; Anthropic's reference to a tool is the tool's name.
+/// responses call them `input_text` and `output_text`; Anthropic's reference to a tool is a line with the tool's name.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
     match fields.value(name) {
         None => Ok(None),
@@ -296,8 +296,9 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
             let name = fields.name(name);
             let part = |(i, value)| {
                 let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
-                if let Some(kind) = part.string("type")?.filter(|kind| !PARTS.contains(&kind.as_str())) {
-                    let problem = format!("{:?} is not supported, only {}", shown(&kind), PARTS.join(", "));
+                let kind = part.string("type")?;
+                if let Some(kind) = kind.as_deref().filter(|kind| !PARTS.contains(kind)) {
+                    let problem = format!("{:?} is not supported, only {}", shown(kind), PARTS.join(", "));
                     return Err(part.error("type", problem).with_code("unsupported_parameter"));
                 }
                 let text = part.string("text")?.or(part.string("refusal")?).or(part.string("tool_name")?);
@@ -311,9 +312,18 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
                     "prompt_cache_breakpoint",
                 ]);
                 part.end()?;
-                Ok(text)
+                Ok((kind.as_deref() == Some("tool_reference"), text))
             };
-            parts.into_iter().enumerate().map(part).collect::<Result<String>>().map(Some)
+            let (mut joined, mut on_own_line) = (String::new(), false);
+            for part in parts.into_iter().enumerate().map(part) {
+                let (is_reference, text) = part?;
+                if !joined.is_empty() && (is_reference || on_own_line) {
+                    joined.push('\n');
+                }
+                joined += &text;
+                on_own_line = is_reference;
+            }
+            Ok(Some(joined))
         }
         Some(other) => {
             Err(fields.error(name, format!("is {}, must be a string or an array of text parts", kind(&other))))

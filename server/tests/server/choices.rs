@@ -259,7 +259,8 @@ fn biased_tokens_and_origins() {
     assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
 }
 
-/// A block size alone selects the assistant only if the server has no other drafters.
+/// A block size alone selects the assistant only if the server has no other drafters, and the draft model if there is no
+/// assistant, as on the command line.
 #[test]
 fn block_sizes_without_an_assistant() {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
@@ -272,12 +273,14 @@ fn block_sizes_without_an_assistant() {
     });
     let body = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"draft_block_size": 4}});
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 16, ..GenerateOptions::default() });
-    for (load_options, speculation) in [(&alone_of, listed), (&with_draft_model, Speculation::Auto)] {
+    let drafted = [(&alone_of, listed), (&with_draft_model, Speculation::Auto)].map(|(load_options, speculation)| {
         let mut options = options();
         options.defaults.speculation = speculation;
         let answer = TestServer::start_on(load(load_options), options).ask(TEXT, &body);
         assert_eq!(answer["choices"][0]["text"], want);
-    }
+        answer["timings"]["draft_n"].as_u64()
+    });
+    assert!(drafted[1] > Some(0), "{drafted:?}");
     let (status, error) = TestServer::start_on(load(&alone_of), options()).post(TEXT, &body);
     assert_eq!((status, &error["error"]["param"]), (400, &json!("speculative.draft_block_size")), "{error}");
 }

@@ -198,6 +198,9 @@ fn no_limit_and_no_tokens() {
     let read = server.ask("/v1/messages", &body);
     assert_eq!((&read["content"], &read["stop_reason"]), (&json!([]), &json!("max_tokens")));
     assert_eq!((anthropic_input(&read), &read["usage"]["output_tokens"]), (json!(prompt), &json!(0)));
+    let events = server.stream("/v1/messages", &with(&body, json!({"stream": true})));
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["message_start", "ping", "message_delta", "message_stop"]);
 }
 
 fn short_context() -> foretoken::SessionOptions {

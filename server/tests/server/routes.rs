@@ -1,9 +1,6 @@
 //! Every route, in the shape that its clients read.
 
-use std::path::Path;
-
 use foretoken::chat::{ChatTemplate, Json, Thinking};
-use foretoken::{Engine, EngineOptions};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
@@ -49,17 +46,6 @@ fn openai() {
     let last = chunks.last().expect("a chunk");
     assert_eq!((&last["choices"][0]["finish_reason"], &last["timings"]["predicted_n"]), (&json!("length"), &json!(16)));
     assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
-}
-
-/// A block size alone selects the model that drafts, as on the command line.
-#[test]
-fn a_block_size_without_an_assistant_selects_the_draft_model() {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let load = EngineOptions { draft_model: Some(target.clone()), ..EngineOptions::new(target) };
-    let server = TestServer::start_on(Engine::load(&load).expect("an engine"), options());
-    let body = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"draft_block_size": 3}});
-    let reply = server.ask("/v1/completions", &body);
-    assert!(reply["timings"]["draft_n"].as_u64() > Some(0), "{reply}");
 }
 
 #[test]

@@ -270,8 +270,9 @@ fn fields_of_claude_code() {
     };
     let more = json!({"diagnostics": {"previous_message_id": "msg_1"}, "context_management": {"edits": []},
         "output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
-    let reference = json!([{"type": "tool_reference", "tool_name": "weather"}]);
-    assert_eq!(count(reference, more), count(json!("weather"), json!({})));
+    let reference = |name: &str| json!({"type": "tool_reference", "tool_name": name});
+    let references = json!([{"type": "text", "text": "Found:"}, reference("weather"), reference("now")]);
+    assert_eq!(count(references, more), count(json!("Found:\nweather\nnow"), json!({})));
 
     // The header of the system prompt, which changes with every request.
     let count = |system: Value| {

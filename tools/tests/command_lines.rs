@@ -632,10 +632,15 @@ fn doctor_says_what_is_unsound() {
 
     // A name on the Hub without the feature: the reason, not that there is no such file.
     if cfg!(not(feature = "hub")) {
-        let absent = run("doctor", &["owner/name", "--check", "--json"]);
+        let absent = run("doctor", &[utf8(&target), "owner/name", "--check", "--json"]);
         let report: Value = serde_json::from_slice(&absent.stdout).expect("JSON");
-        let detail = report["findings"][0]["detail"].as_str().expect("a finding");
+        let findings = report["findings"].as_array().expect("findings");
+        let detail = findings[0]["detail"].as_str().expect("a finding");
         assert!(absent.status.code() == Some(1) && detail.contains("rebuild with --features hub"), "{report}");
+        assert!(
+            findings.iter().any(|finding| finding["part"] == "target" && finding["outcome"] == "passed"),
+            "{report}"
+        );
     }
 }
 

@@ -60,24 +60,28 @@ fn main() -> ExitCode {
     foretoken_tools::run(command)
 }
 
-fn command(mut args: Args) -> Result<ExitCode> {
-    for (path, part) in args.checkpoints.iter_mut().zip([Part::Target, Part::Assistant]) {
+fn command(args: Args) -> Result<ExitCode> {
+    let (mut checkpoints, mut findings) = (Vec::new(), Vec::new());
+    for (path, part) in args.checkpoints.iter().zip([Part::Target, Part::Assistant]) {
         match resolve(path) {
-            Ok(local) => *path = local,
+            Ok(local) => checkpoints.push(local),
             Err(error) if args.check && args.json => {
                 let (outcome, detail) = (Outcome::Failed, error.to_string());
-                return Ok(check::json(&[Finding { part, check: "file", outcome, detail }]));
+                findings.push(Finding { part, check: "file", outcome, detail });
             }
             Err(error) => return Err(error),
         }
     }
     if args.check && args.json {
-        let pair = Pair::of(&args.checkpoints);
-        let (target, assistant) = pair.map_or_else(|_| claimed_parts(&args.checkpoints), |pair| pair.paths());
-        let options = VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads };
-        return Ok(check::json(&verify(&options)));
+        if !checkpoints.is_empty() {
+            let pair = Pair::of(&checkpoints);
+            let (target, assistant) = pair.map_or_else(|_| claimed_parts(&checkpoints), |pair| pair.paths());
+            let options = VerifyOptions { target, assistant, prompt: args.prompt, threads: args.threads };
+            findings.extend(verify(&options));
+        }
+        return Ok(check::json(&findings));
     }
-    let pair = Pair::of(&args.checkpoints)?;
+    let pair = Pair::of(&checkpoints)?;
     for checkpoint in pair.checkpoints().filter(|_| args.contents) {
         contents::print(checkpoint)?;
     }

@@ -65,7 +65,7 @@ impl FromStr for KvFormat {
                 return Err(Error::argument("K/V format", problem));
             }
             "turbo4-legacy" => {
-                let problem = "turbo4-legacy is load-only: its levels are 1.5 times too narrow; use turbo4";
+                let problem = "turbo4-legacy is not supported: its levels are 1.5 times too narrow; use turbo4";
                 return Err(Error::argument("K/V format", problem));
             }
             other => other,

@@ -27,7 +27,8 @@ pub(crate) trait YmmProducts: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn to_scale(words: __m256i) -> __m256i;
-    /// Byte `b` of every word times `2^up` as a scale: unsigned with `up` 0, signed with [`Multiply`] and `up` 8.
+    /// Byte `b` of every word, unsigned, times `2^up` as a scale, `up` in 0..=8; with [`Multiply`], `up` is 0, or 8 and
+    /// the byte signed.
     ///
     /// # Safety
     /// As the trait's.

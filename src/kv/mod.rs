@@ -34,9 +34,11 @@ pub(crate) use delta_net::{DeltaNetState, Inputs};
 pub use format::{ExactZones, KvFormat, KvPreset};
 pub use layout::{KvLayout, StoreLayout};
 pub use options::{KEqV, KvOptions, LayerFormat};
+#[doc(hidden)]
+pub use pool::HeldPage;
 pub use pool::PagePool;
 
-pub(crate) use pool::{Counted, HeldPage, bytes_of_only};
+pub(crate) use pool::{Counted, bytes_of_only};
 pub use recurrent::Recurrent;
 pub use round::{Borrowed, Committed, KvAccess, Round};
 pub use state::SequenceState;

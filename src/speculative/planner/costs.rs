@@ -42,7 +42,7 @@ impl Measured {
 
     /// Moves the mean by its newest measurement's share of a log difference.
     fn shift(&mut self, difference: f64, tuning: &Tuning) {
-        self.ms *= (difference / (self.samples as f64).clamp(1.0, tuning.window)).exp();
+        self.ms *= (difference / (self.samples as f64).min(tuning.window).max(1.0)).exp();
     }
 }
 

@@ -12,6 +12,12 @@ pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, is_zen_4};
 
+/// Whether this is an AMD Zen 4, which reads memory otherwise than other processors.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn is_zen_4() -> bool {
+    false
+}
+
 /// An instruction set that this processor supports. The variants' fields can only be constructed in this module, so a
 /// value of this type proves that the instructions exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -115,17 +115,6 @@ pub(super) const fn prefetched_bytes<L: ByteLanes, F: Format>(streams: usize) ->
     F::TYPE.packed_block_bytes() * L::LANES / streams
 }
 
-/// Cache lines of each of `streams` to prefetch with every block, and before the blocks of 256 inputs of a stream. For
-/// most blocks of 32 or 64, a line and an eighth with each would be two with each.
-pub(super) const fn prefetched_lines<L: ByteLanes, F: Format>(streams: usize) -> (usize, usize) {
-    let (bytes, blocks) = (prefetched_bytes::<L, F>(streams), 256 / F::TYPE.block_len());
-    let lines = bytes / 64;
-    match (bytes * blocks).div_ceil(64) - lines * blocks {
-        1 if streams > 1 && blocks > 1 => (lines, 1),
-        _ => (bytes.div_ceil(64), 0),
-    }
-}
-
 /// Scales per iteration where a block is unpacked in registers.
 const fn unrolled<L: ByteLanes, F: Format>() -> usize {
     match (L::BARRIERS, F::SCALES_DIFFER) {
@@ -141,7 +130,7 @@ pub(super) struct PackedSource<F, const R: usize, const S: usize> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
-    /// Where to prefetch [`prefetched_lines`] from meanwhile, a line of each in turn.
+    /// Where to prefetch [`prefetched_bytes`] from meanwhile, a line of each in turn.
     pub prefetched: [*const u8; S],
     pub format: PhantomData<F>,
 }
@@ -161,7 +150,7 @@ impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for P
             return;
         }
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
-        let lines = S * const { prefetched_lines::<L, F>(S).0 };
+        let lines = S * prefetched_bytes::<L, F>(S).div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {
             let at = self.prefetched[line % S].wrapping_add(line / S * 64);
             if const { S == 1 } { prefetch_to::<2>(at) } else { prefetch(at) }

@@ -8,10 +8,9 @@ use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
-use crate::quant::source::{PackedSource, prefetched_bytes, prefetched_lines};
+use crate::quant::source::{PackedSource, prefetched_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
-use crate::simd::prefetch::prefetch;
 
 /// Inputs of one of several streams that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
@@ -154,8 +153,7 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
             let mut blocks = first_blocks::<F, S>(weights, self.panels);
             // Every pass over a block prefetches an equal share for every stream, not all that its own stream needs
             // next: lines of several streams arrive sooner than as many lines of one.
-            let (lines, lines_before) = const { prefetched_lines::<L, F>(S) };
-            let share = if lines_before > 0 { 64 * lines } else { prefetched_bytes::<L, F>(S) } / parts;
+            let share = prefetched_bytes::<L, F>(S) / parts;
             // A single stream has no other to turn to: its sums stay in registers.
             let inputs = if const { S == 1 } { weights.inputs() } else { STREAM_INPUTS };
             let step = (inputs / F::TYPE.block_len()).max(1);
@@ -163,12 +161,6 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                 let count = step.min(weights.blocks() - done);
                 let mut ahead = const { prefetch_distance(S) };
                 for stream in 0..streams {
-                    for _ in 0..lines_before {
-                        for block in blocks {
-                            prefetch(block.wrapping_add(ahead));
-                        }
-                        ahead += 64;
-                    }
                     for lane in (0..PANEL_ROWS).step_by(L::LANES) {
                         for part in 0..parts {
                             let sums = results[stream * ROW_BLOCK + part * L::MAX_ROWS..].first_chunk_mut();

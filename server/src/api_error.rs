@@ -20,7 +20,8 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     /// A machine-readable code (`context_length_exceeded`).
     pub code: Option<&'static str>,
-    /// Anthropic's message, by which its clients know what has a code in OpenAI's API.
+    /// The message of Anthropic's routes, if it differs: their clients recognize a full context by its words, OpenAI's by
+    /// `code`.
     pub anthropic: Option<String>,
 }
 

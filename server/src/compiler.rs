@@ -80,7 +80,7 @@ impl Compilers {
     async fn compile_located(&self, engine: &Engine, located: Located) -> Result<Constraint> {
         let Located { constraint, field, parts, widened } = located;
         let Err(error) = self.compile(engine, &constraint, &field).await else { return Ok(constraint) };
-        // Only what is wrong with the schemas can be mended by wider ones, and located in one of them.
+        // A timeout or a full queue is not an error of the schemas: wider ones, or each alone, would not compile either.
         if error.status != StatusCode::BAD_REQUEST {
             return Err(error);
         }
@@ -253,7 +253,7 @@ mod tests {
         drop(compilers.running.acquire_many(MAX_THREADS as u32).await.expect("both threads"));
     }
 
-    /// Its parts would take as long again.
+    /// After a timeout, parts are not compiled one by one.
     #[tokio::test(start_paused = true)]
     async fn what_takes_too_long_is_not_located() {
         let (engine, compilers) = (engine(), Compilers::new());

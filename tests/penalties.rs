@@ -68,7 +68,7 @@ fn penalties_are_the_definitions() {
 fn dry_by_definition(dry: &Dry, tokens: &[u32]) -> BTreeMap<u32, f32> {
     let tokens = &tokens[tokens.len().saturating_sub(dry.last_n.unwrap_or(usize::MAX))..];
     let mut lost = BTreeMap::new();
-    for next in 1..tokens.len() {
+    for next in (1..tokens.len()).filter(|next| !dry.breakers.ids().contains(&tokens[*next])) {
         for length in dry.allowed_length..=next {
             let (suffix, earlier) = (&tokens[tokens.len() - length..], &tokens[next - length..next]);
             if suffix == earlier && !suffix.iter().any(|token| dry.breakers.ids().contains(token)) {
@@ -90,6 +90,8 @@ fn dry_is_the_definition() {
     assert_eq!(row(&dry(2, Some(6), &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
     assert_eq!(row(&dry(2, None, &[1]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
     assert_eq!(row(&dry(2, None, &[2]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10]), [0.0; 10]);
+    // A breaker extends no repetition.
+    assert_eq!(row(&dry(2, None, &[4]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10]), [0.0; 10]);
     let mut state = 1_u64;
     let mut random = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -19,7 +19,7 @@ pub struct Dry {
     pub allowed_length: usize,
     /// Number of last tokens considered; `None` for all. Default: all.
     pub last_n: Option<usize>,
-    /// Tokens that end a repetition, such as line ends and quotes. Default: none.
+    /// Tokens that end a repetition, such as line ends and quotes, and are not penalized. Default: none.
     pub breakers: Breakers,
 }
 
@@ -87,9 +87,10 @@ impl LogitsProcessor for Dry {
         let mut longest: HashMap<u32, usize> = HashMap::new();
         // `repeats[back]`: length of the run that ends `back` before the last token and equals the last ones.
         for (back, repeat) in repeats(tokens).into_iter().enumerate().skip(1) {
-            let repeat = repeat.min(unbroken);
-            if repeat >= self.allowed_length {
-                let length = longest.entry(tokens[tokens.len() - back]).or_default();
+            let (repeat, next) = (repeat.min(unbroken), tokens[tokens.len() - back]);
+            // A breaker ends the repetition.
+            if repeat >= self.allowed_length && !self.breakers.contains(next) {
+                let length = longest.entry(next).or_default();
                 *length = repeat.max(*length);
             }
         }

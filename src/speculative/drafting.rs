@@ -303,9 +303,7 @@ impl Drafting {
         let of_model = drafter.filter(|one| self.drafters.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
         let refused = usize::from(accepted == drafted && of_model > drafted);
-        // A draft cut by the end of the text says nothing about the drafts after the cut.
-        let compared = if accepted < count { accepted } else { drafted + refused };
-        let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: compared, accepted });
+        let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + refused, accepted });
         self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
         Ok(RoundResult {

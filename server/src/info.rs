@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 use hyper::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::app::App;
+use crate::app::{App, drop_body};
 use crate::reply;
 
 fn model(app: &App) -> Value {
@@ -60,17 +60,20 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `POST /v1/embeddings`.
-pub(crate) async fn embeddings() -> ApiError {
+pub(crate) async fn embeddings(request: Request) -> ApiError {
+    drop_body(request).await;
     let message = "embeddings are not supported: this server has no embedding model";
     ApiError::new(StatusCode::NOT_IMPLEMENTED, message)
 }
 
 /// Unknown paths.
-pub(crate) async fn not_found() -> ApiError {
+pub(crate) async fn not_found(request: Request) -> ApiError {
+    drop_body(request).await;
     ApiError::new(StatusCode::NOT_FOUND, "not found; docs/server.md lists the routes")
 }
 
 /// Unknown methods of known paths.
-pub(crate) async fn wrong_method() -> ApiError {
+pub(crate) async fn wrong_method(request: Request) -> ApiError {
+    drop_body(request).await;
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; the header `allow` names the one that is")
 }

@@ -14,7 +14,7 @@ use hyper::{Method, StatusCode};
 
 use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
-use crate::app::{App, RequestId};
+use crate::app::{App, RequestId, drop_body};
 use crate::fields::Fields;
 use crate::reply::Generate;
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
@@ -91,7 +91,10 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         _ => None,
     };
     let mut response = match refused {
-        Some(error) => error.response(api, &id),
+        Some(error) => {
+            drop_body(request).await;
+            error.response(api, &id)
+        }
         None => next.run(request).await,
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {

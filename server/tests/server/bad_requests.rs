@@ -339,6 +339,29 @@ fn bodies_that_are_wrong() {
     server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 4}));
 }
 
+/// A client that sends all of a long body before it reads has the status, not a connection that is reset.
+#[test]
+fn refusals_are_read_after_long_bodies() {
+    let keys = vec!["key".to_owned()];
+    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: keys, ..options() });
+    // More than the sockets' buffers.
+    let body = vec![b' '; 16 << 20];
+    for (line, field, status) in [
+        ("POST /v1/completions", "x-api-key: other", "401"),
+        ("POST /v1/completions", "host: evil.example", "403"),
+        ("POST /nothing", "x-api-key: key", "404"),
+        ("PUT /v1/completions", "x-api-key: key", "405"),
+        ("POST /v1/completions", "x-api-key: key", "415"),
+        ("POST /v1/embeddings", "x-api-key: key", "501"),
+    ] {
+        let mut stream = TcpStream::connect(server.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        write!(stream, "{line} HTTP/1.1\r\n{field}\r\ncontent-length: {}\r\n\r\n", body.len()).expect("written");
+        stream.write_all(&body).unwrap_or_else(|error| panic!("{status}: the body was not read: {error}"));
+        assert_eq!(read_head(&stream).get(9..12), Some(status), "{line}");
+    }
+}
+
 #[test]
 fn heads_that_are_wrong_or_late() {
     let options = foretoken_server::ServerOptions { idle_timeout: Duration::from_millis(500), ..options() };

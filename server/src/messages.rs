@@ -118,7 +118,7 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         None => return Err(fields.error("role", "is required: system, developer, user, assistant or tool")),
     };
     let content = text_of(&mut fields, "content")?;
-    fields.ignore(&["name"]);
+    fields.ignore(&["cache_control", "name"]);
     if role == Role::Assistant {
         let mut reasoning = None;
         for name in ["reasoning_content", "reasoning"] {
@@ -130,7 +130,7 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
             return Err(fields.error("content", "is required, or tool_calls"));
         }
         // Fields that clients send back from the replies of other services.
-        fields.ignore(&["refusal", "annotations", "audio", "id", "cache_control", "parsed"]);
+        fields.ignore(&["refusal", "annotations", "audio", "id", "parsed"]);
         fields.ignore(&["provider_specific_fields", "reasoning_details", "thinking_blocks"]);
         conversation.push(Message { reasoning, ..Message::assistant(content.unwrap_or_default()) });
         for (i, call) in calls.into_iter().enumerate() {

@@ -142,7 +142,7 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
         Some(_) => return Err(fields.error(parameters, "must be a JSON schema (an object)")),
     };
     let is_strict = fields.flag("strict")?.unwrap_or(false);
-    fields.ignore(&["allowed_callers", "defer_loading"]);
+    fields.ignore(&["allowed_callers", "cache_control", "defer_loading"]);
     let given = Given { name: name.clone(), schema_field: fields.name(parameters), is_strict };
     let tool =
         json!({"type": "function", "function": {"name": name, "description": description, "parameters": schema}});
@@ -163,6 +163,7 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
             Some(mut function) => {
                 tools.add(tool(&mut function, "parameters")?);
                 function.end()?;
+                entry.ignore(&["cache_control"]);
             }
             None => tools.add(tool(&mut entry, "parameters")?),
         }
@@ -205,7 +206,7 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
     for mut entry in list(fields)? {
         entry.only("type", &[json!("custom")])?;
         tools.add(tool(&mut entry, "input_schema")?);
-        entry.ignore(&["cache_control", "eager_input_streaming", "input_examples"]);
+        entry.ignore(&["eager_input_streaming", "input_examples"]);
         entry.end()?;
     }
     let Some(mut given) = fields.object("tool_choice")? else { return Ok(tools) };

@@ -229,6 +229,23 @@ fn fields_of_openais_client_do_not_change_the_prompt() {
     assert_eq!(count("/v1/responses", of_responses), count("/v1/responses", none()));
 }
 
+/// `cache_control` of a message, a part, a tool or its function does not change the prompt.
+#[test]
+fn marks_of_prompt_caches_are_ignored() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let count = |mark: &Value| {
+        let marked = |value: Value| with(&value, mark);
+        let part = marked(json!({"type": "text", "text": "Umbrella?"}));
+        let message = |role: &str, content: Value| marked(json!({"role": role, "content": content}));
+        let tool = |function: Value| marked(json!({"type": "function", "function": marked(function)}));
+        let messages = [message("system", json!("Be brief.")), message("user", json!([part]))];
+        let tools: Vec<_> = functions().into_iter().map(tool).collect();
+        server.ask(CHAT, &json!({"messages": messages, "tools": tools}))["usage"]["prompt_tokens"].clone()
+    };
+    assert_eq!(count(&json!({"cache_control": {"type": "ephemeral"}})), count(&json!({})));
+}
+
 /// Where the template refuses system messages between turns, they are the user's.
 #[test]
 fn late_system_messages_are_the_users() {

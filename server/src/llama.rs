@@ -18,6 +18,7 @@ use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
+use crate::tools::Others;
 use crate::{messages, tools};
 
 /// Reads the body of `POST /completion`.
@@ -183,8 +184,8 @@ impl Reply for Completion {
 pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
-    let options =
-        ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields, &app.defaults)? };
+    let tools = tools::openai(&mut fields, Others::Refused)?;
+    let options = ChatOptions { tools: tools.list, ..tools::thinking(&mut fields, &app.defaults)? };
     let chat = Chat::new(&app, messages, options, fields.body_bytes);
     fields.end()?;
     let render = move |app: &App| app.template()?.render(&chat.messages, &chat.options);

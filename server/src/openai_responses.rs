@@ -14,7 +14,7 @@ use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
 use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
-use crate::tools;
+use crate::tools::{self, Others, is_function};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -22,7 +22,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
     let mut echoed = echoed(&fields, instructions.as_deref());
-    let tools = tools::openai(&mut fields)?;
+    let tools = tools::openai(&mut fields, Others::LeftOut)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
     let mut options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
@@ -59,6 +59,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 /// What a response repeats of the request. Numbers that are not given follow.
 fn echoed(fields: &Fields, instructions: Option<&str>) -> Value {
     let given = |name: &str, default: Value| fields.peek(name).cloned().unwrap_or(default);
+    let tools = fields.peek("tools").and_then(Value::as_array).into_iter().flatten();
     json!({
         "background": false,
         "instructions": instructions,
@@ -70,7 +71,7 @@ fn echoed(fields: &Fields, instructions: Option<&str>) -> Value {
         "safety_identifier": given("safety_identifier", Value::Null),
         "temperature": given("temperature", Value::Null),
         "tool_choice": given("tool_choice", json!("auto")),
-        "tools": fields.peek("tools").and_then(Value::as_array).into_iter().flatten().map(flat_tool).collect::<Vec<_>>(),
+        "tools": tools.filter(|tool| is_function(tool.get("type"))).map(flat_tool).collect::<Vec<_>>(),
         "top_p": given("top_p", Value::Null),
         "truncation": given("truncation", json!("disabled")),
         "user": given("user", Value::Null),

@@ -150,14 +150,30 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
     Ok((tool, given))
 }
 
+/// What becomes of OpenAI's tools that are not functions.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Others {
+    Refused,
+    /// The model is not told of them. Coding agents (Codex) offer them beside functions, to every server.
+    LeftOut,
+}
+
+/// Whether one of OpenAI's tools is a function, as far as it says what it is.
+pub(crate) fn is_function(kind: Option<&Value>) -> bool {
+    kind.and_then(Value::as_str).is_none_or(|kind| kind == "function")
+}
+
 /// Takes OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Chat completions have a tool in the field
 /// `function`, responses have its fields beside `type`.
 ///
 /// # Errors
-/// If a tool is malformed or not a function, or the choice names an unknown tool.
-pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
+/// If a tool is malformed or refused, or the choice names an unknown tool.
+pub(crate) fn openai(fields: &mut Fields, others: Others) -> Result<Tools> {
     let mut tools = Tools::default();
     for mut entry in list(fields)? {
+        if others == Others::LeftOut && !is_function(entry.peek("type")) {
+            continue;
+        }
         entry.only("type", &[json!("function")])?;
         match entry.object("function")? {
             Some(mut function) => {

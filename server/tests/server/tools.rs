@@ -229,6 +229,35 @@ fn fields_of_openais_client_do_not_change_the_prompt() {
     assert_eq!(count("/v1/responses", of_responses), count("/v1/responses", none()));
 }
 
+/// What Codex sends beside the conversation does not change the prompt: tools of other types than functions are left out.
+#[test]
+fn fields_of_codex() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let answer = |more: &[Value], body: Value| {
+        let tools: Vec<_> = more.iter().cloned().chain(flat_tools()).collect();
+        server.ask("/v1/responses", &with(&json!({"input": "Umbrella?", "tools": tools}), body))
+    };
+    let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: /.+/"});
+    let others = [
+        json!({"type": "web_search", "external_web_access": false}),
+        json!({"type": "custom", "name": "apply_patch", "description": "x", "format": grammar}),
+        json!({"type": "namespace", "name": "mcp", "tools": flat_tools()}),
+    ];
+    let beside = json!({"tool_choice": "auto", "parallel_tool_calls": true, "store": false, "reasoning": null,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "1", "text": {"verbosity": "low"}});
+    let (given, want) = (answer(&others, beside), answer(&[], json!({})));
+    assert_eq!(given["usage"]["input_tokens"], want["usage"]["input_tokens"]);
+    assert_eq!(given["tools"], want["tools"], "those that are used");
+    // They are counted where a tool is named, and none can be required.
+    for (more, field) in [(json!({"type": "function"}), "tools[1].name"), (json!({"type": 1}), "tools[1].type")] {
+        let body = json!({"input": "?", "tools": [others[0], more]});
+        assert_eq!(server.post("/v1/responses", &body).1["error"]["param"], field);
+    }
+    let body = json!({"input": "?", "tools": others, "tool_choice": "required"});
+    assert_eq!(server.post("/v1/responses", &body).1["error"]["param"], "tool_choice");
+}
+
 /// `cache_control` of a message, a part, a tool or its function does not change the prompt.
 #[test]
 fn marks_of_prompt_caches_are_ignored() {

@@ -96,6 +96,7 @@ impl Answer {
             "stop_sequence": null,
             "usage": {
                 "input_tokens": output.prompt_tokens - output.cached_tokens,
+                "cache_creation_input_tokens": 0, // written tokens are not counted apart
                 "cache_read_input_tokens": output.cached_tokens,
                 "output_tokens": 0,
             },

@@ -60,7 +60,10 @@ fn anthropic() {
         (&whole["type"], &whole["role"], &whole["stop_reason"]),
         (&json!("message"), &json!("assistant"), &json!("max_tokens"))
     );
-    assert_eq!(whole["usage"]["output_tokens"], 24);
+    assert_eq!(
+        (&whole["usage"]["output_tokens"], &whole["usage"]["cache_creation_input_tokens"]),
+        (&json!(24), &json!(0))
+    );
     let mut counted = body.clone();
     for field in ["max_tokens", "metadata"] {
         counted.as_object_mut().expect("an object").remove(field);

@@ -402,10 +402,16 @@ impl Reply for Answer {
         last + &self.event(&format!("response.{status}"), json!({"response": response}))
     }
 
-    /// An event without a response: `code` is the type of errors that have no code.
-    fn failed(&mut self, error: &ApiError, _: &ChoiceOutput) -> String {
+    /// An event without a response, then one with what is complete of it: Codex reads errors from the second alone. `code`
+    /// is the type of errors that have no code.
+    fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
         let code = error.code.unwrap_or(error.openai_type());
+        self.items.retain(|item| !item.is_null());
+        let mut response = self.response(output, None);
+        response["status"] = json!("failed");
+        response["error"] = json!({"code": code, "message": error.message});
         self.event("error", json!({"code": code, "message": error.message, "param": error.param}))
+            + &self.event("response.failed", json!({"response": response}))
     }
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {

@@ -689,17 +689,30 @@ fn errors_of_streams() {
     script.set("Rain.");
     let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let format = json!({"type": "json_schema", "name": "it", "schema": schema});
-    let error = |path: &str, body: Value| {
-        let (name, data) = server.stream(path, &body).pop().expect("an event");
-        (name, serde_json::from_str::<Value>(&data).expect("JSON"))
+    let events = |path: &str, body: &Value| -> Vec<(String, Value)> {
+        let parsed = |(name, data): (String, String)| (name, serde_json::from_str::<Value>(&data).expect("JSON"));
+        server.stream(path, body).into_iter().map(parsed).collect()
     };
-    let (name, event) = error("/v1/responses", json!({"input": "?", "stream": true, "text": {"format": format}}));
+    let error = |path: &str, body: Value| events(path, &body).pop().expect("an event");
+    let body = json!({"input": "?", "stream": true, "text": {"format": format}});
+    let mut all = events("/v1/responses", &body);
+    let (last, failed) = all.pop().expect("an event");
+    let (name, event) = all.pop().expect("an event");
+    assert_eq!((last.as_str(), &failed["sequence_number"]), ("response.failed", &json!(3)));
+    let response = &failed["response"];
+    assert_eq!((&response["status"], &response["output"]), (&json!("failed"), &json!([])));
+    assert_eq!(response["error"], json!({"code": event["code"], "message": event["message"]}));
     assert_eq!((name.as_str(), &event["type"], &event["sequence_number"]), ("error", &json!("error"), &json!(2)));
     assert_eq!(
         (&event["code"], event.as_object().map(|fields| fields.len())),
         (&json!("invalid_request_error"), Some(5))
     );
     assert!(event["message"].is_string() && event["param"].is_string(), "{event}");
+    // The message that has begun is left out.
+    script.set("{ Rain.");
+    let (_, failed) = error("/v1/responses", body);
+    assert_eq!((&failed["type"], &failed["response"]["output"]), (&json!("response.failed"), &json!([])));
+    script.set("Rain.");
     let messages = json!([{"role": "user", "content": "?"}]);
     let config = json!({"format": {"type": "json_schema", "schema": schema}});
     let body = json!({"messages": messages, "max_tokens": 9, "stream": true, "output_config": config});

@@ -139,7 +139,10 @@ run() { # STAGES
 }
 
 case $what in
-all) build && run check speed engine ;;
+all)
+    build # not `build && run`, in which its `set -e` has no effect
+    [ $? = 0 ] && run check speed engine
+    ;;
 run) run check speed engine ;;
 build) build ;;
 check | speed | engine) run "$what" ;;

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Generates JSON under 200 generated schemas with a server, with and without speculation:
 
     scripts/constraint_schemas.py [--server target/release/foretoken-server] [--count 200] [--seed 1] [--parallel 8]

@@ -2,8 +2,8 @@
 # Compiles the CUDA kernels to the PTX that the feature `cuda-prebuilt` embeds: once per release, with nvcc 13.0.
 set -euo pipefail
 cd "$(dirname "$0")/../gpu"
-nvcc=${NVCC:-nvcc}
-ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
+nvcc=$(command -v "${NVCC:-nvcc}") || { echo "${NVCC:-nvcc} is missing; scripts/install_nvcc.sh installs it" >&2; exit 1; }
+ptxas=$(dirname "$nvcc")/ptxas
 version=7.8 # of CUDA 11.8, older than every driver that `src/cuda/driver.rs` accepts
 mkdir -p cuda/prebuilt
 rm -f cuda/prebuilt/*.ptx

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Throughput and latency of a server under load:
 
     scripts/server_load.py [--seconds 8] [--loads 1,4,8,16] -- target/release/foretoken-server [OPTIONS]

@@ -220,30 +220,6 @@ fn chunked_prefill_equals_whole_prefill() {
     });
 }
 
-#[test]
-fn a_verify_batch_equals_single_steps() {
-    for_each_case(|case, isa| {
-        let target = case.target(isa);
-        let ids = case.ids("input_ids");
-        for rows in 1..=8.min(ids.len() - 1) {
-            let (prompt, batch) = ids.split_at(ids.len() - rows);
-            let mut batched = cache(&target, ElementType::F32, isa);
-            let mut single = cache(&target, ElementType::F32, isa);
-            pass(&target, &mut batched, prompt, OutputRows::None);
-            pass(&target, &mut single, prompt, OutputRows::None);
-            let output = pass(&target, &mut batched, batch, OutputRows::All);
-            let (logits, hidden) = (values(&output.logits), values(&output.hidden));
-            for (row, id) in batch.iter().enumerate() {
-                let step = pass(&target, &mut single, &[*id], OutputRows::Last);
-                let of = |all: &[f32]| all[row * all.len() / rows..(row + 1) * all.len() / rows].to_vec();
-                // Stronger than the promised 1e-5: no bit differs.
-                assert_eq!(of(&logits), values(&step.logits), "{}: row {row} of {rows}", case.name);
-                assert_eq!(of(&hidden), values(&step.hidden), "{}: row {row} of {rows}", case.name);
-            }
-        }
-    });
-}
-
 fn own_fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }

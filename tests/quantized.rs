@@ -205,8 +205,10 @@ fn files_lose_what_their_types_do() {
         for (mix, bound) in [(Mix::Q8_0, 1.6), (Mix::Q4_K_M, 1.1)] {
             let [quantized, numbers] = quantized_files(&exact, mix);
             on_every_isa(|isa| {
-                if isa == Isa::Scalar && name == "demo" {
-                    return; // twelve times as slow as the widest
+                // On narrower instruction sets, whose quantized products have the same bits, only the bound that the
+                // inputs' bits decide; and scalar code, twelve times as slow as the widest, not on the demo.
+                if isa != Isa::best() && mix != Mix::Q8_0 || isa == Isa::Scalar && name == "demo" {
+                    return;
                 }
                 let [exact, quantized, numbers] = [&exact, &quantized, &numbers].map(|path| {
                     let target = load(path, None, isa);

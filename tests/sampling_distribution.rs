@@ -3,7 +3,7 @@
 
 mod cases;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 use foretoken::sampler::{Distribution, Dry, Penalties, Sampler, Xtc};
@@ -103,14 +103,14 @@ fn samplings() -> [Sampling; 10] {
 struct Models {
     vocabulary: usize,
     sampler: Sampler,
-    target: BTreeMap<Vec<u32>, Distribution>,
-    drafter: BTreeMap<Vec<u32>, (u32, Distribution)>,
+    target: HashMap<Vec<u32>, Distribution>,
+    drafter: HashMap<Vec<u32>, (u32, Distribution)>,
 }
 
 impl Models {
     fn new(vocabulary: usize, sampling: Sampling) -> Self {
         let sampler = Sampler::new(Isa::best(), sampling, Vec::new()).expect("parameters in range");
-        Self { vocabulary, sampler, target: BTreeMap::new(), drafter: BTreeMap::new() }
+        Self { vocabulary, sampler, target: HashMap::new(), drafter: HashMap::new() }
     }
 
     fn logits(&self, prefix: &[u32], salt: u64, spread: f32) -> Vec<f32> {

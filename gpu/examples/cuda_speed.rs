@@ -38,6 +38,7 @@ mod measure {
     use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
     use foretoken_gpu::plan::rows::{Domain, Order};
     use foretoken_gpu::plan::segments::{Recurrent, Segment, Segments};
+    use foretoken_gpu::{Launch, Params};
     use foretoken_kernels::ElementType;
     use foretoken_kernels::attention::turboquant::{CodeFormat, PAGE_TOKENS, PageLayout, RotationGroups, Side};
     use foretoken_kernels::quant::WeightType;
@@ -117,6 +118,12 @@ mod measure {
         Ok(best * 1e6 / LAUNCHES as f64)
     }
 
+    /// Adds a plan's launch.
+    fn record<P: Params>(recorder: &mut Recorder, launch: &Launch<P>) -> std::result::Result<(), CudaError> {
+        // SAFETY: all callers pass what a plan returned.
+        unsafe { recorder.launch(launch) }
+    }
+
     fn product(
         device: &Device,
         stream: &Stream,
@@ -138,7 +145,7 @@ mod measure {
         let micros = time(stream, |recorder, i| {
             let at = weights.slice().address() + (i % copies * bytes) as u64;
             let matrix = Matrix::new(weight_type, (1, outputs, inputs), foretoken_gpu::DeviceSlice::new(at, bytes))?;
-            recorder.launch(&matmul(&matrix, &activations, y.slice())?)
+            record(recorder, &matmul(&matrix, &activations, y.slice())?)
         })?;
         let name = weight_type.name();
         // Two operations per weight and row.
@@ -162,7 +169,7 @@ mod measure {
             let at = weights.slice().address() + (i % copies * bytes) as u64;
             let slice = foretoken_gpu::DeviceSlice::new(at, bytes);
             let matrix = FloatMatrix::new(ElementType::Bf16, (1, outputs, inputs), slice)?;
-            recorder.launch(&matmul_float::matmul(&matrix, (x.slice(), rows), y.slice())?)
+            record(recorder, &matmul_float::matmul(&matrix, (x.slice(), rows), y.slice())?)
         })?;
         println!(
             "bf16  {outputs:6} x {inputs:5}  rows {rows:3}  {micros:8.1} us  {:7.0} GB/s  {:6.1} TFLOP/s",
@@ -238,7 +245,7 @@ mod measure {
         let exact_kv = ExactKv { keys: keys.1, values: values.1, element: ElementType::F16, rotary_channels: width };
         // Every page is in the tables.
         let micros = time(stream, |recorder, _| {
-            recorder.launch(&exact(&queries, &exact_kv, &room)?)?;
+            record(recorder, &exact(&queries, &exact_kv, &room)?)?;
             if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
                 let kv = QuantizedKv {
                     keys: k.1,
@@ -248,9 +255,9 @@ mod measure {
                     query_words: words.slice(),
                     query_scales: scales.slice(),
                 };
-                recorder.launch(&quantized(&queries, &kv, &room)?)?;
+                record(recorder, &quantized(&queries, &kv, &room)?)?;
             }
-            recorder.launch(&combine(&queries, &room, (Domain::Unrotated, Order::Model), y.slice())?)
+            record(recorder, &combine(&queries, &room, (Domain::Unrotated, Order::Model), y.slice())?)
         })?;
         let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
@@ -293,8 +300,8 @@ mod measure {
         let segments = Segments { slice: segment.slice(), count: 1, longest: rows };
         let layer = |index| Layer { shape, index, segments, rows, inputs: None };
         let micros =
-            time(stream, |recorder, i| recorder.launch(&inputs(&layer(i), places.slice(), &weights, &projected)?))?;
-        let recurrence = time(stream, |recorder, i| recorder.launch(&delta_rule(&layer(i), y.slice())?))?;
+            time(stream, |recorder, i| record(recorder, &inputs(&layer(i), places.slice(), &weights, &projected)?))?;
+        let recurrence = time(stream, |recorder, i| record(recorder, &delta_rule(&layer(i), y.slice())?))?;
         let rate = (4 * shape.matrices_len()) as f64 / recurrence / 1e3;
         println!(
             "delta net {heads} heads  accepted {accepted:2}  rows {rows:2}  inputs {micros:5.1} us  recurrence \

@@ -59,9 +59,11 @@ macro_rules! backend {
 
                 fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
                     let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    let graph = stream
-                        .record(|recorder| launches.iter().try_for_each(|launch| recorder.launch(&launch.launch)))
-                        .map_err(failed)?;
+                    let record = |recorder: &mut $module::Recorder| {
+                        // SAFETY: `AnyParams` has room for any kernel's parameters.
+                        launches.iter().try_for_each(|launch| unsafe { recorder.launch(&launch.launch) })
+                    };
+                    let graph = stream.record(record).map_err(failed)?;
                     Ok(Box::new(Recorded { graph, stream: self.stream.clone() }))
                 }
             }

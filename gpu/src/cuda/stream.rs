@@ -56,9 +56,9 @@ impl Stream {
     /// If there is no such kernel, or the driver fails.
     ///
     /// # Safety
-    /// Until the launch has finished: the buffers of the plan's slices live, nothing else writes what it reads, and
-    /// nothing else reads or writes what it writes. Tables and lists in device memory are as the plan's documentation
-    /// requires.
+    /// The launch is as its plan returned it: the driver copies as many bytes of parameters as the kernel has. Until it
+    /// has finished, the buffers of the plan's slices live, nothing else writes what it reads, and nothing else reads
+    /// or writes what it writes. Tables and lists in device memory are as the plan's documentation requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
         let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
         self.device.0.enter()?;
@@ -119,7 +119,11 @@ impl Recorder {
     ///
     /// # Errors
     /// If there is no such kernel, or the driver fails.
-    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// The launch is as its plan returned it, or `P` has room for any kernel's parameters: the driver copies as many
+    /// bytes as the kernel has.
+    pub unsafe fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
         let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
@@ -142,7 +146,7 @@ impl Recorder {
         let early = self.device.info().early_starts;
         let before = if early { &[] } else { self.last.as_slice() };
         let mut added = std::ptr::null_mut();
-        // SAFETY: graph and nodes live; `Params` is the kernel's structure, which the driver copies.
+        // SAFETY: graph and nodes live; the caller guarantees that the driver copies no more bytes than `params` has.
         check("cuGraphAddKernelNode", unsafe {
             sys::cuGraphAddKernelNode_v2(&mut added, self.graph, before.as_ptr(), before.len(), &node)
         })?;

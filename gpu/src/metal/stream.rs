@@ -51,9 +51,9 @@ impl Stream {
     /// If there is no such kernel, or the system fails; [`MetalError::Poisoned`] if an earlier launch failed.
     ///
     /// # Safety
-    /// Until the launch has finished: the buffers of the plan's slices live, nothing else writes what it reads, and
-    /// nothing else reads or writes what it writes. Tables and lists in device memory are as the plan's documentation
-    /// requires.
+    /// The launch is as its plan returned it: the kernel reads parameters of its own length. Until it has finished, the
+    /// buffers of the plan's slices live, nothing else writes what it reads, and nothing else reads or writes what it
+    /// writes. Tables and lists in device memory are as the plan's documentation requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), MetalError> {
         let launch = recorded(&self.device, launch)?;
         // SAFETY: the caller guarantees the plan's memory, and that accesses do not conflict, until the launch ends.
@@ -97,7 +97,11 @@ impl Recorder {
     ///
     /// # Errors
     /// If there is no such kernel.
-    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), MetalError> {
+    ///
+    /// # Safety
+    /// The launch is as its plan returned it, or `P` has room for any kernel's parameters: the kernel reads as many
+    /// bytes as it has.
+    pub unsafe fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), MetalError> {
         self.graph.launches.push(recorded(&self.device, launch)?);
         Ok(())
     }

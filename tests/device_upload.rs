@@ -67,7 +67,8 @@ struct WatchedMemory {
     seen: Arc<Seen>,
 }
 
-impl Device for Watched {
+// SAFETY: memory, launches and recordings are the machine's.
+unsafe impl Device for Watched {
     fn name(&self) -> String {
         self.machine.name()
     }

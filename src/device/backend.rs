@@ -37,7 +37,9 @@ macro_rules! backend {
                 Error::Device { device: $name.into(), problem }
             }
 
-            impl Device for Opened {
+            // SAFETY: an allocation is a buffer of its own, freed after the launches that use it; the stream runs the
+            // launches that it is given.
+            unsafe impl Device for Opened {
                 fn name(&self) -> String {
                     self.name.clone()
                 }

@@ -62,7 +62,12 @@ pub(crate) use target::{DeviceModels, DeviceTarget};
 pub(crate) use weights::DeviceEmbedding;
 
 /// A GPU.
-pub trait Device: Send + Sync {
+///
+/// # Safety
+/// Kernels rely on it: from [`Memory::address`] on, an allocation has as many bytes of this device as were requested,
+/// which no other allocation has until it is dropped; its drop waits for the launches that use it. Launches and
+/// recordings run the kernels that they were given, with their parameters, or none.
+pub unsafe trait Device: Send + Sync {
     /// Name in errors and measured costs.
     fn name(&self) -> String;
 

@@ -119,7 +119,8 @@ mod tests {
         live: Arc<AtomicUsize>,
     }
 
-    impl Device for Addresses {
+    // SAFETY: no kernel runs, so no address is used.
+    unsafe impl Device for Addresses {
         fn name(&self) -> String {
             "addresses".into()
         }

@@ -186,7 +186,8 @@ impl Emulated {
     }
 }
 
-impl Device for Emulated {
+// SAFETY: memory, launches and recordings are the other device's.
+unsafe impl Device for Emulated {
     fn name(&self) -> String {
         "emulated".into()
     }
@@ -261,7 +262,8 @@ impl Drop for Limited {
     }
 }
 
-impl Device for Worker {
+// SAFETY: an allocation is one of the machine's, freed in sequence with the launches, which run as they are given.
+unsafe impl Device for Worker {
     fn name(&self) -> String {
         "emulated".into()
     }

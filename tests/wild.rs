@@ -417,6 +417,9 @@ fn parts_given_for_one_another_are_refused_by_name() {
 fn a_stray_scale_is_an_error() {
     let twin = Twin::of("moe");
     let one = 1f32.to_le_bytes().to_vec();
+    // Nor is one left out on request, except a tower's.
+    let to_directory = ToHuggingFace { unknown: Unknown::LeftOut, ..ToHuggingFace::default() };
+    let to_file = ToGguf { unknown: Unknown::LeftOut, ..ToGguf::default() };
     for (name, shown) in [
         ("blk.0.attn_q.scale", "blk.0.attn_q.scale"),
         ("blk.0.attn_q.input_scale", "input_scale"),
@@ -425,7 +428,10 @@ fn a_stray_scale_is_an_error() {
         ("output.scale", "output.scale"),
     ] {
         let file = twin.gguf("target").tensor(name, &[1], F32, one.clone());
-        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "use"]);
+        let path = twin.write("model.gguf", file.bytes());
+        refused(engine(&path, None), &["model.gguf", shown, "is a scale", "use"]);
+        let converted = to_hugging_face(&Checkpoint::open(&path).expect("a file"), &twin.path("new"), &to_directory);
+        refused(converted, &["model.gguf", shown, "is a scale"]);
         let file = twin.gguf("assistant").tensor(name, &[1], F32, one.clone());
         let drafter = twin.write("drafter.gguf", file.bytes());
         refused(engine(&twin.path("target"), Some(&drafter)), &["drafter.gguf", shown, "is a scale"]);
@@ -436,7 +442,12 @@ fn a_stray_scale_is_an_error() {
         let scale = (Dtype::F32, vec![1], one.clone());
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(full.clone(), scale)));
         refused(engine(&twin.path("target"), None), &[&full, "is a scale", "use"]);
+        let source = Checkpoint::open(twin.path("target")).expect("a checkpoint");
+        refused(to_gguf(&source, &twin.path("new.gguf"), &to_file), &[&full, "is a scale"]);
     }
+    let file = twin.gguf("target").tensor("v.std_scale", &[1], F32, one);
+    let source = Checkpoint::open(twin.write("with-tower.gguf", file.bytes())).expect("a file");
+    to_hugging_face(&source, &twin.path("new"), &to_directory).expect("a directory");
     // The scales that a mixture of experts has are none of these.
     computes_the_references(&case("moe"), &target(&twin.path("target")).expect("a target"));
     computes_the_references(

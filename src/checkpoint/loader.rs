@@ -10,7 +10,7 @@ use super::files::Checkpoint;
 use super::load_options::{LoadOptions, Progress};
 use super::separate_experts::{matrices, parts};
 use super::tensor::{RawTensor, TensorType};
-use super::unread_tensors::is_scale;
+use super::unread_tensors::{STRAY_SCALE, is_scale, is_unneeded};
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
 
@@ -418,18 +418,10 @@ impl<'a> Loader<'a> {
             // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8
-        // KV cache, which this cache does not need.
-        let implied = |name: &str| {
-            let of_cache = ["self_attn.k_scale", "self_attn.v_scale", "k_proj.k_scale", "v_proj.v_scale"];
-            ["inv_freq", ".embed_scale"].iter().chain(&of_cache).any(|buffer| name.ends_with(buffer))
-        };
-        unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
+        unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !is_unneeded(name) && !known(name));
         if let Some(scale) = unused.iter().find(|name| is_scale(name)) {
-            let problem = "is a scale that no module applies, so the weights would be wrong; \
-                           use a file quantized without such scales (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
             let (path, tensor) = (self.checkpoint.path().to_owned(), scale.clone());
-            return Err(Error::Tensor { path, tensor, problem: problem.into() });
+            return Err(Error::Tensor { path, tensor, problem: STRAY_SCALE.into() });
         }
         let is_own = |name: &&String| self.checkpoint.gguf().is_some() || name.starts_with(&self.prefix);
         if let Some(tensor) = unused.iter().find(is_own).cloned() {

@@ -5,19 +5,12 @@ use foretoken_kernels::{ElementType, Isa};
 use rayon::prelude::*;
 
 use super::tensor::{RawTensor, TensorType};
+use crate::{Error, Result};
 
 /// Bytes per chunk, in the wider of both types.
 const CHUNK_BYTES: usize = 16 << 20;
 /// Minimum elements per task.
 const MIN_TASK_ELEMENTS: usize = 1 << 14;
-
-/// Errors of a conversion; the caller adds the tensor's name.
-pub(super) enum RecodeError<E> {
-    /// The problem with the tensor, and the remedy.
-    Tensor(String),
-    /// An error of the byte sink.
-    Sink(E),
-}
 
 /// Importance matrix: weights of squared quantization errors.
 #[derive(Clone, Copy)]
@@ -29,17 +22,21 @@ pub(super) struct Weighted<'a> {
 }
 
 /// Passes the elements of `source`, converted to `to`, to `write` in order.
-pub(super) fn recode<E>(
+///
+/// # Errors
+/// `error` of the problem with the tensor and the remedy, or that of `write`.
+pub(super) fn recode(
     isa: Isa,
     source: &RawTensor,
     to: TensorType,
     weighted: Option<Weighted<'_>>,
-    mut write: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), RecodeError<E>> {
+    error: impl Fn(String) -> Error,
+    mut write: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
     let bytes = source.bytes.as_slice();
     let inputs = source.shape.last().copied().unwrap_or(1);
     let rows = source.shape.iter().product::<usize>() / inputs.max(1);
-    let unreadable = |what: &str| RecodeError::Tensor(format!("{what}; convert the checkpoint again"));
+    let unreadable = |what: &str| error(format!("{what}; convert the checkpoint again"));
     let from_row = row_bytes(source.dtype, inputs).ok_or_else(|| unreadable("has a type that cannot be converted"))?;
     let to_row = row_bytes(to, inputs).ok_or_else(|| unreadable("has rows that are not whole blocks of that type"))?;
     if bytes.len() != rows * from_row {
@@ -52,7 +49,7 @@ pub(super) fn recode<E>(
         let end = (start + chunk_rows).min(rows);
         let from = &bytes[start * from_row..end * from_row];
         if source.dtype == to {
-            write(from).map_err(RecodeError::Sink)?;
+            write(from)?;
         } else {
             out.resize((end - start) * to_row, 0);
             let tasks = out.par_chunks_mut(task_rows * to_row).zip(from.par_chunks(task_rows * from_row)).enumerate();
@@ -69,10 +66,9 @@ pub(super) fn recode<E>(
                 })
             });
             if !finite.reduce(|| true, |a, b| a & b) {
-                let problem = "has values that overflow the new type; use one with more range (bf16, f32)";
-                return Err(RecodeError::Tensor(problem.into()));
+                return Err(error("has values that overflow the new type; use one with more range (bf16, f32)".into()));
             }
-            write(&out).map_err(RecodeError::Sink)?;
+            write(&out)?;
         }
         source.bytes.release(start * from_row..end * from_row);
     }

@@ -165,9 +165,21 @@ pub(super) fn refuse_types(checkpoint: &Checkpoint) -> Result<()> {
     Err(Error::Unsupported { path, what: format!("tensor {name}"), problem })
 }
 
+/// Whether an unused tensor is not needed: a buffer saved by older versions of transformers, which the configuration
+/// implies, or a scale of an FP8 KV cache, which this cache does not have.
+pub(super) fn is_unneeded(name: &str) -> bool {
+    let unneeded =
+        ["inv_freq", ".embed_scale", "self_attn.k_scale", "self_attn.v_scale", "k_proj.k_scale", "v_proj.v_scale"];
+    unneeded.iter().any(|end| name.ends_with(end))
+}
+
+/// The problem with such a scale, and the remedy.
+pub(super) const STRAY_SCALE: &str = "is a scale that no module applies, so the weights would be wrong; \
+     use a file quantized without such scales (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
+
 /// Whether an unused tensor scales, shifts or permutes quantized weights: a model without it computes something else.
 pub(super) fn is_scale(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     let known = ["scale", "scales", "biases", "zero", "zeros", "qzeros", "idx", "absmax", "SCB"];
-    last.split('_').any(|word| known.contains(&word))
+    !is_unneeded(name) && last.split('_').any(|word| known.contains(&word))
 }

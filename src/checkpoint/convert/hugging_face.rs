@@ -3,17 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use foretoken_kernels::{ElementType, Isa};
+use foretoken_kernels::ElementType;
 use serde_json::{Map, Value, json};
 
+use super::Report;
 use super::options::Unknown;
-use super::plan::{Change, Directory, LeftOut, check_complete, get, refused, tensor_error};
-use super::{ORDERING, Report};
+use super::plan::{Change, Directory, LeftOut, ORDERING, check_complete, get, leave_out, tensor_error, write_tensor};
 use crate::checkpoint::generation::sampling_fields;
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
-use crate::checkpoint::recode::{RecodeError, recode};
-use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType, token_ordering};
+use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType};
 use crate::{Error, Result, chat, family};
 
 /// Options of a conversion to a directory.
@@ -186,10 +185,7 @@ fn plan(
         let shape = (directory.shape)(&weight, tensor.shape);
         planned.push(Planned { source: weight, name, dtype, shape, len, change: (directory.change)(own) });
     }
-    match options.unknown {
-        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, directory.family, &strangers)),
-        _ => left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family"))),
-    }
+    leave_out(source, directory.family, options.unknown, strangers, &mut left_out)?;
     Ok((planned, left_out))
 }
 
@@ -228,26 +224,12 @@ fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options:
     file.put(&header)?;
     let begin = file.len();
     for planned in planned {
-        let mut tensor = get(source, &planned.source)?;
-        let wrong = |problem| tensor_error(source, &planned.source, problem);
-        if planned.dtype == TensorType::I64 {
-            let ids = token_ordering(&tensor).map_err(wrong)?;
-            file.put(&ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect::<Vec<_>>())?;
-            continue;
-        }
-        if let Some(change) = &planned.change {
-            tensor = change(tensor).map_err(wrong)?;
-        }
-        let recoded = recode(Isa::best(), &tensor, planned.dtype, None, |bytes| {
+        write_tensor(source, &planned.source, planned.dtype, planned.change.as_ref(), |bytes| {
             file.put(bytes)?;
             if let Some(progress) = &options.progress {
                 progress(Progress { loaded: file.len() - begin, total: end as u64 });
             }
             Ok(())
-        });
-        recoded.map_err(|error| match error {
-            RecodeError::Tensor(problem) => wrong(problem),
-            RecodeError::Sink(error) => error,
         })?;
     }
     file.publish()?;

@@ -19,14 +19,11 @@ pub use options::{AssistantLayout, Outtype, ToGguf, Unknown};
 use std::collections::HashSet;
 use std::path::Path;
 
-use foretoken_kernels::Isa;
-
 use super::generation::GenerationTokens;
 use super::gguf::{self, GgufWriter, MAX_IDS, TensorWriter};
-use super::recode::{RecodeError, recode};
-use super::{Checkpoint, Progress, TensorType, model_name, token_ordering};
+use super::{Checkpoint, Progress, model_name};
 use crate::{Error, Result, family};
-use plan::{Description, Planned, check_complete, get, tensor_error};
+use plan::{Description, check_complete, write_tensor};
 use vocabulary::SpecialIds;
 
 /// The result of a conversion.
@@ -80,7 +77,10 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
         job.write(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())?;
     }
     for tensor in &planned {
-        job.tensor(source, tensor)?;
+        for name in &tensor.sources {
+            let write = |bytes: &[u8]| job.write(&tensor.name, bytes);
+            write_tensor(source, name, tensor.dtype, tensor.change.as_ref(), write)?;
+        }
     }
     let bytes = job.written;
     job.tensors.finish()?;
@@ -124,8 +124,6 @@ pub(crate) fn check_destination(source: &Checkpoint, destination: &Path) -> Resu
     }
 }
 
-const ORDERING: &str = "masked_embedding.token_ordering";
-
 /// A GGUF file being written.
 struct Job<'a> {
     tensors: TensorWriter,
@@ -139,30 +137,6 @@ impl Job<'_> {
         self.written += bytes.len() as u64;
         if let Some(progress) = self.progress {
             progress(Progress { loaded: self.written, total: self.tensors.total_bytes() });
-        }
-        Ok(())
-    }
-
-    fn tensor(&mut self, source: &Checkpoint, planned: &Planned) -> Result<()> {
-        for name in &planned.sources {
-            let wrong = |problem| tensor_error(source, name, problem);
-            let mut tensor = get(source, name)?;
-            if planned.dtype == TensorType::I32 {
-                if !name.ends_with(ORDERING) {
-                    return Err(tensor_error(source, name, "contains integers, which only a token_ordering may"));
-                }
-                let ids = token_ordering(&tensor).map_err(wrong)?;
-                self.write(&planned.name, &ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>())?;
-                continue;
-            }
-            if let Some(change) = &planned.change {
-                tensor = change(tensor).map_err(wrong)?;
-            }
-            let recoded = recode(Isa::best(), &tensor, planned.dtype, None, |bytes| self.write(&planned.name, bytes));
-            recoded.map_err(|error| match error {
-                RecodeError::Tensor(problem) => wrong(problem),
-                RecodeError::Sink(error) => error,
-            })?;
         }
         Ok(())
     }

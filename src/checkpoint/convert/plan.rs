@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use foretoken_kernels::ElementType;
+use foretoken_kernels::{ElementType, Isa};
 use serde_json::Value;
 
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::recode::recode;
 use crate::checkpoint::separate_experts::{Place, place};
-use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType};
+use crate::checkpoint::unread_tensors::{STRAY_SCALE, is_scale};
+use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType, token_ordering};
+use crate::gemma4::is_tower;
 use crate::{Error, Result};
 
 /// The contents of a GGUF file, except the tokenizer.
@@ -77,6 +80,9 @@ pub(crate) struct Planned {
 /// A tensor's place in a stack, if it is part of one, and its name in the checkpoint.
 type Part = (Option<Place>, String);
 
+/// Ending of the name of a token ordering.
+pub(super) const ORDERING: &str = "masked_embedding.token_ordering";
+
 /// Skipped tensors, and the reasons.
 pub(super) type LeftOut = Vec<(String, &'static str)>;
 
@@ -102,10 +108,7 @@ pub(crate) fn plan(
             Ok(Some(name)) => named.entry((layer(&name), name)).or_default().push((place, own)),
         }
     }
-    match options.unknown {
-        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, family, &strangers)),
-        _ => left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family"))),
-    }
+    leave_out(source, family, options.unknown, strangers, &mut left_out)?;
     let planned = named.into_iter().map(|((_, name), mut parts)| {
         parts.sort();
         if let [(None, first), (_, second), ..] = &parts[..] {
@@ -173,13 +176,61 @@ fn check_shape(source: &Checkpoint, Expected { name, shape, .. }: &Expected) -> 
     }
 }
 
-pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {
-    let problem = format!(
-        "has {} tensors that belong to no {family} text model ({}); skip them explicitly, or fix the checkpoint",
-        strangers.len(),
-        strangers.join(", ")
-    );
-    Error::file(source.path(), problem)
+/// Skips `strangers`, the tensors that belong to no text model of the `family`.
+///
+/// # Errors
+/// If there are some that may not be skipped, or one is a scale of weights, which would be wrong without it.
+pub(super) fn leave_out(
+    source: &Checkpoint,
+    family: &str,
+    unknown: Unknown,
+    strangers: Vec<String>,
+    left_out: &mut LeftOut,
+) -> Result<()> {
+    if unknown == Unknown::Refused && !strangers.is_empty() {
+        let problem = format!(
+            "has {} tensors that belong to no {family} text model ({}); skip them explicitly, or fix the checkpoint",
+            strangers.len(),
+            strangers.join(", ")
+        );
+        return Err(Error::file(source.path(), problem));
+    }
+    if let Some(scale) = strangers.iter().find(|name| is_scale(name) && !is_tower(name)) {
+        return Err(tensor_error(source, scale, STRAY_SCALE));
+    }
+    left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family")));
+    Ok(())
+}
+
+/// Passes the tensor `name` of the source to `write`, changed and converted to `dtype`: a token ordering if that is an
+/// integer type.
+///
+/// # Errors
+/// If it is missing or malformed, or cannot be converted, or that of `write`.
+pub(super) fn write_tensor(
+    source: &Checkpoint,
+    name: &str,
+    dtype: TensorType,
+    change: Option<&Change>,
+    mut write: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let wrong = |problem: String| tensor_error(source, name, problem);
+    let mut tensor = get(source, name)?;
+    if matches!(dtype, TensorType::I32 | TensorType::I64) {
+        if !name.ends_with(ORDERING) {
+            return Err(wrong("contains integers, which only a token_ordering may".into()));
+        }
+        let ids = token_ordering(&tensor).map_err(wrong)?;
+        let bytes: Vec<u8> = match dtype {
+            TensorType::I32 => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+            _ => ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect(),
+        };
+        return write(&bytes);
+    }
+    if let Some(change) = change {
+        tensor = change(tensor).map_err(wrong)?;
+    }
+    recode(Isa::best(), &tensor, dtype, None, wrong, write)
 }
 
 /// The number `field` of the configuration in `directory` in single precision, as GGUF files have it.

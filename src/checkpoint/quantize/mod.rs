@@ -13,7 +13,7 @@ use foretoken_kernels::Isa;
 
 use super::convert::check_destination;
 use super::gguf::{Gguf, GgufWriter, Keys, architecture};
-use super::recode::{RecodeError, Weighted, recode};
+use super::recode::{Weighted, recode};
 use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
 use crate::{Error, Result};
@@ -99,7 +99,7 @@ pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptio
     for planned in &planned {
         let (name, start) = (&planned.name, written);
         let tensor = gguf.tensor(name)?.ok_or_else(|| gguf.error(name, "is missing; download the file again"))?;
-        let mut write = |bytes: &[u8]| {
+        let mut write = |bytes: &[u8]| -> Result<()> {
             file.write(name, bytes)?;
             written += bytes.len() as u64;
             if let Some(progress) = &options.progress {
@@ -118,10 +118,8 @@ pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptio
             by_importance = importances.is_some();
             let weighted = importances.map(|importances| Weighted { importances, rows });
             let raw = RawTensor { dtype: tensor_type(tensor.type_id), shape: tensor.shape, bytes: tensor.bytes };
-            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, write).map_err(|error| match error {
-                RecodeError::Tensor(problem) => gguf.error(name, problem),
-                RecodeError::Sink(error) => error,
-            })?;
+            let error = |problem: String| gguf.error(name, problem);
+            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, error, write)?;
         }
         let name = name.clone();
         let (from, to) = (type_name(tensor.type_id), type_name(planned.to_id));

@@ -1423,9 +1423,13 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
 fn gguf_types_without_kernels_are_refused_by_name() {
     let twin = Twin::of("dense");
     // ggml's ids and blocks: elements, bytes.
-    for (id, name, elements, bytes) in
-        [(9, "Q8_1", 32, 36), (15, "Q8_K", 256, 292), (41, "Q1_0", 128, 18), (42, "an unknown type", 64, 18)]
-    {
+    for (id, name, elements, bytes) in [
+        (9, "Q8_1", 32, 36),
+        (15, "Q8_K", 256, 292),
+        (41, "Q1_0", 128, 18),
+        (42, "an unknown type", 64, 18),
+        (139, "a type of ik_llama.cpp", 256, 144),
+    ] {
         for part in ["target", "assistant"] {
             let file = twin.gguf(part).dropped("blk.1.ffn_down.weight");
             // A separate scale does not hide the type.

@@ -8,6 +8,7 @@ use foretoken_kernels::{ElementType, Isa};
 
 use super::files::Checkpoint;
 use super::load_options::{LoadOptions, Progress};
+use super::quantize::mix::fitting;
 use super::separate_experts::{matrices, parts};
 use super::tensor::{RawTensor, TensorType};
 use super::unread_tensors::{STRAY_SCALE, is_scale, is_unneeded};
@@ -444,20 +445,13 @@ impl<'a> Loader<'a> {
 /// A matrix's type under in-situ quantization to `to`, with llama.cpp's fallbacks for rows that are not
 /// whole blocks of 256; `None` leaves it unchanged.
 fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType> {
-    use WeightType::*;
-    let target_type = match (role, to) {
-        (Role::Exact, _) => return None,
-        (Role::Head, Q8_0) => Q8_0,
-        (Role::Head, _) => Q6_K,
-        (Role::Matrix, to) => to,
+    let preferred = match role {
+        Role::Exact => return None,
+        Role::Head if to != WeightType::Q8_0 => WeightType::Q6_K,
+        Role::Head | Role::Matrix => to,
     };
-    let fitting = match (inputs.is_multiple_of(target_type.block_len()), target_type) {
-        (true, target_type) => target_type,
-        (false, Q2_K | Q3_K) => Q4_0,
-        (false, Q4_K) => Q5_0,
-        (false, Q5_K) => Q5_1,
-        (false, IQ4_XS) => IQ4_NL,
-        (false, _) => Q8_0,
-    };
-    inputs.is_multiple_of(fitting.block_len()).then_some(fitting)
+    match fitting(preferred, inputs) {
+        TensorType::Quantized(fitting) => Some(fitting),
+        _ => None,
+    }
 }

@@ -8,7 +8,7 @@ use foretoken_kernels::ElementType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use super::compressed::{self, Compressed};
-use super::fields::Fields;
+use super::fields::{Fields, regular_file};
 use super::tensor::{RawTensor, TensorType};
 use super::unread::INSTEAD;
 use crate::checkpoint::refuse_placeholder;
@@ -179,11 +179,7 @@ pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result
 }
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
-    let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-    if !meta.is_file() {
-        let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file" };
-        return Err(Error::file(path, format!("{kind}; a safetensors file is expected here")));
-    }
+    let meta = regular_file(path, "a safetensors file")?;
     if meta.len() < 8 {
         return Err(Error::file(
             path,

@@ -66,6 +66,6 @@ pub(crate) fn tensor_type(ggml_id: u32) -> TensorType {
     let floats = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(TensorType::Float);
     let simple = floats.into_iter().chain([TensorType::I32, TensorType::I64]);
     let quantized = || WeightType::from_ggml_id(ggml_id).map(TensorType::Quantized);
-    let other = || TensorType::Other(GgmlType::from_id(ggml_id).map_or("an unknown type", |known| known.name));
+    let other = || TensorType::Other(GgmlType::name_of(ggml_id));
     simple.into_iter().find(|known| known.ggml_id() == Some(ggml_id)).or_else(quantized).unwrap_or_else(other)
 }

@@ -323,7 +323,7 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
         (None, None) => return Err(missing()),
     };
     if tensor.type_id != types::F32 || tensor.shape != [pairs] {
-        let stored = GgmlType::from_id(tensor.type_id).map_or("unknown", |stored| stored.name);
+        let stored = GgmlType::name_of(tensor.type_id);
         let problem = format!("is {stored} of shape {:?}, must be F32 of {pairs}", tensor.shape);
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }

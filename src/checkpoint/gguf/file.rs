@@ -193,10 +193,8 @@ impl Gguf {
             return Err(self.error(&gate_info.name, format!("has shape {:?}, must have 3 dimensions", gate.shape)));
         };
         if (gate.type_id, &gate.shape) != (up.type_id, &up.shape) {
-            let [own, other] = [&up, &gate].map(|of| {
-                let name = GgmlType::from_id(of.type_id).map_or("?", |known| known.name);
-                format!("{name} of shape {:?}", of.shape)
-            });
+            let [own, other] =
+                [&up, &gate].map(|of| format!("{} of shape {:?}", GgmlType::name_of(of.type_id), of.shape));
             let problem = format!("is {own}, but {} is {other}", gate_info.name);
             let remedy = "use a file in which both are alike, or are one tensor (ffn_gate_up_exps)";
             return Err(self.error(&up_info.name, format!("{problem}; {remedy}")));

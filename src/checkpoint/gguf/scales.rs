@@ -67,8 +67,8 @@ impl Gguf {
             tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
         });
         if ![1, count].contains(&values.len()) || !values.iter().all(|scale| scale.is_finite()) {
-            let stored = self.info(name).and_then(|info| GgmlType::from_id(info.type_id())).map_or("?", |of| of.name);
-            let shape = self.info(name).map(|info| info.shape().to_vec()).unwrap_or_default();
+            let (stored, shape) =
+                self.info(name).map_or(("missing", &[][..]), |info| (GgmlType::name_of(info.type_id()), info.shape()));
             let expected = format!("F32, finite, one for all or each of {count} matrices in {}", of.name());
             let problem = format!("is {stored} of shape {shape:?}, must be {expected}; convert the checkpoint again");
             return Err(self.error(name, problem));

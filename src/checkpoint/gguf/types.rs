@@ -62,6 +62,16 @@ impl GgmlType {
         }
     }
 
+    /// The name of the type with `id`, for messages.
+    pub(crate) fn name_of(id: u32) -> &'static str {
+        match Self::from_id(id) {
+            Some(known) => known.name,
+            // Q8_0_X4 to Q8_K_R8.
+            None if (97..400).contains(&id) => "a type of ik_llama.cpp",
+            None => "an unknown type",
+        }
+    }
+
     /// Bytes of a tensor of `elements` elements in rows of `inner`, or the problem.
     pub(super) fn bytes(self, inner: usize, elements: usize) -> Result<usize, String> {
         if !inner.is_multiple_of(self.block_len) {

@@ -149,7 +149,7 @@ pub(super) fn type_of(mix: Mix, name: &str, place: &Place, facts: &Facts) -> Ten
 }
 
 /// `preferred`, or llama.cpp's fallback for rows of `inputs` that are not whole blocks.
-pub(super) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
+pub(crate) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
     let fits = |weight_type: WeightType| inputs.is_multiple_of(weight_type.block_len());
     let fitting = match (fits(preferred), preferred) {
         (true, preferred) => Some(preferred),

@@ -1,7 +1,7 @@
 //! Quantizes GGUF files with llama.cpp's mixes.
 
 mod importance;
-mod mix;
+pub(super) mod mix;
 
 pub use importance::Importance;
 pub use mix::Mix;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use foretoken_kernels::Isa;
 
 use super::convert::check_destination;
-use super::gguf::{Gguf, GgufWriter, Keys, architecture};
+use super::gguf::{GgmlType, Gguf, GgufWriter, Keys, architecture};
 use super::recode::{Weighted, recode};
 use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
@@ -122,7 +122,7 @@ pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptio
             recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, error, write)?;
         }
         let name = name.clone();
-        let (from, to) = (type_name(tensor.type_id), type_name(planned.to_id));
+        let (from, to) = (GgmlType::name_of(tensor.type_id), GgmlType::name_of(planned.to_id));
         report.push(Quantized { name, from, to, bytes: written - start, by_importance });
     }
     file.finish()?;
@@ -223,8 +223,4 @@ fn group(keys: &Keys<'_>) -> usize {
     };
     let heads = first("attention.head_count").zip(first("attention.head_count_kv").filter(|heads| *heads > 0));
     heads.map_or(1, |(heads, kv)| (heads / kv) as usize)
-}
-
-fn type_name(id: u32) -> &'static str {
-    super::gguf::GgmlType::from_id(id).map_or("unknown", |known| known.name)
 }

@@ -2526,6 +2526,10 @@ fn a_blob_with_towers_computes_the_references() {
     let path =
         twin.write("blobs/sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", file.bytes());
     computes_the_references(&case, &target(&path).expect("a target"));
+    // Towers are not loaded.
+    let text = twin.write("text.gguf", twin.gguf("target").bytes());
+    let loaded = |path: &Path| Checkpoint::open(path).expect("a file").loaded_bytes();
+    assert_eq!(loaded(&path), loaded(&text));
     let pair = engine(&path, Some(&twin.path("assistant"))).expect("a pair");
     assert_eq!(pair.tokenizer().expect("one").encode("the").expect("ids"), [2, vocabulary.id("the")]);
     assert_eq!(pair.end_of_generation(), [1, 50, 106]);

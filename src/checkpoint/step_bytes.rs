@@ -63,10 +63,10 @@ impl Checkpoint {
         self.described().iter().map(|tensor| of(&tensor.name, tensor.dimensions, tensor.bytes)).sum()
     }
 
-    /// Bytes of all tensors when loaded: those of the file, except that matrices of grid types grow when packed
-    /// ([`WeightType::packed_block_bytes`]).
+    /// Bytes of all tensors when loaded: those of the file without its towers, except that matrices of grid types grow
+    /// when packed ([`WeightType::packed_block_bytes`]).
     pub fn loaded_bytes(&self) -> u64 {
-        self.sum_of_tensors(|_, _, bytes| bytes)
+        self.sum_of_tensors(|name, _, bytes| if is_tower(name) { 0 } else { bytes })
     }
 
     fn described(&self) -> Vec<Described> {

@@ -2792,6 +2792,10 @@ fn split_files_compute_the_references() {
     std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
     refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
     refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "restore its name"]);
+    // Cut without regard to the format.
+    for (file, content) in [("model.gguf.part1of2", &b"GGUF\x03\0\0\0"[..]), ("model.gguf.part2of2", b"weights")] {
+        refused(target(&twin.write(file, content)), &[file, "is a piece of model.gguf", "cat model.gguf.part*"]);
+    }
 }
 
 /// docs/checkpoints.md names every test of this file, and no test or file of tests that was removed.

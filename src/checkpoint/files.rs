@@ -50,7 +50,9 @@ impl Checkpoint {
             Files::HuggingFace(safetensors::Tensors::open(path)?)
         } else {
             let beginning = if meta.is_file() { beginning(path)? } else { Vec::new() };
-            if path.extension().is_none_or(|extension| extension != "gguf") && !beginning.starts_with(b"GGUF") {
+            let is_gguf =
+                path.extension().is_some_and(|extension| extension == "gguf") || beginning.starts_with(b"GGUF");
+            if !is_gguf || unread::is_piece(path) {
                 return Err(unread::other_file(path, &beginning));
             }
             let gguf = Gguf::open(path)?;

@@ -115,12 +115,23 @@ fn other_format(path: &Path) -> Option<&'static str> {
     })
 }
 
+/// Whether the file is a piece of one that was cut for its size: `NAME.gguf.part1of2`. The first begins like a GGUF file.
+pub(super) fn is_piece(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let numbers = extension.and_then(|extension| extension.strip_prefix("part")?.split_once("of"));
+    numbers.is_some_and(|(number, count)| [number, count].iter().all(|digits| digits.parse::<u32>().is_ok()))
+}
+
 /// The error for a file that is used as a checkpoint but is not a GGUF file.
 pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
     if let Err(error) = refuse_placeholder(path, beginning) {
         return error;
     }
+    let stem = path.file_stem().unwrap_or_default().display();
     let problem = match other_format(path) {
+        _ if is_piece(path) => {
+            format!("is a piece of {stem}; join all in their order (cat {stem}.part* > {stem}), and use that file")
+        }
         Some(format) => format!("is {format}, which is not supported; {INSTEAD}"),
         None => {
             "is a file, but not a GGUF file; use the checkpoint's directory (with config.json and model.safetensors)"

@@ -1066,6 +1066,9 @@ fn gguf_files_without_a_model_are_refused_by_name() {
     refused(engine(&twin.write("file.gguf", pooled.bytes()), None), &about);
     let yarn = twin.gguf("target").with("gemma4.rope.scaling.type", str_value("yarn"));
     refused(engine(&twin.write("file.gguf", yarn.bytes()), None), &["rope.scaling.type", "yarn", "a file without it"]);
+    let rotated = twin.gguf("target").with("prism.hadamard.version", u32_value(1));
+    let about = ["file.gguf", "prism.hadamard.version", "rotated weights", "a file without it"];
+    refused(engine(&twin.write("file.gguf", rotated.bytes()), None), &about);
     for (key, value) in [("expert_gating_func", u32_value(2)), ("attention.causal", bool_value(false))] {
         let file = twin.gguf("target").with(&format!("gemma4.{key}"), value);
         refused(engine(&twin.write("file.gguf", file.bytes()), None), &[key, "not implemented"]);
@@ -1429,6 +1432,7 @@ fn gguf_types_without_kernels_are_refused_by_name() {
         (41, "Q1_0", 128, 18),
         (42, "an unknown type", 64, 18),
         (139, "a type of ik_llama.cpp", 256, 144),
+        (142, "a type of PrismML's llama.cpp", 128, 34),
     ] {
         for part in ["target", "assistant"] {
             let file = twin.gguf(part).dropped("blk.1.ffn_down.weight");

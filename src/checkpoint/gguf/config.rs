@@ -200,6 +200,12 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
 /// # Errors
 /// If a key has one.
 pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
+    // Weights in a rotated basis, whose inputs are rotated as well.
+    if let Some(key) = keys.gguf().keys().find(|key| key.starts_with("prism.hadamard.")) {
+        let (path, what) = (Some(keys.gguf().path().to_owned()), key.to_owned());
+        let problem = "is of rotated weights, which are not implemented; use a file without it (Q4_K_M, Q6_K, Q8_0)";
+        return Err(Error::Unsupported { path, what, problem: problem.into() });
+    }
     // Linear scaling by a factor of 1, all that is allowed below, is none.
     if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| !matches!(*kind, "none" | "linear")) {
         return Err(

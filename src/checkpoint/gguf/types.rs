@@ -66,6 +66,8 @@ impl GgmlType {
     pub(crate) fn name_of(id: u32) -> &'static str {
         match Self::from_id(id) {
             Some(known) => known.name,
+            // PQ2_0, PTQ1_0.
+            None if [142, 143].contains(&id) => "a type of PrismML's llama.cpp",
             // Q8_0_X4 to Q8_K_R8.
             None if (97..400).contains(&id) => "a type of ik_llama.cpp",
             None => "an unknown type",

@@ -82,13 +82,9 @@ fn templates_in(config: &Fields) -> Texts {
 /// If a file is malformed.
 pub(super) fn special_tokens(directory: &Path) -> Result<Texts> {
     let mut tokens = Texts::new();
-    let Some(config) = fields_of(directory, "tokenizer_config.json")? else {
-        let map = fields_of(directory, "special_tokens_map.json")?;
-        map.iter().for_each(|map| add_special_tokens(map, &mut tokens));
-        return Ok(tokens);
-    };
-    add_special_tokens(&config, &mut tokens);
-    if config.get("added_tokens_decoder").is_none() {
+    let config = fields_of(directory, "tokenizer_config.json")?;
+    config.iter().for_each(|config| add_special_tokens(config, &mut tokens));
+    if config.is_none_or(|config| config.get("added_tokens_decoder").is_none()) {
         let map = fields_of(directory, "special_tokens_map.json")?;
         map.iter().for_each(|map| add_special_tokens(map, &mut tokens));
     }

@@ -225,7 +225,7 @@ fn spellings(inner: &Pipeline) -> impl Iterator<Item = (&str, u32)> {
 }
 
 /// `NN` of the byte-fallback token `<0xNN>`.
-fn byte_token(token: &str) -> Option<u8> {
+pub(crate) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
     u8::from_str_radix(digits, 16).ok()
 }

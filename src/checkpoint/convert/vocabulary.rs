@@ -9,6 +9,7 @@ use super::representable;
 use super::tokenizer_file::{AddedToken, Merge, TokenizerFile};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Fields, regular_file};
+use crate::tokenizer::byte_token;
 use crate::{Error, Result, chat};
 
 /// Special tokens that stay visible in generated text, for parsers of tool calls.
@@ -129,7 +130,7 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
         if let Some(other) = place.replace(token) {
             return Err(Error::file(path, format!("tokens {other:?} and {token:?} both have id {id}; fix the file")));
         }
-        kinds[*id as usize] = if is_byte(token) { BYTE } else { NORMAL };
+        kinds[*id as usize] = if byte_token(token).is_some() { BYTE } else { NORMAL };
     }
     for AddedToken { id, content, special, .. } in &source.added_tokens {
         let place = tokens.get_mut(*id as usize).ok_or_else(|| outside(content, *id))?;
@@ -141,12 +142,6 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
     let named = tokens.iter().enumerate();
     let named = named.map(|(id, token)| token.map_or_else(|| format!("[PAD{id}]"), str::to_owned));
     Ok((named.collect(), kinds))
-}
-
-/// Whether `token` represents a byte: `<0x0A>`.
-fn is_byte(token: &str) -> bool {
-    let digits = token.strip_prefix("<0x").and_then(|token| token.strip_suffix('>'));
-    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 fn merges(path: &Path, merges: &[Merge]) -> Result<Vec<String>> {

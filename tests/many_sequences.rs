@@ -687,6 +687,53 @@ fn sequences_wait_for_memory() {
     }
 }
 
+/// A sequence exhausts memory in a pass without rows of a prompt, which measures the baseline: the prompt, which needs
+/// no more memory, is read while it waits.
+#[test]
+fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
+    let path = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
+    };
+    let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
+    let session = |engine: &Engine| engine.session(&kv).expect("a session");
+    let jobs = [(104, 40), (120, 4)].map(|(prompt, max_tokens)| {
+        let prompt: Vec<u32> = (0..prompt).map(|i| 10 + i * 7919 % 3000).collect();
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        (prompt, GenerateOptions { max_tokens, stop, speculation: Speculation::Off, ..GenerateOptions::default() })
+    });
+    let unlimited = load(None);
+    let alone = jobs.each_ref().map(|(prompt, options)| {
+        let mut session = session(&unlimited);
+        let generation = session.generate(prompt, options).expect("a generation");
+        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+    });
+    let two_pages = session(&unlimited).kv().bytes_at(256) as u64;
+    let engine = load(Some(two_pages));
+    // Beside a token of the first sequence, 7 rows of the second's prompt: after 16 such passes, the 17th has none. The
+    // first has 128 rows then, a full page.
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 8, ..SchedulerOptions::default() });
+    let [first, second] = [session(&engine), session(&engine)];
+    let mut ids = vec![scheduler.add(first, &jobs[0].0, &jobs[0].1).expect("added")];
+    let (mut second, mut texts, mut paused) = (Some(second), [Vec::new(), Vec::new()], 0);
+    while scheduler.is_active() {
+        if let Some(session) = second.take_if(|_| texts[0].len() == 9) {
+            ids.push(scheduler.add(session, &jobs[1].0, &jobs[1].1).expect("added"));
+        }
+        let events = scheduler.step();
+        paused += usize::from(!texts[0].is_empty() && events.is_empty());
+        for event in events {
+            let at = ids.iter().position(|id| *id == event.id).expect("a sequence");
+            texts[at].extend(event.piece.expect("a piece").tokens);
+            if event.finish_reason.is_some() {
+                drop(scheduler.remove(event.id));
+            }
+        }
+    }
+    assert_eq!(texts, alone);
+    assert_eq!(paused, 1, "the first sequence waits once, while no prompt has rows");
+}
+
 /// A prompt is admitted if it fits memory beside what others hold and have not read yet.
 #[test]
 fn a_prompt_is_admitted_beside_the_prompts_of_others() {

@@ -289,8 +289,10 @@ impl Scheduler {
         self.plain &= !any_done && out_of_memory.is_some();
         match out_of_memory {
             Some(_) if self.drop_for_waiting() => {}
-            // One that has just ended may be removed before the next step.
-            Some(error) if !any_done && events.is_empty() => events.extend(self.free_memory(error)),
+            // All wait. One that has just ended may be removed before the next step.
+            Some(error) if events.is_empty() && !self.slots.iter().any(Slot::takes_part) => {
+                events.extend(self.free_memory(error));
+            }
             _ => {}
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());

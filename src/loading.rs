@@ -6,7 +6,7 @@ use crate::Result;
 use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, Models};
 use crate::family::{self, Loaded};
-use crate::gemma4::{Assistant, Target};
+use crate::gemma4::Assistant;
 use crate::options::EngineOptions;
 use crate::speculative::check_vocabulary;
 use crate::tokenizer::Tokenizer;
@@ -78,7 +78,9 @@ fn read(
     let (target, models) = read_target(checkpoint, load, device)?;
     let (mut assistant, mut assistant_model) = (None, None);
     if let Some(path) = &options.assistant {
-        let target = only_gemma4(&target.gemma4, ("assistant", "omit it"), checkpoint)?;
+        let Some(target) = &target.gemma4 else {
+            return Err(family::not_implemented(("assistant", "omit it"), checkpoint));
+        };
         let checkpoint = Checkpoint::open_assistant(path)?;
         let read = match device {
             None => Assistant::load(&checkpoint, target, load.clone())?,
@@ -129,17 +131,4 @@ fn read_target(
             Ok((loaded, Some(models)))
         }
     }
-}
-
-/// The target, for features that only Gemma 4 has.
-///
-/// # Errors
-/// If it is of another family.
-fn only_gemma4<'a>(
-    target: &'a Option<Arc<Target>>,
-    what: (&str, &str),
-    checkpoint: &Checkpoint,
-) -> Result<&'a Arc<Target>> {
-    let Some(target) = target else { return Err(family::not_implemented(what, checkpoint)) };
-    Ok(target)
 }

@@ -5,13 +5,15 @@ mod cases;
 mod changed_model;
 mod given;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
 use foretoken::kv::{Batch, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::speculative::{BlockSize, DraftSampling};
+use foretoken::speculative::{
+    BlockSize, CustomDrafter, DraftCost, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
+};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, Request, Result,
     Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
@@ -109,6 +111,42 @@ fn the_row_of_a_rejected_draft_may_fail() {
     assert!(want.1.is_none() && !want.0.contains(&100), "{want:?}");
     let wrong = GenerateOptions { speculation: given(3, usize::MAX, |_, most| vec![100; most]), ..plain(10) };
     assert_eq!(alone(&engine, &[5, 6, 7], &wrong), want);
+}
+
+/// Records the lengths of the sequences that it reads, or has no memory for them.
+struct Reader(Option<Arc<Mutex<Vec<usize>>>>);
+
+impl Drafter for Reader {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        let (what, remedy) = ("a drafter".into(), String::new());
+        let exhausted = Error::Memory { what, needed: None, available: None, fits: None, remedy };
+        self.0.as_ref().ok_or(exhausted)?.lock().expect("no panic").push(tokens.len());
+        Ok(())
+    }
+}
+
+/// A drafter for which memory is exhausted hides no prompt from those after it.
+#[test]
+fn all_drafters_read_a_prompt() {
+    let engine = engine(None);
+    let lengths = Arc::new(Mutex::new(Vec::new()));
+    let custom = |lengths: Option<Arc<Mutex<Vec<usize>>>>| {
+        let new = move || -> Box<dyn Drafter> { Box::new(Reader(lengths.clone())) };
+        DrafterOptions::Custom(CustomDrafter::new("reader", new))
+    };
+    let drafters = Drafters::Priority(vec![custom(None), custom(Some(lengths.clone()))]);
+    let speculation = Speculation::With(SpeculationOptions { drafters, ..SpeculationOptions::default() });
+    let (ids, error) = alone(&engine, &[5, 6, 7], &GenerateOptions { speculation, ..plain(5) });
+    assert_eq!((ids.len(), error), (5, None));
+    assert_eq!(*lengths.lock().expect("no panic"), [3]);
 }
 
 /// Rounds of 16 rows, in pages of which the pool has few.

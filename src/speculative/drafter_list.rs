@@ -131,13 +131,9 @@ impl DrafterList {
     /// Lets all read a part of a prompt.
     ///
     /// # Errors
-    /// Those of `read`, unless memory is exhausted: models then draft nothing.
+    /// As [`DrafterList::call`].
     pub fn read_prompt(&mut self, mut read: impl FnMut(&mut dyn Drafter) -> Result<()>) -> Result<()> {
-        match self.all.iter_mut().try_for_each(|drafter| read(&mut **drafter)) {
-            Err(Error::Memory { .. }) => _ = self.release(),
-            other => other?,
-        }
-        Ok(())
+        self.call(|_, drafter| read(drafter))
     }
 
     /// Lets all observe a round's committed rows, of positions from `first` on, and one the verdict on its draft.
@@ -148,21 +144,30 @@ impl DrafterList {
         });
     }
 
-    /// Calls every drafter. [`DrafterList::check`] reports an error or a panic, unless memory is exhausted: models then
-    /// draft nothing.
-    fn notify(&mut self, mut call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) {
+    /// Calls every drafter; [`DrafterList::check`] reports the errors of [`DrafterList::call`].
+    fn notify(&mut self, call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) {
+        if let Err(error) = self.call(call) {
+            self.failed.get_or_insert(error);
+            self.options = None;
+        }
+    }
+
+    /// Calls every drafter. If memory is exhausted for one, models draft nothing from then on.
+    ///
+    /// # Errors
+    /// The first other error or panic.
+    fn call(&mut self, mut call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) -> Result<()> {
+        let (mut failed, mut is_out_of_memory) = (None, false);
         for (i, drafter) in self.all.iter_mut().enumerate() {
-            let called = Error::catch(|| call(i, &mut **drafter));
-            self.failed = self.failed.take().or(called.err());
-        }
-        match &self.failed {
-            Some(Error::Memory { .. }) => {
-                self.failed = None;
-                self.release();
+            match Error::catch(|| call(i, &mut **drafter)) {
+                Err(Error::Memory { .. }) => is_out_of_memory = true,
+                called => failed = failed.or(called.err()),
             }
-            Some(_) => self.options = None,
-            None => {}
         }
+        if is_out_of_memory {
+            self.release();
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// # Errors

@@ -624,8 +624,10 @@ fn memory_is_one_limit_for_all() {
         Ok(pieces?.into_iter().flat_map(|piece| piece.tokens).collect())
     };
     let want = text(&mut a).expect("memory for one");
+    let held = engine.pages().held();
     assert!(matches!(text(&mut b).expect_err("no memory for two"), Error::Memory { .. }));
     assert!(b.kv().is_empty());
+    assert_eq!(engine.pages().held(), held, "pages of rows that were not committed");
     drop(a);
     assert_eq!(text(&mut b).expect("memory that came back"), want);
 }
@@ -732,6 +734,46 @@ fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
     }
     assert_eq!(texts, alone);
     assert_eq!(paused, 1, "the first sequence waits once, while no prompt has rows");
+}
+
+/// Two sequences that need a page more in the same pass, and memory for one: the first goes on, the second waits.
+#[test]
+fn a_failed_pass_leaves_memory_for_the_first_sequence() {
+    let path = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
+    };
+    let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
+    let session = |engine: &Engine| engine.session(&kv).expect("a session");
+    let prompts = [1, 3].map(|step: u32| Vec::from_iter((0..104).map(|i| 10 + i * step * 7919 % 3000)));
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 60, stop, speculation: Speculation::Off, ..GenerateOptions::default() };
+    let unlimited = load(None);
+    let alone = prompts.each_ref().map(|prompt| {
+        let mut session = session(&unlimited);
+        let generation = session.generate(prompt, &options).expect("a generation");
+        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+    });
+    let three_pages = session(&unlimited).kv().bytes_at(384) as u64;
+    let engine = load(Some(three_pages));
+    let options_of_all = SchedulerOptions { prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&engine, options_of_all);
+    let ids = prompts.each_ref().map(|prompt| scheduler.add(session(&engine), prompt, &options).expect("added"));
+    let (mut texts, mut ends) = ([Vec::new(), Vec::new()], Vec::new());
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            let at = ids.iter().position(|id| *id == event.id).expect("a sequence");
+            texts[at].extend(event.piece.expect("a piece").tokens);
+            if event.finish_reason.is_some() {
+                ends.push(texts.each_ref().map(Vec::len));
+                drop(scheduler.remove(event.id));
+            }
+        }
+    }
+    assert_eq!(texts, alone);
+    // The second waits with 128 rows: those of its prompt and of 24 tokens. One more has no row yet.
+    assert_eq!(ends, [[60, 25], [60, 60]]);
+    assert_eq!(engine.pages().held(), 0);
 }
 
 /// A prompt is admitted if it fits memory beside what others hold and have not read yet.

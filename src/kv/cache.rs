@@ -109,6 +109,12 @@ impl KvCache {
         Ok(())
     }
 
+    /// Frees the pages that only rows after the committed ones took.
+    pub(crate) fn trim(&mut self) {
+        self.stores.iter_mut().for_each(|store| store.trim(self.len));
+        self.angles.trim(self.len);
+    }
+
     /// The layers' stores.
     pub(crate) fn layout(&self) -> &KvLayout {
         &self.layout
@@ -231,6 +237,35 @@ mod tests {
                 let taken = pool.held() - before;
                 assert_eq!(taken, bound, "{format}: {rows} rows after {len}, shared: {is_shared}");
                 drop(fork);
+            }
+        }
+    }
+
+    /// The rows of later rounds are those of a cache that had no such round.
+    #[test]
+    fn a_dropped_round_has_no_pages_once_they_are_freed() {
+        let store = StoreLayout { num_kv_heads: 1, head_dim: 16, window: None, k_eq_v: None };
+        let layout = KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let write = |cache: &mut KvCache, rows: usize, keep: usize| {
+            let x: Vec<f32> = (0..16 * rows).map(|i| ((16 * cache.len + i) as f32).sin()).collect();
+            let pool = cache.pool.clone();
+            cache.stores[0].write((&pool, Isa::best()), (0, cache.len), (&x, &x)).expect("pages");
+            cache.len += keep;
+        };
+        for format in [KvFormat::Exact(crate::ElementType::F16), CodeFormat::Tqc5.into()] {
+            let options = KvOptions { key: format, value: format, ..KvOptions::default() };
+            for len in [1, 126, 128, 510, 640, 700] {
+                let [mut freed, mut fresh] = [(); 2].map(|()| {
+                    let mut cache = KvCache::new(layout.clone(), &options, 4096, Isa::best()).expect("a cache");
+                    write(&mut cache, len, len);
+                    cache
+                });
+                write(&mut freed, 300, 0);
+                freed.trim();
+                assert_eq!(freed.bytes(), fresh.bytes(), "{format}: {len} rows");
+                write(&mut freed, 200, 200);
+                write(&mut fresh, 200, 200);
+                assert!(freed.same_rows(&fresh), "{format}: rows after {len}");
             }
         }
     }

@@ -59,6 +59,11 @@ impl ExactRows {
         Ok(())
     }
 
+    /// Frees the pages that only positions from `end` on took.
+    pub(super) fn trim(&mut self, end: usize) {
+        self.pages.truncate(self.retention.held(end.div_ceil(PAGE)));
+    }
+
     /// An upper bound of the bytes that [`ExactRows::reserve`] takes.
     pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
         let pages = positions.start / PAGE..positions.end.div_ceil(PAGE);

@@ -48,6 +48,11 @@ impl AngleTable {
         Ok(())
     }
 
+    /// Frees the pages of the positions from `end` on.
+    pub(super) fn trim(&mut self, end: usize) {
+        self.pages.truncate(end.div_ceil(PAGE));
+    }
+
     /// Computes the keys of page `page` of the sequence from its values, both `(len, head_dim)`. `weight` `(head_dim)`
     /// is the key norm's. In f32 the bits equal those of the layer's own K.
     pub(super) fn keys(&self, page: usize, values: Elements<'_>, weight: &[f32], keys: &mut [f32]) {

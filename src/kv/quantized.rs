@@ -72,6 +72,12 @@ impl QuantizedPages {
         Ok(())
     }
 
+    /// Frees the pages that only positions from `end` on took.
+    pub(super) fn trim(&mut self, end: usize) {
+        self.quantized_pages = self.quantized_pages.min(first_exact_page(end, self.zones.tail));
+        self.pages.truncate(self.num_pages(end) * self.num_kv_heads);
+    }
+
     /// An upper bound of the bytes that [`QuantizedPages::reserve`] takes.
     pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
         let missing = (self.num_pages(positions.end) * self.num_kv_heads).saturating_sub(self.pages.len());

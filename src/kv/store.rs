@@ -247,6 +247,14 @@ impl Store {
         self.storages_mut().try_for_each(|storage| storage.reserve(pool, positions.clone()))
     }
 
+    /// Frees the pages that only positions from `end` on took.
+    pub(super) fn trim(&mut self, end: usize) {
+        self.storages_mut().for_each(|Storage { exact, quantized }| {
+            exact.trim(end);
+            quantized.iter_mut().for_each(|pages| pages.trim(end));
+        });
+    }
+
     /// Whether all rows that a query at `position` reads remain after positions below `written` were written.
     pub(super) fn holds(&self, position: usize, written: usize) -> bool {
         let visible = self.visible(position..position);

@@ -75,6 +75,11 @@ impl Step<'_> {
         dropped
     }
 
+    /// Frees the pages that a failed pass took, which other sequences may need.
+    fn free_uncommitted(&mut self) {
+        self.decoder.state.kv_mut().trim();
+    }
+
     /// Frees memory: drops the draft or, if there is none, the drafters' pages. Returns whether there was either.
     pub fn give_up_drafts(&mut self) -> bool {
         self.drop_draft() || self.decoder.drafting.drafters.release()
@@ -268,15 +273,26 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
             Ok(done) => return done,
-            Err(error) if steps.len() == 1 && !steps[0].fails_for_draft(&error) => return vec![Err(error)],
-            // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
-            Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
+            Err(error) => {
+                steps.iter_mut().for_each(Step::free_uncommitted);
+                if steps.len() == 1 && !steps[0].fails_for_draft(&error) {
+                    return vec![Err(error)];
+                }
+                // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
+                tracing::debug!(%error, "a pass of several sequences failed; each runs alone");
+            }
         }
     }
     let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
-    let with_retry = |step: &mut Step<'_>| match Error::catch(|| alone(step)) {
-        Err(error) if step.fails_for_draft(&error) && step.drop_draft() => Error::catch(|| alone(step)),
-        done => done,
+    let with_retry = |step: &mut Step<'_>| {
+        let done = match Error::catch(|| alone(step)) {
+            Err(error) if step.fails_for_draft(&error) && step.drop_draft() => Error::catch(|| alone(step)),
+            done => done,
+        };
+        if done.is_err() {
+            step.free_uncommitted();
+        }
+        done
     };
     steps.iter_mut().map(with_retry).collect()
 }

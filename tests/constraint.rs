@@ -953,10 +953,10 @@ fn scripted(engine: &Engine, script: &str, constraint: &Constraint) -> Option<Ve
     (is_whole && ends).then_some(written)
 }
 
-/// Qwen3.5's reasoning, which the prompt begins, before JSON; where its tags are control tokens,
+/// Qwen3.5's reasoning, which the prompt begins, before JSON and other constraints; where its tags are control tokens,
 /// and where they are text.
 #[test]
-fn reasoning_may_come_before_json() {
+fn reasoning_may_come_before_a_constraint() {
     for is_control in [true, false] {
         let engine = qwen(is_control);
         let tokenizer = engine.tokenizer().expect("a tokenizer");
@@ -983,6 +983,17 @@ fn reasoning_may_come_before_json() {
         assert!(allows(unthought, &reply_never) && !allows(thought, &reply_never), "{is_control}");
         assert!(allows(&format!("<think>\n{thought}"), &reply_never), "{is_control}");
         assert!(!allows("<think>Hm</think>three", &reply_never), "{is_control}");
+
+        let others = [
+            (Constraint::regex("[ab]/\\/[cd]"), "a//d", "a/d"),
+            (Constraint::lark("%llguidance {}\nstart: \"}\" reply\nreply: \"yes\" | \"no\" // either"), "}no", "no"),
+        ];
+        for (constraint, valid, invalid) in others {
+            let reply = constraint.after_reasoning(tokenizer, &thinking).expect("a grammar");
+            assert!(allows(valid, &constraint) && !allows(invalid, &constraint), "{is_control} {valid}");
+            assert!(allows(&format!("Hm }} ?</think>\n\n{valid}"), &reply), "{is_control} {valid}");
+            assert!(!allows(&format!("Hm }} ?</think>\n\n{invalid}"), &reply), "{is_control} {valid}");
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
-    let structured = Structured::llama(&mut fields)?;
+    let structured = Structured::of_request(&mut fields)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
     common.penalizes_output = false;
     common.options.stop = convert::stop(&mut fields, strings)?;

@@ -30,7 +30,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         None => convert::max_tokens(&mut fields, "max_tokens", 1)?,
     };
     let strings = convert::strings(&mut fields, "stop")?;
-    let structured = Structured::response_format(&mut fields)?;
+    let structured = Structured::of_request(&mut fields)?;
     let options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;

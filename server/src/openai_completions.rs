@@ -22,7 +22,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let form = openai::form(&mut fields)?;
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::strings(&mut fields, "stop")?;
-    let structured = Structured::response_format(&mut fields)?;
+    let structured = Structured::of_request(&mut fields)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;

@@ -23,11 +23,41 @@ pub(crate) enum Structured {
 }
 
 impl Structured {
-    /// Takes OpenAI's `response_format`: text, any JSON object, or JSON that matches a schema, whether `strict` or not.
+    /// Takes the fields of `/completion` and of OpenAI's older routes: `response_format`, llama.cpp's `json_schema` and
+    /// `grammar`, vLLM's `structured_outputs` and the `guided_*` before it.
     ///
     /// # Errors
-    /// If it is malformed.
-    pub fn response_format(fields: &mut Fields) -> Result<Self> {
+    /// If one is malformed, or several request a format.
+    pub fn of_request(fields: &mut Fields) -> Result<Self> {
+        let mut all = vec![Self::response_format(fields)?];
+        fields.ignore(&["guided_decoding_backend"]);
+        Self::take(fields, &FIELDS, &mut all)?;
+        if let Some(mut outputs) = fields.object("structured_outputs")? {
+            outputs.ignore(&["disable_fallback"]);
+            outputs.only("disable_any_whitespace", &[json!(false)])?;
+            outputs.only("disable_additional_properties", &[json!(false)])?;
+            Self::take(&mut outputs, &STRUCTURED_OUTPUTS, &mut all)?;
+            outputs.end()?;
+        }
+        let mut formats = all.into_iter().filter(|format| !matches!(format, Self::Text));
+        match (formats.next(), formats.next()) {
+            (Some(Self::Constraint(_, first)), Some(Self::Constraint(_, second))) => {
+                Err(ApiError::field(second, format!("cannot be combined with {first}")))
+            }
+            (format, _) => Ok(format.unwrap_or_default()),
+        }
+    }
+
+    fn take(fields: &mut Fields, named: &[(&str, Take)], all: &mut Vec<Self>) -> Result<()> {
+        for (name, take) in named {
+            let taken = take(fields, name)?;
+            all.extend(taken.map(|constraint| Self::Constraint(constraint, fields.name(name))));
+        }
+        Ok(())
+    }
+
+    /// Takes OpenAI's `response_format`: text, any JSON object, or JSON that matches a schema, whether `strict` or not.
+    fn response_format(fields: &mut Fields) -> Result<Self> {
         let Some(format) = fields.object("response_format")? else { return Ok(Self::default()) };
         Self::format(format, |format| {
             let missing = |format: &Fields| format.error("json_schema", "is required");
@@ -98,34 +128,8 @@ impl Structured {
         Ok(own)
     }
 
-    /// Takes llama.cpp's `json_schema` and `grammar`, which must be in Lark's syntax after a line `%llguidance {}`.
-    ///
-    /// # Errors
-    /// If both are given, or the grammar is in GBNF.
-    pub fn llama(fields: &mut Fields) -> Result<Self> {
-        let schema = fields.value("json_schema");
-        let grammar = fields.string("grammar")?.filter(|grammar| !grammar.is_empty());
-        match (schema, grammar) {
-            (None, None) => Ok(Self::default()),
-            (Some(schema), None) => Self::of_schema(schema, fields.name("json_schema")),
-            (None, Some(grammar)) if grammar.trim_start().starts_with("%llguidance") => {
-                Ok(Self::Constraint(Constraint::lark(grammar), fields.name("grammar")))
-            }
-            (None, Some(_)) => {
-                let problem = "GBNF is not supported; use Lark syntax with a first line `%llguidance {}`";
-                Err(fields.error("grammar", problem).with_code("unsupported_parameter"))
-            }
-            (Some(_), Some(_)) => Err(fields.error("grammar", "cannot be combined with json_schema")),
-        }
-    }
-
     fn of_schema(schema: Value, field: String) -> Result<Self> {
-        match schema {
-            Value::Object(_) | Value::Bool(_) => {
-                Ok(Self::Constraint(Constraint::json_schema(schema.to_string()), field))
-            }
-            other => Err(ApiError::field(field, format!("is {}, must be an object", kind(&other)))),
-        }
+        Ok(Self::Constraint(json_schema(&schema, &field)?, field))
     }
 
     /// The constraint, compiled. The engine caches what was compiled.
@@ -142,4 +146,65 @@ impl Structured {
             Self::Calls(calls) => compilers.compile_calls(engine, *calls).await,
         }
     }
+}
+
+/// Takes a field as a constraint.
+type Take = fn(&mut Fields, &str) -> Result<Option<Constraint>>;
+
+const FIELDS: [(&str, Take); 6] = [
+    ("json_schema", schema),
+    ("grammar", grammar),
+    ("guided_json", schema),
+    ("guided_regex", regex),
+    ("guided_choice", choice),
+    ("guided_grammar", grammar),
+];
+
+const STRUCTURED_OUTPUTS: [(&str, Take); 5] =
+    [("json", schema), ("json_object", json_object), ("regex", regex), ("choice", choice), ("grammar", grammar)];
+
+fn json_schema(schema: &Value, field: &str) -> Result<Constraint> {
+    match schema {
+        Value::Object(_) | Value::Bool(_) => Ok(Constraint::json_schema(schema.to_string())),
+        other => Err(ApiError::field(field, format!("is {}, must be an object", kind(other)))),
+    }
+}
+
+/// A schema, or, as in vLLM, its text.
+fn schema(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
+    let field = fields.name(name);
+    match fields.value(name) {
+        Some(Value::String(text)) => Ok(Some(Constraint::json_schema(text))),
+        value => value.map(|schema| json_schema(&schema, &field)).transpose(),
+    }
+}
+
+fn json_object(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
+    Ok(fields.flag(name)?.filter(|is_required| *is_required).map(|_| Constraint::json_object()))
+}
+
+fn regex(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
+    Ok(fields.string(name)?.map(Constraint::regex))
+}
+
+/// One of several strings.
+fn choice(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
+    let Some(strings) = fields.list(name)? else { return Ok(None) };
+    if strings.is_empty() || !strings.iter().all(|string| string.as_str().is_some_and(|text| !text.is_empty())) {
+        return Err(fields.error(name, "must be an array of one or more strings, none of them empty"));
+    }
+    // Lark's strings are JSON's.
+    let strings: Vec<_> = strings.iter().map(Value::to_string).collect();
+    Ok(Some(Constraint::lark(format!("start: {}", strings.join(" | ")))))
+}
+
+/// A grammar in Lark's syntax; an empty one is none, as in llama.cpp.
+fn grammar(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
+    let Some(grammar) = fields.string(name)?.filter(|grammar| !grammar.is_empty()) else { return Ok(None) };
+    if grammar.contains("::=") && !grammar.trim_start().starts_with("%llguidance") {
+        let problem =
+            "GBNF and EBNF are not supported; use Lark syntax, with a first line `%llguidance {}` if it has `::=`";
+        return Err(fields.error(name, problem).with_code("unsupported_parameter"));
+    }
+    Ok(Some(Constraint::lark(grammar)))
 }

@@ -84,10 +84,10 @@ impl Tools {
     pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
         let choice = match (self.forced, &structured) {
             (forced, Structured::Text) => Some(forced.unwrap_or_else(|| CallChoice::Strict(strict_of(&self.given)))),
-            (None, Structured::Constraint(format, _)) => match format.schema() {
-                Some(_) if self.list.is_empty() => None,
+            (None, Structured::Constraint(..)) if self.list.is_empty() => None,
+            (None, Structured::Constraint(format, field)) => match format.schema() {
                 Some(schema) => Some(CallChoice::OrJson(schema.to_owned())),
-                None => return Ok(structured),
+                None => return Err(ApiError::field(field.clone(), "cannot be combined with tools; omit one of them")),
             },
             (None, Structured::Calls(_)) => return Ok(structured),
             (Some(_), _) => {

@@ -1,11 +1,11 @@
-//! Grammars of replies, for constraints: reasoning, then calls of tools, or JSON under a schema.
+//! Grammars of replies, for constraints: reasoning, then calls of tools, or text under another constraint.
 
 use serde_json::Value;
 
 use super::channels::{Marker, marker};
 use super::rules::{MAX_BYTES, Refused, Rules, Tool, argument};
 use super::template::{ChatOptions, GenerationPrompt, Thinking};
-use crate::constraint::{Constraint, ConstraintLimits, rewrite};
+use crate::constraint::{Constraint, ConstraintLimits, Grammar, rewrite};
 use crate::family;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -55,20 +55,38 @@ impl Constraint {
         calls(tokenizer, options, choice, refused)
     }
 
-    /// This constraint, a JSON schema, for replies to a prompt that was rendered with `options`: with
+    /// This constraint for replies to a prompt that was rendered with `options`: with
     /// [`Thinking::On`], reasoning may come first, if the tokenizer has the markers of Gemma 4's or Qwen3.5's
-    /// reasoning; it does if the prompt opens it. Other constraints are unchanged.
+    /// reasoning; it does if the prompt opens it.
     ///
     /// # Errors
-    /// If the schema is not valid JSON.
+    /// If a schema is not valid JSON.
     pub fn after_reasoning(&self, tokenizer: &Tokenizer, options: &ChatOptions) -> Result<Self> {
-        let reasoning = reasoning(tokenizer, options);
-        let Some(schema) = self.schema().filter(|_| !reasoning.start.is_empty()) else { return Ok(self.clone()) };
-        let json = json_reply(schema, &self.limits)?;
-        let Reasoning { start, rules } = reasoning;
-        let text = format!("start: {start}json\njson: %json {json}\nTEXT: /(?s:.+)/\n{rules}");
+        let Reasoning { start, rules } = reasoning(tokenizer, options);
+        if start.is_empty() {
+            return Ok(self.clone());
+        }
+        let reply = match &self.grammar {
+            Grammar::JsonSchema(schema) => format!("%json {}", json_reply(schema, &self.limits)?),
+            Grammar::Regex(expression) => format!("%lark {{\nstart: /(?:{})/\n}}", with_escaped_slashes(expression)),
+            Grammar::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+        };
+        let text = format!("start: {start}reply\nreply: {reply}\nTEXT: /(?s:.+)/\n{rules}");
         Ok(Self::lark(text).with_limits(self.limits.clone()))
     }
+}
+
+/// A regular expression as Lark reads it between slashes.
+fn with_escaped_slashes(expression: &str) -> String {
+    let (mut text, mut is_escaped) = (String::new(), false);
+    for c in expression.chars() {
+        if c == '/' && !is_escaped {
+            text.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        text.push(c);
+    }
+    text
 }
 
 /// # Errors

@@ -74,6 +74,47 @@ fn a_format_that_is_asked_for_is_kept() {
     assert_eq!(answer["stop_type"], "eos");
 }
 
+/// llama.cpp's and vLLM's fields, on the routes of each.
+#[test]
+fn formats_of_llama_cpp_and_vllm_are_kept() {
+    let server = TestServer::start(options());
+    let user = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 300});
+    let prompt = json!({"prompt": PROMPT, "max_tokens": 300});
+    let answers = |format: &Value| {
+        let chat = server.ask(CHAT, &with(&user, format.clone()));
+        let completion = server.ask("/v1/completions", &with(&prompt, format.clone()));
+        let own = server.ask("/completion", &with(&prompt, format.clone()));
+        [&chat["choices"][0]["message"]["content"], &completion["choices"][0]["text"], &own["content"]]
+            .map(|text| text.as_str().expect("a text").to_owned())
+    };
+    let of_person = [
+        json!({"json_schema": person()}),
+        json!({"guided_json": person().to_string(), "guided_decoding_backend": "auto"}),
+        json!({"structured_outputs": {"json": person(), "regex": null, "disable_any_whitespace": false}}),
+    ];
+    for format in of_person {
+        answers(&format).iter().for_each(|text| check_person(text));
+    }
+    let either = "start: \"yes \\\"1\\\"\" | \"no\"";
+    let of_choice = [
+        json!({"guided_choice": ["yes \"1\"", "no"]}),
+        json!({"structured_outputs": {"choice": ["yes \"1\"", "no"]}}),
+        json!({"guided_regex": "yes \"[1]\"|no", "grammar": ""}),
+        json!({"structured_outputs": {"regex": "(yes \"1\"|no)"}}),
+        json!({"grammar": either}),
+        json!({"guided_grammar": either}),
+        json!({"structured_outputs": {"grammar": format!("%llguidance {{}}\n{either} // ::=")}}),
+    ];
+    for format in of_choice {
+        for text in answers(&format) {
+            assert!(["yes \"1\"", "no"].contains(&text.as_str()), "{text:?} {format}");
+        }
+    }
+    let any = json!({"structured_outputs": {"json_object": true}, "max_tokens": 8});
+    assert!(answers(&any).iter().all(|text| text.starts_with('{')));
+    answers(&json!({"structured_outputs": {"json_object": false}}));
+}
+
 #[test]
 fn a_schema_that_cannot_be_used_is_named_by_its_place() {
     let server = TestServer::start(options());
@@ -87,6 +128,7 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
     let terms: Vec<_> = (12..40).map(|i| format!("/{}/", pattern(i))).collect();
     let terms = format!("%llguidance {{}}\nstart: X\nX: {}", terms.join(" & "));
     let of_schema = "response_format.json_schema.schema";
+    let tool = json!({"type": "function", "function": {"name": "f"}});
     let cases = [
         (CHAT, chat(schema(unsatisfiable.clone()), json!({})), of_schema, "#/properties/a: "),
         (CHAT, chat(schema(json!({"type": "object", "properties": bomb})), json!({})), of_schema, "#: has 9000"),
@@ -119,7 +161,32 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
             "/completion",
             json!({"prompt": PROMPT, "grammar": "%llguidance {}", "json_schema": {}}),
             "grammar",
-            "cannot be combined",
+            "cannot be combined with json_schema",
+        ),
+        (
+            CHAT,
+            chat(json!({"type": "json_object"}), json!({"structured_outputs": {"regex": "a"}})),
+            "structured_outputs.regex",
+            "cannot be combined with response_format.type",
+        ),
+        (CHAT, chat(json!({"type": "text"}), json!({"guided_choice": ["a", ""]})), "guided_choice", "must be an array"),
+        (
+            CHAT,
+            chat(json!({"type": "text"}), json!({"structured_outputs": {"structural_tag": "{}"}})),
+            "structured_outputs.structural_tag",
+            "unknown",
+        ),
+        (
+            CHAT,
+            chat(json!({"type": "text"}), json!({"guided_json": "{"})),
+            "guided_json",
+            "the schema is not valid JSON",
+        ),
+        (
+            CHAT,
+            chat(json!({"type": "text"}), json!({"guided_regex": "a", "tools": [tool]})),
+            "guided_regex",
+            "cannot be combined with tools",
         ),
     ];
     for (path, body, field, problem) in cases {

@@ -322,6 +322,54 @@ fn the_page_and_the_description() {
     }
 }
 
+/// What the description allows is served, and what it excludes is refused.
+#[test]
+fn requests_are_as_described() {
+    let server = TestServer::start(options());
+    let described: Value = serde_json::from_str(&server.get("/openapi.json").1).expect("JSON");
+    let is_described = |path: &str, body: &Value| {
+        let schema = &described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        jsonschema::is_valid(&with(schema, json!({"components": described["components"]})), body)
+    };
+    let text = |kind: &str, text: &str| json!({"type": kind, "text": text});
+    // The items of a response, sent back.
+    let items = json!([
+        {"role": "user", "content": PROMPT},
+        {"type": "reasoning", "id": "rs_1", "status": "completed", "summary": [], "content": [text("reasoning_text", "a")]},
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+            "content": [with(&text("output_text", "b"), json!({"annotations": [], "logprobs": []}))]},
+        {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [text("input_text", "c")]},
+    ]);
+    let messages = json!([{"role": "user", "content": PROMPT}]);
+    let tool = json!({"type": "custom", "name": "f", "input_schema": {"type": "object"}});
+    let prompt = json!({"prompt": PROMPT, "max_tokens": 1});
+    let chat = json!({"messages": messages, "max_tokens": 1});
+    let response = json!({"input": items, "max_output_tokens": 1});
+    let bodies = [
+        ("/v1/chat/completions", &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
+        ("/v1/completions", &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
+        ("/v1/completions", &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
+        ("/v1/responses", &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
+        (
+            "/v1/responses",
+            &response,
+            json!({"include": ["reasoning.encrypted_content"], "truncation": "auto"}),
+            json!({"include": ["message.output_text.logprobs"]}),
+        ),
+        ("/v1/messages", &chat, json!({"tools": [tool], "stop_sequences": [""]}), json!({"tools": vec![tool; 1025]})),
+        ("/completion", &prompt, json!({"response_fields": ["content"]}), json!({"response_fields": vec!["a"; 65]})),
+    ];
+    for (path, body, allowed, excluded) in &bodies {
+        let allowed = with(&with(body, allowed), json!({"repetition_penalty": 1.5}));
+        assert!(is_described(path, &allowed), "{path}: {allowed}");
+        server.ask(path, &allowed);
+        let excluded = with(body, excluded);
+        assert!(!is_described(path, &excluded), "{path}: {excluded}");
+        assert_eq!(server.post(path, &excluded).0, 400, "{path}: {excluded}");
+    }
+}
+
 #[test]
 fn request_ids_and_keys() {
     let keys = vec!["first key".to_owned(), "second".to_owned()];

@@ -22,7 +22,7 @@ use foretoken_tools::println;
 struct Args {
     /// The text file.
     text: PathBuf,
-    /// Target checkpoint: a directory or a GGUF file. Default: the demo target.
+    /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name. Default: the demo target.
     #[arg(long)]
     model: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...

@@ -7,9 +7,10 @@ use clap::{ArgMatches, Command};
 use foretoken::Error;
 
 /// The library's arguments, and the options that set them.
-const OPTIONS: [(&str, &[&str]); 27] = [
+const OPTIONS: [(&str, &[&str]); 30] = [
     ("assistant", &["assistant"]),
     ("block", &["draft-block-size", "blocks"]),
+    ("centroids", &["centroids"]),
     ("constraint", &["json-schema", "regex", "grammar"]),
     ("costs", &["costs"]),
     ("device", &["device"]),
@@ -29,10 +30,12 @@ const OPTIONS: [(&str, &[&str]); 27] = [
     ("stop.strings", &["stop"]),
     ("temperature", &["temperature"]),
     ("threads", &["threads"]),
+    ("tools", &["tools"]),
     ("top_k", &["top-k"]),
     ("top_n_sigma", &["top-n-sigma"]),
     ("top_p", &["top-p"]),
     ("typical_p", &["typical"]),
+    ("window", &["window"]),
     ("xtc.probability", &["xtc-probability"]),
     ("xtc.threshold", &["xtc-threshold"]),
 ];

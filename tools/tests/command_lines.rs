@@ -355,6 +355,7 @@ fn malformed_json_is_named() {
         ("{}", "--messages", "odd.json: messages: must be a list"),
         ("[", "--tools", "odd.json: JSON: cannot be parsed"),
         ("{}", "--tools", "odd.json: JSON: is a map; a list is expected"),
+        ("[1]", "--tools", "--tools: tools[0] is not an object; use the tool's JSON schema"),
         ("[", "--chat-template-kwargs", "'--chat-template-kwargs <JSON>': cannot be parsed"),
         ("[]", "--chat-template-kwargs", "'--chat-template-kwargs <JSON>': is a sequence; an object is expected"),
         (r#"{"tools": []}"#, "--chat-template-kwargs", "<JSON>': tools cannot be set here; remove it"),
@@ -1084,7 +1085,7 @@ fn errors_are_one_line() {
 #[test]
 fn errors_name_options() {
     let ids = ["--prompt-ids", "2,3,5", "--threads", "1", "--max-tokens", "1"];
-    let cases: [(&[&str], &str); 19] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["--context", "0"], "--context: is 0, must be at least 1"),
         (&["--ctx-size", "0"], "--context: is 0, must be at least 1"),
         (&["--context", "2"], "3 tokens do not fit the context of 2; shorten the prompt or raise --context"),
@@ -1097,6 +1098,7 @@ fn errors_name_options() {
         (&["--no-assistant", "--spec-type", "ngram-mod,mtp"], "--spec-type: mtp needs an assistant, or a model with"),
         (&["--no-assistant", "--draft-block-size", "3"], "--draft-block-size: mtp needs an assistant, or a model with"),
         (&["--no-assistant", "--mtp-preset", "balanced"], "--mtp-preset: mtp needs an assistant, or a model with"),
+        (&["--centroids", "8192/32"], "--centroids: 8192, of 4096 tokens: must be a power of two that divides"),
         (&["--simulate-acceptance", "2"], "--simulate-acceptance: is 2, must be from 0 to 1"),
         (&["--temp=-1"], "--temperature: must be a finite number of 0 or more"),
         (&["--top-p", "2"], "--top-p: must be above 0 and at most 1"),
@@ -1186,7 +1188,7 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 12] = [
+    let cases: [(&str, &[&str], &str); 13] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
@@ -1201,6 +1203,7 @@ fn counts_of_nothing_are_refused() {
             &["tests/command_lines.rs", "--windows", "0"],
             "--windows: is 0, must be at least 1; omit it to read the whole text",
         ),
+        ("perplexity", &["tests/command_lines.rs", "--window", "3"], "--window: is 3 tokens, must be at least 4"),
         ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty; give some text to continue", utf8(&empty))),
         ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),
     ];

@@ -27,8 +27,8 @@ use foretoken_tools::arguments::resolve;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A target, an assistant, or both: directories or GGUF files. An assistant next to a target is
-    /// found automatically.
+    /// A target, an assistant, or both: directories, GGUF files, or (feature hub) Hugging Face Hub names. An assistant
+    /// next to a target is found automatically.
     #[arg(required = true, num_args = 1..=2)]
     checkpoints: Vec<PathBuf>,
     /// Also list the metadata and the tensors.

@@ -138,7 +138,8 @@ fn check(engine: &Engine, tokens: &[u32], options: &PerplexityOptions) -> Result
     }
     let limit = target.max_position_embeddings();
     if window > limit {
-        return Err(Error::Context { needed: window, limit });
+        let problem = format!("is {window} tokens, which do not fit the context of {limit}; use a shorter window");
+        return Err(Error::argument("window", problem));
     }
     Ok(())
 }

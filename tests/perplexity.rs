@@ -125,7 +125,7 @@ fn what_cannot_be_measured_is_refused() {
     };
     refused(&[2; 100], 3, "must be at least 4");
     refused(&[2; 100], 101, "are 100, fewer than a window of 101");
-    refused(&[2; 10_000], 9_000, "do not fit the context");
+    refused(&[2; 10_000], 9_000, "window: is 9000 tokens, which do not fit the context of 8192; use a shorter window");
     refused(&[5000; 64], 64, "5000");
     let none = PerplexityOptions { max_windows: Some(0), ..options(64) };
     let message = perplexity(&engine, &[2; 64], &none, |_| {}).expect_err("no windows").to_string();

@@ -27,9 +27,10 @@ pub fn sampling(sampling: &Sampling) -> String {
     let repeat = sampling.penalties.repeat;
     let rarer = [("repeat penalty", repeat), ("typical", sampling.typical_p)];
     let rarer = rarer.map(|(name, x)| if x == 1.0 { String::new() } else { format!(", {name} {x}") });
+    let xtc = sampling.xtc.map_or_else(String::new, |xtc| format!(", XTC {} above {}", xtc.probability, xtc.threshold));
     format!(
-        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{}; checkpoint defaults unless \
-         overridden by an option",
+        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{}{xtc}; checkpoint defaults \
+         unless overridden by an option",
         rarer.concat()
     )
 }

@@ -298,8 +298,9 @@ fn a_chat_is_sampled_as_its_publisher_says() {
         sampled.0,
         "the same draws from the same distribution"
     );
-    let own = with(&["--ignore-eos", "--chat", "--top-k", "3"]);
-    assert!(own.1.starts_with("sampling: temperature 1.5, top-k 3, top-p 0.95"), "{}", own.1);
+    let own = with(&["--ignore-eos", "--chat", "--top-k", "3", "--xtc-probability", "0.5"]);
+    let said = "sampling: temperature 1.5, top-k 3, top-p 0.95, min-p 0, XTC 0.5 above 0.1; ";
+    assert!(own.1.starts_with(said), "{}", own.1);
     let all = with(&["--ignore-eos", "--chat", "--top-k", "0"]);
     assert!(all.1.starts_with("sampling: temperature 1.5, top-k all, top-p 0.95"), "{}", all.1);
     let zero = with(&["--ignore-eos", "--chat", "--temperature", "0"]);

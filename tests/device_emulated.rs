@@ -987,6 +987,33 @@ fn a_pass_that_fails_in_part_ends_the_sequences_that_it_changed() {
     assert_eq!(ids, run(&pair.cpu, &session, &prompts[1], &options).0);
 }
 
+/// A pass of which no launch that reads or writes a state ran leaves the rows that the round before accepted, whichever of
+/// its lists could not be written.
+#[test]
+fn a_pass_that_is_not_launched_leaves_the_states_of_delta_nets() {
+    let pair = pair("qwen35-nested", NARROW, None);
+    let ids = text_below(192, 26);
+    let after = |failing: Option<usize>| {
+        let mut probe = Probe::new(&pair.device, &exact(ElementType::F32)).expect("a sequence");
+        probe.read(&ids[..20]).expect("a prompt");
+        probe.round(&ids[20..24], 3).expect("a round");
+        let failed = failing.is_some_and(|before| {
+            pair.machine.fail_launch("write_words", before);
+            probe.round(&ids[23..26], 0).is_err()
+        });
+        pair.machine.fail_launch("none", 0);
+        (failed, probe.logits(&ids[23..25]).expect("logits"))
+    };
+    let (_, want) = after(None);
+    let mut failed = 0;
+    while let (true, logits) = after(Some(failed)) {
+        assert_eq!(logits, want, "after {failed} lists");
+        failed += 1;
+    }
+    // Tokens, segments twice, counts of committed rows, records of the states.
+    assert!(failed > 3, "{failed}");
+}
+
 #[test]
 fn devices_have_names() {
     for (name, cpu) in

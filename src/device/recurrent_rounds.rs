@@ -116,7 +116,9 @@ impl RecurrentRounds {
             rows.state.record()
         };
         let records: Vec<_> = pass.iter_mut().zip(whole).map(begin).collect();
-        self.records.set(launcher, &records)?;
+        // A round that stays open is committed later, with no rows, as if its pass had applied the accepted ones.
+        let written = self.records.set(launcher, &records);
+        written.inspect_err(|_| pass.iter_mut().for_each(|rows| rows.state.cancel()))?;
         Ok(PassStates { nets: self.nets, has_whole })
     }
 

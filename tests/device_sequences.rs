@@ -230,6 +230,30 @@ fn a_drawn_round_of_many_is_that_of_one() {
     assert!(rounds[4..].iter().all(|round| *round == (3, [3, 0, 5], 2)), "{rounds:?}");
 }
 
+/// Simulated acceptance, beside a sequence whose drafts the device accepts by itself.
+#[test]
+fn simulated_acceptance_is_that_of_each_alone() {
+    let pair = pair("nested", NARROW, None);
+    let speculation = drafting("mtp", 4, DraftSampling::Greedy);
+    let simulated = GenerateOptions { speculation, simulate_acceptance: vec![1.0], ..plain(20) };
+    let [alone, beside] = [false, true].map(|has_other| {
+        let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+        let mut ids = Vec::new();
+        let jobs = [(3, simulated.clone()), (4, plain(8))];
+        let added = jobs.into_iter().take(1 + usize::from(has_other)).map(|(first, options)| {
+            let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+            scheduler.add(session, &[first, 9, 10, 11], &options).expect("added")
+        });
+        let added: Vec<_> = added.collect();
+        while scheduler.is_active() {
+            let of_first = scheduler.step().into_iter().filter(|event| event.id == added[0]);
+            of_first.for_each(|event| ids.extend(event.piece.expect("a piece").tokens));
+        }
+        ids
+    });
+    assert_eq!(beside, alone);
+}
+
 /// Sessions that take turns, each with a draft that is made ahead, do not disturb each other's.
 #[test]
 fn drafts_made_ahead_are_kept() {

@@ -154,7 +154,13 @@ impl DeviceOutput<'_> {
                 self.passes.accept(self.models)?[part.output]
             }
             AcceptRule::All => {
-                self.sequences[self.index].set_known(None);
+                let sequence = &mut self.sequences[self.index];
+                if self.passes.has_accepted() {
+                    // For another sequence, and this one has advanced with it.
+                    let start = part.position + part.outputs - part.rows;
+                    sequence.set(self.passes.workspace.launcher(), (start, NO_ID), None)?;
+                }
+                sequence.set_known(None);
                 let result = self.passes.accept_count(self.models, part.output, drafts.len())?;
                 self.sequences[self.index].set_known(part.state_after(result));
                 result

@@ -110,7 +110,7 @@ pub(crate) fn dimension(name: &str, value: usize) -> Result<i32, LaunchError> {
 }
 
 /// Blocks in y or z of a grid, at most.
-pub(crate) const MAX_BLOCKS: usize = 65_535;
+pub const MAX_BLOCKS: usize = 65_535;
 
 /// A number of blocks in y or z of a grid.
 pub(crate) fn blocks(name: &str, value: usize) -> Result<u32, LaunchError> {

@@ -18,4 +18,4 @@ mod launch;
 pub mod metal;
 pub mod plan;
 
-pub use launch::{DeviceSlice, Launch, LaunchError, Params};
+pub use launch::{DeviceSlice, Launch, LaunchError, MAX_BLOCKS, Params};

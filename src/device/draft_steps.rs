@@ -11,7 +11,7 @@ use super::buffer::subslice;
 use super::kv::{KvPlan, Span};
 use super::list::List;
 use super::loaded::{DeviceAssistant, LoadedModels};
-use super::ops::DeviceOps;
+use super::ops::{DeviceOps, no_assistant};
 use super::outputs::DraftState;
 use super::positions::{DraftAngles, PassKv, PassSegments, Stores};
 use super::recordings::RecordedPass;
@@ -198,8 +198,4 @@ impl DraftSteps {
         let (assistant, outputs) = both.ok_or_else(no_assistant)?;
         assistant.read_scores(outputs, row)
     }
-}
-
-fn no_assistant() -> Error {
-    Error::argument("speculation", "needs an assistant; load one, or turn speculation off")
 }

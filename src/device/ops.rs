@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::delta_net::{self, Layer, Projected};
 use foretoken_gpu::plan::experts;
 use foretoken_gpu::plan::pointwise::{self, GateNorm, Strided, TableType, embed, normed_silu_gate, rms_norm};
 use foretoken_gpu::plan::positions::keep_rows;
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
+use foretoken_gpu::{DeviceSlice, MAX_BLOCKS};
 use foretoken_kernels::ElementType;
 
 use super::buffer::{Buffer, subslice};
@@ -25,9 +25,6 @@ use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRota
 use crate::nn::Gate;
 use crate::ops::{DeltaNetInputs, Heads, Ops, SharedExpert};
 use crate::{Error, Result};
-
-/// Rows of a launch, at most.
-const MAX_GRID_ROWS: usize = 65_535;
 
 /// Launches of passes, and the memory of their results.
 pub(crate) struct DeviceOps {
@@ -82,9 +79,12 @@ impl DeviceOps {
     }
 
     fn draft(&self) -> Result<&DraftOutputs> {
-        let missing = || Error::argument("speculation", "needs an assistant; load one, or turn speculation off");
-        self.draft.as_deref().ok_or_else(missing)
+        self.draft.as_deref().ok_or_else(no_assistant)
     }
+}
+
+pub(super) fn no_assistant() -> Error {
+    Error::argument("speculation", "needs an assistant; load one, or turn speculation off")
 }
 
 impl Ops for DeviceOps {
@@ -165,7 +165,7 @@ impl Ops for DeviceOps {
         let y = self.queue.new_tensor(x.rows, x.width)?;
         let heads = x.width / head_dim.max(1);
         // A head is a row of the launch, whose number is limited.
-        let at_once = (MAX_GRID_ROWS / heads.max(1)).max(1);
+        let at_once = (MAX_BLOCKS / heads.max(1)).max(1);
         for first in (0..x.rows).step_by(at_once) {
             let rows = at_once.min(x.rows - first);
             let [gate, up, y] = [queries, x, &y].map(|tensor| tensor.some_rows(first, rows).slice);

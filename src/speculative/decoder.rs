@@ -70,7 +70,8 @@ impl Step<'_> {
     fn drop_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
         let dropped = proposal.planned_len > 0;
-        proposal.draft.truncate(0);
+        // Not truncated: which rows had memory may depend on the drawn token, so the target decides on it.
+        proposal.draft.refuse(0);
         (proposal.planned_len, proposal.drafter) = (0, None);
         dropped
     }

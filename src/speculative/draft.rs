@@ -12,8 +12,8 @@ pub struct Draft {
     /// The drafter's probability of each token among those it scored; only with
     /// [`Confidence::Report`] and a drafter that has probabilities.
     pub confidence: Vec<f32>,
-    /// The next drawn token and its distribution, if the constraint's check rejected the token. A check that exceeded a
-    /// limit may reject a token that the mask allows, so the target decides.
+    /// The next drawn token and its distribution, if the constraint's check rejected the token or its row had no memory.
+    /// A check that exceeded a limit may reject a token that the mask allows, so the target decides.
     pub refused: Option<(u32, Distribution)>,
 }
 
@@ -35,8 +35,8 @@ impl Draft {
         }
     }
 
-    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on
-    /// the draw, so the first one's distribution is kept for the residual.
+    /// Drops the tokens from `valid` on, which the constraint rejects or which have no memory. Whether a position has a
+    /// draft then depends on the draw, so the first one's distribution is kept for the residual.
     pub(super) fn refuse(&mut self, valid: usize) {
         if valid < self.tokens.len() {
             let refused = self.probs.as_ref().and_then(|probs| Some((self.tokens[valid], probs.get(valid)?.clone())));

@@ -5,7 +5,7 @@
 #   scripts/fuzz.sh --smoke [TARGET...]   20 seconds each
 #   scripts/fuzz.sh --build               only build
 #
-# Requires Rust 1.89, Linux on x86-64 or aarch64 and a C++ compiler. Starts from fuzz/seeds/TARGET; the corpus grows in
+# Requires Rust 1.94, Linux on x86-64 or aarch64 and a C++ compiler. Starts from fuzz/seeds/TARGET; the corpus grows in
 # target/fuzz/corpus/TARGET and is reused by later runs. A failing input is written to target/fuzz/artifacts/TARGET, and the exit code
 # is 1; reproduce it with target/fuzz/release/TARGET INPUT.
 set -euo pipefail

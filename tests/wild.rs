@@ -2798,7 +2798,10 @@ fn split_files_compute_the_references() {
     refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "restore its name"]);
     // Cut without regard to the format.
     for (file, content) in [("model.gguf.part1of2", &b"GGUF\x03\0\0\0"[..]), ("model.gguf.part2of2", b"weights")] {
-        refused(target(&twin.write(file, content)), &[file, "is a piece of model.gguf", "cat model.gguf.part*"]);
+        refused(
+            target(&twin.write(file, content)),
+            &[file, "is a piece of model.gguf", "cat $(ls -v model.gguf.part*)"],
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use foretoken::Engine;
 use foretoken::chat::ChatTemplate;
 use hyper::body::Body as _;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
 use tokio::time::timeout;
@@ -137,8 +137,11 @@ impl<S: Sync> FromRequest<S> for Fields {
 }
 
 /// Reads and drops the body of a request that is refused. If it was left unread, a client that is still sending would
-/// have its connection reset before it reads the response.
+/// have its connection reset before it reads the response. One that waits for `100 Continue` sends nothing.
 pub(crate) async fn drop_body(request: Request) {
+    if request.headers().contains_key(EXPECT) {
+        return;
+    }
     // An error is a body that is too long, late or ends early: the response is sent at once.
     let _ = read(request, 0).await;
 }

@@ -4,6 +4,7 @@ use foretoken::chat::{CallChoice, ChatOptions, Json};
 use foretoken::{Constraint, Engine};
 
 use crate::api_error::ApiError;
+use crate::compiler;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -96,6 +97,10 @@ fn after_reasoning(
     format: Option<(Constraint, String)>,
 ) -> Result<Option<Located>> {
     let Some((format, field)) = format else { return Ok(None) };
+    if format.schema().is_none() {
+        // Embedded, a grammar that no text satisfies is noticed only where it begins.
+        engine.compile(&format).map_err(|error| compiler::error(&error, &field))?;
+    }
     let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, &field))?;
     let constraint = format.after_reasoning(tokenizer, options).map_err(|error| ApiError::of(&error, &field))?;
     Ok(Some(Located { constraint, field: field.clone(), parts: vec![(format, field)], widened: None }))

@@ -402,14 +402,15 @@ impl Reply for Answer {
         last + &self.event(&format!("response.{status}"), json!({"response": response}))
     }
 
-    /// An event without a response, then one with what is complete of it: Codex reads errors from the second alone. `code`
-    /// is the type of errors that have no code.
+    /// An event without a response, then one with what is complete of it: Codex reads errors from the second alone, and
+    /// repeats requests whose code it does not know. `code` of the first is the type of errors that have no code.
     fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
         let code = error.code.unwrap_or(error.openai_type());
         self.items.retain(|item| !item.is_null());
         let mut response = self.response(output, None);
         response["status"] = json!("failed");
-        response["error"] = json!({"code": code, "message": error.message});
+        let of_response = if error.code.is_none() && error.status.is_client_error() { "invalid_prompt" } else { code };
+        response["error"] = json!({"code": of_response, "message": error.message});
         self.event("error", json!({"code": code, "message": error.message, "param": error.param}))
             + &self.event("response.failed", json!({"response": response}))
     }

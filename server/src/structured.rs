@@ -173,10 +173,13 @@ fn json_schema(schema: &Value, field: &str) -> Result<Constraint> {
 /// A schema, or, as in vLLM, its text.
 fn schema(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
     let field = fields.name(name);
-    match fields.value(name) {
-        Some(Value::String(text)) => Ok(Some(Constraint::json_schema(text))),
-        value => value.map(|schema| json_schema(&schema, &field)).transpose(),
-    }
+    let malformed = |e: serde_json::Error| ApiError::field(&field, format!("the schema is not valid JSON: {e}"));
+    let schema = match fields.value(name) {
+        None => return Ok(None),
+        Some(Value::String(text)) => serde_json::from_str(&text).map_err(malformed)?,
+        Some(value) => value,
+    };
+    json_schema(&schema, &field).map(Some)
 }
 
 fn json_object(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
@@ -193,9 +196,9 @@ fn choice(fields: &mut Fields, name: &str) -> Result<Option<Constraint>> {
     if strings.is_empty() || !strings.iter().all(|string| string.as_str().is_some_and(|text| !text.is_empty())) {
         return Err(fields.error(name, "must be an array of one or more strings, none of them empty"));
     }
-    // Lark's strings are JSON's.
-    let strings: Vec<_> = strings.iter().map(Value::to_string).collect();
-    Ok(Some(Constraint::lark(format!("start: {}", strings.join(" | ")))))
+    // Lark's strings are JSON's, with DEL escaped as well. As alternatives of a rule they would be limited by its items.
+    let strings: Vec<_> = strings.iter().map(|string| string.to_string().replace('\x7f', "\\u007f")).collect();
+    Ok(Some(Constraint::lark(format!("start: CHOICE\nCHOICE: {}", strings.join(" | ")))))
 }
 
 /// A grammar in Lark's syntax; an empty one is none, as in llama.cpp.

@@ -68,7 +68,7 @@ impl Constraint {
         }
         let reply = match &self.grammar {
             Grammar::JsonSchema(schema) => format!("%json {}", json_reply(schema, &self.limits)?),
-            Grammar::Regex(expression) => format!("%lark {{\nstart: /(?:{})/\n}}", with_escaped_slashes(expression)),
+            Grammar::Regex(expression) => format!("%lark {{\nstart: /{}/\n}}", between_slashes(expression)),
             Grammar::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
         };
         let text = format!("start: {start}reply\nreply: {reply}\nTEXT: /(?s:.+)/\n{rules}");
@@ -76,15 +76,22 @@ impl Constraint {
     }
 }
 
-/// A regular expression as Lark reads it between slashes.
-fn with_escaped_slashes(expression: &str) -> String {
+/// A regular expression as Lark reads it between slashes, and as llguidance writes one there that stands alone.
+fn between_slashes(expression: &str) -> String {
     let (mut text, mut is_escaped) = (String::new(), false);
     for c in expression.chars() {
-        if c == '/' && !is_escaped {
+        let (needs_escape, written) = match c {
+            '/' => (true, '/'),
+            '\n' => (true, 'n'),
+            '\r' => (true, 'r'),
+            '\t' => (true, 't'),
+            other => (false, other),
+        };
+        if needs_escape && !is_escaped {
             text.push('\\');
         }
         is_escaped = c == '\\' && !is_escaped;
-        text.push(c);
+        text.push(written);
     }
     text
 }

@@ -130,7 +130,9 @@ pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
     let stem = path.file_stem().unwrap_or_default().display();
     let problem = match other_format(path) {
         _ if is_piece(path) => {
-            format!("is a piece of {stem}; join all in their order (cat {stem}.part* > {stem}), and use that file")
+            format!(
+                "is a piece of {stem}; join all in their order (cat $(ls -v {stem}.part*) > {stem}), and use that file"
+            )
         }
         Some(format) => format!("is {format}, which is not supported; {INSTEAD}"),
         None => {

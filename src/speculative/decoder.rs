@@ -70,8 +70,7 @@ impl Step<'_> {
     fn drop_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
         let dropped = proposal.planned_len > 0;
-        // Not truncated: which rows had memory may depend on the drawn token, so the target decides on it.
-        proposal.draft.refuse(0);
+        proposal.draft.truncate(0);
         (proposal.planned_len, proposal.drafter) = (0, None);
         dropped
     }
@@ -81,9 +80,19 @@ impl Step<'_> {
         self.decoder.state.kv_mut().trim();
     }
 
-    /// Frees memory: drops the draft or, if there is none, the drafters' pages. Returns whether there was either.
+    /// Drops the draft's last token. How many rows need memory may depend on what was drawn, as the constraint's check cuts
+    /// drafts: the target decides on the token. Returns whether there was one.
+    fn shorten_draft(&mut self) -> bool {
+        let Some(Work::Verify(proposal)) = &mut self.work else { return false };
+        let Some(kept) = proposal.draft.tokens.len().checked_sub(1) else { return false };
+        proposal.draft.refuse(kept);
+        (proposal.planned_len, proposal.drafter) = (kept, None);
+        true
+    }
+
+    /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was either.
     pub fn give_up_drafts(&mut self) -> bool {
-        self.drop_draft() || self.decoder.drafting.drafters.release()
+        self.shorten_draft() || self.drop_draft() || self.decoder.drafting.drafters.release()
     }
 }
 

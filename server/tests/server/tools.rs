@@ -701,7 +701,7 @@ fn errors_of_streams() {
     assert_eq!((last.as_str(), &failed["sequence_number"]), ("response.failed", &json!(3)));
     let response = &failed["response"];
     assert_eq!((&response["status"], &response["output"]), (&json!("failed"), &json!([])));
-    assert_eq!(response["error"], json!({"code": event["code"], "message": event["message"]}));
+    assert_eq!(response["error"], json!({"code": "invalid_prompt", "message": event["message"]}));
     assert_eq!((name.as_str(), &event["type"], &event["sequence_number"]), ("error", &json!("error"), &json!(2)));
     assert_eq!(
         (&event["code"], event.as_object().map(|fields| fields.len())),

@@ -83,6 +83,14 @@ impl ApiError {
         }
     }
 
+    /// The response to a request whose constraint, the field `field`, cannot be used.
+    pub fn of_constraint(error: &foretoken::Error, field: &str) -> Self {
+        match error {
+            foretoken::Error::Argument { name: "constraint", problem } => Self::field(field, problem),
+            error => Self::of(error, field),
+        }
+    }
+
     /// The response to a request whose generation failed.
     pub fn of_failure(failure: &Failure, prompt: &str) -> Self {
         match failure {

@@ -4,7 +4,6 @@ use foretoken::chat::{CallChoice, ChatOptions, Json};
 use foretoken::{Constraint, Engine};
 
 use crate::api_error::ApiError;
-use crate::compiler;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -99,9 +98,10 @@ fn after_reasoning(
     let Some((format, field)) = format else { return Ok(None) };
     if format.schema().is_none() {
         // Embedded, a grammar that no text satisfies is noticed only where it begins.
-        engine.compile(&format).map_err(|error| compiler::error(&error, &field))?;
+        engine.compile(&format).map_err(|error| ApiError::of_constraint(&error, &field))?;
     }
     let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, &field))?;
-    let constraint = format.after_reasoning(tokenizer, options).map_err(|error| ApiError::of(&error, &field))?;
+    let constraint =
+        format.after_reasoning(tokenizer, options).map_err(|error| ApiError::of_constraint(&error, &field))?;
     Ok(Some(Located { constraint, field: field.clone(), parts: vec![(format, field)], widened: None }))
 }

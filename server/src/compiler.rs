@@ -51,7 +51,7 @@ impl Compilers {
             return Ok(());
         }
         let (engine, constraint) = (engine.clone(), constraint.clone());
-        self.run(move || engine.compile(&constraint)).await?.map_err(|e| error(&e, field))
+        self.run(move || engine.compile(&constraint)).await?.map_err(|error| ApiError::of_constraint(&error, field))
     }
 
     /// Makes and compiles the constraint of calls. `None` if there is none.
@@ -140,14 +140,6 @@ impl Compilers {
             let message = format!("the schema or grammar was not compiled within {} s", COMPILE_TIMEOUT.as_secs());
             Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("compile_timeout"))
         })
-    }
-}
-
-/// The error of the field `field`, whose constraint could not be compiled.
-pub(crate) fn error(error: &foretoken::Error, field: &str) -> ApiError {
-    match error {
-        foretoken::Error::Argument { name: "constraint", problem } => ApiError::field(field, problem),
-        error => ApiError::of(error, field),
     }
 }
 

@@ -210,6 +210,37 @@ fn extreme_rows_agree_with_the_reference() {
     }
 }
 
+/// Where a block's sum is zero, a `dmin` of zero decides its sign, and after a first block whose product underflows
+/// to -0.0 that is the sign of the result.
+#[test]
+fn a_dmin_of_zero_has_the_sign_of_the_reference() {
+    let (outputs, inputs) = (17, 512);
+    let mut x = vec![0.0; inputs];
+    (x[0], x[1]) = (1e-36, -1e-36 / 127.0);
+    (x[256], x[257], x[258]) = (-1.0, 1.0, 1.0);
+    // Byte offsets of the scale, of the first sub-block's scale and min (and a min of 1), and of the weights.
+    for (weight_type, d, scale, (min, one), weights) in [
+        (WeightType::Q2_K, 80, 0, (0, 0x10), 16),
+        (WeightType::Q4_K, 0, 4, (8, 1), 16),
+        (WeightType::Q5_K, 0, 4, (8, 1), 48),
+    ] {
+        let mut row = vec![0u8; 2 * weight_type.block_bytes()];
+        let (first, second) = row.split_at_mut(weight_type.block_bytes());
+        (first[d], first[scale], first[weights + 1]) = (1, 1, 1);
+        (second[scale], second[weights]) = (1, 1);
+        second[min] |= one;
+        let bytes = packed(weight_type, inputs, &row.repeat(outputs));
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        for batch in [1, 5, 8, 33] {
+            let want = vec![-0.0; batch * outputs];
+            for isa in Isa::available() {
+                let what = format!("{weight_type:?} {} {batch} rows", isa.name());
+                assert_same_bits(&product(isa, &matrix, &x.repeat(batch)), &want, &what);
+            }
+        }
+    }
+}
+
 /// Exponents 0 and 1 are scales that are subnormal.
 #[test]
 fn every_exponent_of_mxfp4_agrees_with_the_reference() {

@@ -67,7 +67,8 @@ unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize,
             scales.mins[2 * w] = l.and(mins, even);
             scales.mins[2 * w + 1] = l.and(l.shift(mins, -8), even);
         }
-        scales.dmin = l.sub(l.splat(0.0), load_halves(l, block, 2, lane));
+        // From -0.0, so that a `dmin` of zero also changes its sign, as in `scalar.rs`.
+        scales.dmin = l.sub(l.splat(-0.0), load_halves(l, block, 2, lane));
     }
 }
 
@@ -216,7 +217,7 @@ impl Format for Q2K {
                 scales.mins[2 * w] = l.and(l.shift(word, -4), even);
                 scales.mins[2 * w + 1] = l.and(l.shift(word, -12), even);
             }
-            scales.dmin = l.sub(l.splat(0.0), load_halves(l, block, 82, lane));
+            scales.dmin = l.sub(l.splat(-0.0), load_halves(l, block, 82, lane));
         }
     }
     #[inline(always)]

@@ -588,6 +588,12 @@ fn traces() {
     let directory = tempfile::tempdir().expect("a directory");
     refused(Trace::file(&directory.path().join("no/trace")), &["no/trace", "directory does not exist"]);
     refused(Trace::file(directory.path()), &["cannot be written", "another path"]);
+    let other = directory.path().join("other");
+    std::fs::write(&other, "{\"model_type\": 1}\n").expect("a file");
+    refused(Trace::file(&other), &["is not a trace", "another path"]);
+    assert_eq!(std::fs::read(&other).expect("a file"), b"{\"model_type\": 1}\n");
+    std::fs::write(&other, "{\"event\": \"begin\"}\n").expect("a file");
+    assert!(Trace::file(&other).is_ok());
 
     let ids = |trace| {
         let mut session = engine.session(&SessionOptions::default()).expect("a session");

@@ -1,7 +1,7 @@
 //! Traces every round as a line of JSON.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,11 +37,14 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Traces to a new file.
+    /// Traces to a new file, or in place of an earlier trace.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If it cannot be created, or is some other file, such as the checkpoint.
     pub fn file(path: &FilePath) -> Result<Self> {
+        if is_other_file(path) {
+            return Err(Error::file(path, "exists and is not a trace; choose another path for the trace"));
+        }
         let file = File::create(path).map_err(|cause| match cause.kind() {
             std::io::ErrorKind::NotFound => Error::file(path, "cannot be created: its directory does not exist"),
             _ => Error::file(path, format!("cannot be written: {cause}; choose another path for the trace")),
@@ -69,6 +72,16 @@ impl Trace {
             sink.out = None;
         }
     }
+}
+
+/// Whether `path` is a file with contents that do not begin with a line of a trace.
+fn is_other_file(path: &FilePath) -> bool {
+    if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+        return false;
+    }
+    let mut line = Vec::new();
+    let read = File::open(path).and_then(|file| BufReader::new(file.take(1 << 16)).read_until(b'\n', &mut line));
+    read.is_ok() && !serde_json::from_slice::<Value>(&line).is_ok_and(|line| line["event"].is_string())
 }
 
 /// When a round's draft was made.

@@ -55,6 +55,18 @@ fn what_is_no_trace_is_refused() {
     }
 }
 
+#[test]
+fn the_trace_is_not_overwritten() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.html");
+    let trace = "{\"event\": \"begin\", \"session\": 0}\n";
+    std::fs::write(&path, trace).expect("a file");
+    let run = example("trace_view").arg(&path).output().expect("a run");
+    let complaint = String::from_utf8_lossy(&run.stderr);
+    assert!(!run.status.success() && complaint.contains("is the trace itself"), "{complaint}");
+    assert_eq!(std::fs::read_to_string(&path).expect("a trace"), trace);
+}
+
 /// No field of a trace, which may come from elsewhere, is markup.
 #[test]
 fn fields_are_text() {

@@ -117,7 +117,10 @@ impl Report {
         let part = Part::Target;
         let checkpoint = self.note(part, "file", Checkpoint::open(path), opened)?;
         let implied = self.note(part, "configuration", family::implied(&checkpoint), |of| of.summary.clone())?;
-        let prefix = |prefix: &&str| format!("begin with {prefix:?}");
+        let prefix = |prefix: &&str| match *prefix {
+            "" => "have no prefix".to_owned(),
+            prefix => format!("begin with {prefix:?}"),
+        };
         self.note(part, "names", checkpoint.text_prefix(), prefix)?;
         let scales = self.tensors(part, &checkpoint, &implied.tensors, None);
         self.unused(part, &checkpoint, &implied.tensors, |name| scales.contains(name) || (implied.is_known)(name));

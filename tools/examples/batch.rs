@@ -63,6 +63,7 @@ fn command(args: Args) -> Result<()> {
         "--sequences must be from 1 to {max_rows} with --measure"
     );
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
+    ensure!(args.measure != Some(0), "--measure must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;

@@ -63,7 +63,11 @@ pub fn print_line(text: std::fmt::Arguments<'_>) {
 
 /// Parses the arguments; `--help` and `--version` print and exit.
 fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<(A, Options)> {
-    let mut command = A::command();
+    // A negative value is the option's, which says what is wrong with it, and no unknown option.
+    let mut command = A::command().mut_args(|arg| {
+        let is_value = !arg.is_positional() && arg.get_action().takes_values();
+        if is_value { arg.allow_negative_numbers(true) } else { arg }
+    });
     let parsed = command.try_get_matches_from_mut(arguments).and_then(|mut matches| {
         let options = Options::new(&A::command(), &matches);
         let parsed = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;

@@ -79,9 +79,14 @@ impl FromStr for TemplateVariables {
     }
 }
 
+/// A file that cannot be read and is no checkpoint, which `Error::Io` would propose to download.
+fn unread(path: &Path, cause: &std::io::Error) -> foretoken::Error {
+    foretoken::Error::File { path: path.to_owned(), problem: cause.to_string() }
+}
+
 /// What `read` makes of the JSON in a file; an error names the file.
 fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> foretoken::Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|cause| foretoken::Error::Io { path: path.to_owned(), cause })?;
+    let text = std::fs::read_to_string(path).map_err(|cause| unread(path, &cause))?;
     Json::parse(&text).and_then(read).map_err(|error| match error {
         foretoken::Error::Argument { name, problem } => {
             foretoken::Error::File { path: path.to_owned(), problem: format!("{name}: {problem}") }
@@ -97,7 +102,7 @@ const MAX_FILE: u64 = 64 << 20;
 fn text_of(path: &Path) -> Result<String> {
     let is_stdin = path == Path::new("-");
     let name = if is_stdin { Path::new("stdin") } else { path };
-    let io = |cause| foretoken::Error::Io { path: name.to_owned(), cause };
+    let io = |cause: std::io::Error| unread(name, &cause);
     let (source, bytes): (Box<dyn Read>, u64) = if is_stdin {
         (Box::new(std::io::stdin()), 0)
     } else {

@@ -162,7 +162,7 @@ fn a_prompt_from_anywhere() {
     fails(&["x", "-p", "y"], "cannot be used with");
     // Said before the model is loaded.
     let nowhere = directory.path().join("nowhere");
-    fails(&["-f", utf8(&nowhere), "-m", "no-model"], "nowhere: ");
+    fails(&["-f", utf8(&nowhere), "-m", "no-model"], "nowhere: No such file or directory (os error 2)\n");
     fails(&["-f", utf8(directory.path()), "-m", "no-model"], utf8(directory.path()));
     fails(&["-f", &file("bytes", b"fn \xFF"), "-m", "no-model"], "bytes: is not UTF-8; convert it");
     let large = directory.path().join("large");
@@ -1179,6 +1179,16 @@ fn batch_has_no_pipeline_depth() {
     assert_eq!((status.code(), text(&stderr).as_str()), (Some(1), line));
 }
 
+/// A negative value is blamed on its option.
+#[test]
+fn negative_values_are_the_options() {
+    for (option, what) in [("--temperature", "--temperature: must be"), ("--max-tokens", "for '--max-tokens")] {
+        let Output { status, stderr, .. } = run("generate", &[option, "-1"]);
+        let line = text(&stderr);
+        assert!(status.code() == Some(1) && line.contains(what), "{line}");
+    }
+}
+
 /// Counts of nothing, and of too many threads, are refused, not computed with.
 #[test]
 fn counts_of_nothing_are_refused() {
@@ -1189,12 +1199,13 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 13] = [
+    let cases: [(&str, &[&str], &str); 14] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
         ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),
+        ("batch", &["--measure", "0"], "--measure must be at least 1"),
         ("batch", &["--measure", "--max-tokens", "1"], "--max-tokens must be at least 2 with --measure"),
         ("batch", &["--measure", "--sequences", "1,600"], "--sequences must be from 1 to 512 with --measure"),
         ("kv_quality", &["--tokens", "0"], "--tokens must be at least 1"),

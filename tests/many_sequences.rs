@@ -632,14 +632,16 @@ fn memory_is_one_limit_for_all() {
     assert_eq!(text(&mut b).expect("memory that came back"), want);
 }
 
+/// The demo target on one thread, with a limit on the memory of K and V.
+fn with_memory(kv_memory: Option<u64>) -> Engine {
+    let path = cases::demo().path.join("target");
+    Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(path) }).expect("an engine")
+}
+
 /// Sequences that together do not fit memory: those that find none go on when another one ends, with the
 /// same text, whether they read a prompt or decode.
 #[test]
 fn sequences_wait_for_memory() {
-    let path = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
-    };
     let kv = KvOptions { max_context: Some(512), ..KvOptions::default() };
     let session = |engine: &Engine| engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
     let jobs = [(100, 200), (100, 380), (250, 40)].map(|(prompt, max_tokens)| {
@@ -647,7 +649,7 @@ fn sequences_wait_for_memory() {
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         (prompt, GenerateOptions { max_tokens, stop, ..GenerateOptions::default() })
     });
-    let engine = load(None);
+    let engine = with_memory(None);
     let alone = jobs.each_ref().map(|(prompt, options)| {
         let mut session = session(&engine);
         let generation = session.generate(prompt, options).expect("a generation");
@@ -655,7 +657,7 @@ fn sequences_wait_for_memory() {
     });
     let [three_pages, four_pages] = [384, 512].map(|end| session(&engine).kv().bytes_at(end) as u64);
     for (memory, all_end) in [(2 * three_pages, true), (four_pages, false)] {
-        let engine = load(Some(memory));
+        let engine = with_memory(Some(memory));
         // Chunks that do not depend on measured times.
         let options = SchedulerOptions { max_rows: 70, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
         let mut scheduler = Scheduler::new(&engine, options);
@@ -693,10 +695,6 @@ fn sequences_wait_for_memory() {
 /// no more memory, is read while it waits.
 #[test]
 fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
-    let path = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
-    };
     let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
     let session = |engine: &Engine| engine.session(&kv).expect("a session");
     let jobs = [(104, 40), (120, 4)].map(|(prompt, max_tokens)| {
@@ -704,14 +702,14 @@ fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         (prompt, GenerateOptions { max_tokens, stop, speculation: Speculation::Off, ..GenerateOptions::default() })
     });
-    let unlimited = load(None);
+    let unlimited = with_memory(None);
     let alone = jobs.each_ref().map(|(prompt, options)| {
         let mut session = session(&unlimited);
         let generation = session.generate(prompt, options).expect("a generation");
         generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
     });
     let two_pages = session(&unlimited).kv().bytes_at(256) as u64;
-    let engine = load(Some(two_pages));
+    let engine = with_memory(Some(two_pages));
     // Beside a token of the first sequence, 7 rows of the second's prompt: after 16 such passes, the 17th has none. The
     // first has 128 rows then, a full page.
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 8, ..SchedulerOptions::default() });
@@ -739,23 +737,19 @@ fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
 /// Two sequences that need a page more in the same pass, and memory for one: the first goes on, the second waits.
 #[test]
 fn a_failed_pass_leaves_memory_for_the_first_sequence() {
-    let path = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
-    };
     let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
     let session = |engine: &Engine| engine.session(&kv).expect("a session");
     let prompts = [1, 3].map(|step: u32| Vec::from_iter((0..104).map(|i| 10 + i * step * 7919 % 3000)));
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     let options = GenerateOptions { max_tokens: 60, stop, speculation: Speculation::Off, ..GenerateOptions::default() };
-    let unlimited = load(None);
+    let unlimited = with_memory(None);
     let alone = prompts.each_ref().map(|prompt| {
         let mut session = session(&unlimited);
         let generation = session.generate(prompt, &options).expect("a generation");
         generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
     });
     let three_pages = session(&unlimited).kv().bytes_at(384) as u64;
-    let engine = load(Some(three_pages));
+    let engine = with_memory(Some(three_pages));
     let options_of_all = SchedulerOptions { prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
     let mut scheduler = Scheduler::new(&engine, options_of_all);
     let ids = prompts.each_ref().map(|prompt| scheduler.add(session(&engine), prompt, &options).expect("added"));
@@ -779,14 +773,10 @@ fn a_failed_pass_leaves_memory_for_the_first_sequence() {
 /// A prompt is admitted if it fits memory beside what others hold and have not read yet.
 #[test]
 fn a_prompt_is_admitted_beside_the_prompts_of_others() {
-    let path = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { threads: Some(1), kv_memory, ..EngineOptions::new(&path) }).expect("an engine")
-    };
     let session = SessionOptions { kv: KvOptions { max_context: Some(512), ..KvOptions::default() } };
-    let open = load(None).session(&session).expect("a session");
+    let open = with_memory(None).session(&session).expect("a session");
     let [one_page, four_pages] = [128, 512].map(|end| open.kv().bytes_at(end) as u64);
-    let engine = load(Some(four_pages + one_page));
+    let engine = with_memory(Some(four_pages + one_page));
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
     let prompt = |len: u32| Vec::from_iter((0..len).map(|i| 10 + i * 7919 % 3000));
     let options = GenerateOptions { max_tokens: 2, speculation: Speculation::Off, ..GenerateOptions::default() };

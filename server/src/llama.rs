@@ -18,7 +18,7 @@ use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
-use crate::tools::Others;
+use crate::tools::OtherTools;
 use crate::{messages, tools};
 
 /// Reads the body of `POST /completion`.
@@ -184,7 +184,7 @@ impl Reply for Completion {
 pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
-    let tools = tools::openai(&mut fields, Others::Refused)?;
+    let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let options = ChatOptions { tools: tools.list, ..tools::thinking(&mut fields, &app.defaults)? };
     let chat = Chat::new(&app, messages, options, fields.body_bytes);
     fields.end()?;

@@ -13,14 +13,14 @@ use crate::job::Ended;
 use crate::openai::{self, Form};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
-use crate::tools::Others;
+use crate::tools::OtherTools;
 use crate::{messages, tools};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
-    let tools = tools::openai(&mut fields, Others::Refused)?;
+    let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let form = openai::form(&mut fields)?;
     let most = match convert::max_tokens(&mut fields, "max_completion_tokens", 1)? {
         Some(most) => {

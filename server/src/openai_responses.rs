@@ -14,7 +14,7 @@ use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
 use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
-use crate::tools::{self, Others, is_function};
+use crate::tools::{self, OtherTools, is_function};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -22,7 +22,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
     let mut echoed = echoed(&fields, instructions.as_deref());
-    let tools = tools::openai(&mut fields, Others::LeftOut)?;
+    let tools = tools::openai(&mut fields, OtherTools::LeftOut)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
     let mut options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };

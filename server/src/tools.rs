@@ -152,7 +152,7 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
 
 /// What becomes of OpenAI's tools that are not functions.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Others {
+pub(crate) enum OtherTools {
     Refused,
     /// The model is not told of them. Coding agents (Codex) offer them beside functions, to every server.
     LeftOut,
@@ -168,10 +168,10 @@ pub(crate) fn is_function(kind: Option<&Value>) -> bool {
 ///
 /// # Errors
 /// If a tool is malformed or refused, or the choice names an unknown tool.
-pub(crate) fn openai(fields: &mut Fields, others: Others) -> Result<Tools> {
+pub(crate) fn openai(fields: &mut Fields, others: OtherTools) -> Result<Tools> {
     let mut tools = Tools::default();
     for mut entry in list(fields)? {
-        if others == Others::LeftOut && !is_function(entry.peek("type")) {
+        if others == OtherTools::LeftOut && !is_function(entry.peek("type")) {
             continue;
         }
         entry.only("type", &[json!("function")])?;

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::tensor::{RawTensor, TensorType};
-use super::unread::INSTEAD;
+use super::unsupported::INSTEAD;
 use crate::Result;
 use crate::nn::Bytes;
 

@@ -5,7 +5,7 @@ use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
 use super::gguf::Gguf;
 use super::head_names::HEADS;
-use super::unread_tensors::{refuse_other_head, refuse_quantized, refuse_types};
+use super::unsupported_tensors::{refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig};

@@ -9,7 +9,7 @@ use super::gguf::{self, Gguf, GgufTensor};
 use super::head_names::HEADS;
 use super::placeholder::BEGINNING;
 use super::tensor::{RawTensor, TensorType, tensor_type};
-use super::{safetensors, unread};
+use super::{safetensors, unsupported};
 use crate::{Error, Result};
 
 /// An opened checkpoint. Files are mapped, not read.
@@ -46,17 +46,17 @@ impl Checkpoint {
         let path = path.as_ref();
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
         let files = if meta.is_dir() {
-            unread::refuse_directory(path)?;
+            unsupported::refuse_directory(path)?;
             Files::HuggingFace(safetensors::Tensors::open(path)?)
         } else {
             let beginning = if meta.is_file() { beginning(path)? } else { Vec::new() };
             let is_gguf =
                 path.extension().is_some_and(|extension| extension == "gguf") || beginning.starts_with(b"GGUF");
-            if !is_gguf || unread::is_piece(path) {
-                return Err(unread::other_file(path, &beginning));
+            if !is_gguf || unsupported::is_piece(path) {
+                return Err(unsupported::other_file(path, &beginning));
             }
             let gguf = Gguf::open(path)?;
-            unread::refuse_other_kind(&gguf)?;
+            unsupported::refuse_other_kind(&gguf)?;
             Files::Gguf(Box::new(gguf))
         };
         Ok(Self { path: path.to_owned(), files, config: &[], has_own_head: OnceLock::new() })

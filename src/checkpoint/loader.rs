@@ -11,7 +11,7 @@ use super::load_options::{LoadOptions, Progress};
 use super::quantize::mix::fitting;
 use super::separate_experts::{matrices, parts};
 use super::tensor::{RawTensor, TensorType};
-use super::unread_tensors::{STRAY_SCALE, is_scale, is_unneeded};
+use super::unsupported_tensors::{STRAY_SCALE, is_scale, is_unneeded};
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
 

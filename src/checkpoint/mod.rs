@@ -27,8 +27,8 @@ mod separate_experts;
 mod spelling;
 mod step_bytes;
 mod tensor;
-mod unread;
-mod unread_tensors;
+mod unsupported;
+mod unsupported_tensors;
 
 pub(crate) use architecture::Architecture;
 pub(crate) use configuration::ConfigSource;

@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use super::compressed::{self, Compressed};
 use super::fields::{Fields, regular_file};
 use super::tensor::{RawTensor, TensorType};
-use super::unread::INSTEAD;
+use super::unsupported::INSTEAD;
 use crate::checkpoint::refuse_placeholder;
 use crate::nn::{Bytes, MappedFile};
 use crate::{Error, Result};

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::refused::{one_line, refused};
 use super::vocabulary::vocabulary;
 use super::{Constraint, ConstraintLimits, ConstraintState, Grammar};
-use super::{divisors, enforced, intersections, merges, rewrite, schema};
+use super::{divisors, intersections, merges, rewrite, schema, unenforced};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -147,7 +147,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
 /// # Errors
 /// The path of a part that exceeds a limit or is not enforced, and the problem.
 fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
-    let problem = |fields: &Map<String, Value>| too_wide(fields, limits).or_else(|| enforced::problem(fields));
+    let problem = |fields: &Map<String, Value>| too_wide(fields, limits).or_else(|| unenforced::problem(fields));
     if let Some(found) = schema::first(schema, &problem) {
         return Err(found);
     }

@@ -15,8 +15,6 @@ mod bounds;
 mod compile;
 #[cfg(feature = "constraint")]
 mod divisors;
-#[cfg(feature = "constraint")]
-mod enforced;
 mod escapes;
 mod formats;
 #[cfg(feature = "constraint")]
@@ -33,6 +31,8 @@ pub(crate) mod rewrite;
 mod schema;
 #[cfg(feature = "constraint")]
 mod state;
+#[cfg(feature = "constraint")]
+mod unenforced;
 #[cfg(feature = "constraint")]
 mod vocabulary;
 #[cfg(not(feature = "constraint"))]

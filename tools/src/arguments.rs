@@ -98,7 +98,7 @@ impl Load {
     }
 
     /// Reports on stderr that the assistant has no centroids, unless `--centroids` was given.
-    pub fn say_centroids(&self, engine: &Engine) {
+    pub fn report_centroids(&self, engine: &Engine) {
         let is_dense = engine.assistant().is_some_and(|assistant| !assistant.has_centroids());
         if is_dense && self.centroids == CentroidChoice::Own {
             eprintln!(

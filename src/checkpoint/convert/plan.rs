@@ -10,7 +10,7 @@ use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::recode::recode;
 use crate::checkpoint::separate_experts::{Place, place};
-use crate::checkpoint::unread_tensors::{STRAY_SCALE, is_scale};
+use crate::checkpoint::unsupported_tensors::{STRAY_SCALE, is_scale};
 use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType, token_ordering};
 use crate::gemma4::is_tower;
 use crate::{Error, Result};

@@ -62,7 +62,7 @@ fn generate(args: Args) -> Result<()> {
     let start = Instant::now();
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
-    args.load.say_centroids(&engine);
+    args.load.report_centroids(&engine);
     if let Some(path) = args.costs.as_deref().filter(|path| path.exists()) {
         engine.set_costs(Costs::load(path, engine.costs().machine())?)?;
     }

@@ -6,7 +6,7 @@ use super::compressed::descriptions;
 use super::fields::Fields;
 use super::files::Checkpoint;
 use super::tensor::{TensorType, tensor_type};
-use super::unread::INSTEAD;
+use super::unsupported::INSTEAD;
 use crate::gemma4::is_tower;
 use crate::{Error, Result};
 
@@ -152,14 +152,14 @@ fn named_format(name: &str) -> Option<&'static str> {
 /// If a tensor of the text model has such a type; the first is named.
 pub(super) fn refuse_types(checkpoint: &Checkpoint) -> Result<()> {
     let Some(gguf) = checkpoint.gguf() else { return Ok(()) };
-    let unread = |type_id: u32| match tensor_type(type_id) {
+    let unsupported = |type_id: u32| match tensor_type(type_id) {
         TensorType::Other(name) => Some(name),
         _ => None,
     };
     let text = || gguf.tensors().filter(|tensor| !is_tower(tensor.name()));
-    let found = text().find_map(|tensor| Some((tensor.name(), unread(tensor.type_id())?)));
+    let found = text().find_map(|tensor| Some((tensor.name(), unsupported(tensor.type_id())?)));
     let Some((name, type_name)) = found else { return Ok(()) };
-    let (count, all) = (text().filter(|tensor| unread(tensor.type_id()).is_some()).count(), text().count());
+    let (count, all) = (text().filter(|tensor| unsupported(tensor.type_id()).is_some()).count(), text().count());
     let problem = format!("is {type_name}, which is not supported ({count} of {all} tensors are); {OTHER_TYPES}");
     let path = Some(checkpoint.path().to_owned());
     Err(Error::Unsupported { path, what: format!("tensor {name}"), problem })

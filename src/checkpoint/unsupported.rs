@@ -73,7 +73,8 @@ fn adapter_error(directory: &Path, adapter: &Path) -> Result<Error> {
         || "its base model".to_owned(),
         |name| format!("its base model {}", name.chars().take(100).collect::<String>()),
     );
-    let problem = format!("LoRA adapters are not supported; merge it into {base}, and use the merged directory");
+    let problem =
+        format!("LoRA adapters are not supported; merge the adapter into {base}, and use the merged directory");
     Ok(Error::Unsupported { path: Some(directory.to_owned()), what: "adapter_config.json".into(), problem })
 }
 

@@ -1,4 +1,4 @@
-//! What llguidance accepts in JSON schemas and does not enforce.
+//! Rejects parts of JSON schemas that llguidance accepts but does not enforce.
 
 use std::collections::HashSet;
 

@@ -345,7 +345,7 @@ fn files_that_are_no_json() {
             (b"[1, 2]", "JSON object"),
             (b"null", "JSON object"),
             (b"{\"a\": \xFF}", "UTF-8"),
-            (b"{\"a\": NaN}", "NaN is no JSON number, write null"),
+            (b"{\"a\": NaN}", "NaN is not a JSON number; write null"),
             (&[b'['; 100_000], "valid JSON"),
         ] {
             let pair = Pair::new();

@@ -359,7 +359,7 @@ fn a_server_without_ranges() {
     server.state().ignores_ranges = true;
     server.state().break_after = Some(100_000);
     refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
-    refused(resolve("test/target", &options), &["model.safetensors", "bytes came instead of", "try again"]);
+    refused(resolve("test/target", &options), &["model.safetensors", "bytes instead of", "try again"]);
     let target = resolve("test/target", &options).expect("the target");
     let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
     assert!(read(&target) == read(&fixture().0.join("target")), "not the file");

@@ -924,7 +924,7 @@ fn directories_without_a_model_say_what_they_hold() {
     std::fs::remove_file(twin.path(WEIGHTS)).expect("it was there");
     twin.write("target/adapter_model.safetensors", [0; 16]);
     twin.write("target/adapter_config.json", json!({"base_model_name_or_path": "google/gemma-4-E2B-it"}).to_string());
-    let about = ["target", "LoRA adapter", "merge it into its base model google/gemma-4-E2B-it"];
+    let about = ["target", "LoRA adapter", "merge the adapter into its base model google/gemma-4-E2B-it"];
     refused(engine(&twin.path("target"), None), &about);
 
     for (file, about) in [
@@ -1157,7 +1157,8 @@ fn bytes_after_the_last_tensor_are_padding_or_refused() {
     // Less than the alignment, whatever it is.
     target(&with(&[7; 31])).expect("padding");
     for rest in [vec![0; (1 << 16) + 1], vec![7; 32], [vec![0; 4096], vec![1]].concat()] {
-        let about = ["long.gguf", &format!("{} bytes of no tensor", rest.len()), "download it again"];
+        let about =
+            ["long.gguf", &format!("{} bytes after the end of its last tensor", rest.len()), "download it again"];
         refused(target(&with(&rest)), &about);
     }
     let about = ["long.gguf", "several GGUF files in one", "parts of a split checkpoint apart"];

@@ -25,7 +25,7 @@ pub(super) fn mark(values: &[Value], names: &ControlNames) -> Result<Option<(Vec
     match free {
         _ if marked == values => Ok(None),
         Some(mark) => Ok(Some((marked, mark))),
-        None => Err(Error::Template("the messages have every private character of Unicode".into())),
+        None => Err(Error::Template("the messages contain every private-use character; remove some".into())),
     }
 }
 

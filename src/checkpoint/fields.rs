@@ -57,7 +57,8 @@ impl Fields {
             Ok(_) => Err(Error::file(path, "is not a JSON object")),
             Err(e) => {
                 let number = ["NaN", "Infinity"].into_iter().find(|number| text.contains(number));
-                let hint = number.map_or(String::new(), |number| format!("; {number} is no JSON number, write null"));
+                let hint =
+                    number.map_or(String::new(), |number| format!("; {number} is not a JSON number; write null"));
                 Err(Error::file(path, format!("is not valid JSON: {e}{hint}")))
             }
         }

@@ -238,7 +238,7 @@ impl Downloads<'_> {
         // The content, then the link to it.
         path.canonicalize().and_then(std::fs::remove_file).map_err(Error::io(path))?;
         let _ = std::fs::remove_file(path); // where there are no links, it is the content
-        let what = format!("{}, {name}: {own} bytes came instead of {total}", self.options.endpoint);
+        let what = format!("{}, {name}: received {own} bytes instead of {total}", self.options.endpoint);
         let remedy = "try again, or download it with hf download";
         Err(Error::file(self.name.repository, format!("cannot be downloaded from {what}; {remedy}")))
     }

@@ -49,7 +49,7 @@ impl Tokenizer {
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
         let inner = file::tokenizer(&json)
-            .map_err(|e| Error::file(path, format!("is no tokenizer: {e}; download it again")))?;
+            .map_err(|e| Error::file(path, format!("is not a tokenizer: {e}; download it again")))?;
         Self::new(inner, path, vocab_size)
     }
 

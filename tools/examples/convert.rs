@@ -69,7 +69,7 @@ fn command(args: Args) -> Result<()> {
         Some(_) => {
             let of_gguf = [("--tokenizer", args.tokenizer.is_some()), ("--name", args.name.is_some())];
             if let Some((option, _)) = of_gguf.iter().find(|(_, is_given)| *is_given) {
-                bail!("{option}: is of the GGUF file to write, but this one is converted to a directory; omit it");
+                bail!("{option}: applies to a GGUF file to write, but this one is converted to a directory; omit it");
             }
             let outtype = args.outtype.map(element).transpose()?;
             to_hugging_face(&source, &args.destination, &ToHuggingFace { outtype, unknown, progress })?

@@ -770,7 +770,11 @@ fn checkpoints_are_converted_and_quantized() {
     let bytes = |path: &Path| std::fs::metadata(path).expect("a file").len();
     assert!(bytes(&q8_0) * 10 < bytes(&bf16) * 6, "{} of {} bytes", bytes(&q8_0), bytes(&bf16));
     let Output { status, stderr, .. } = run("convert", &[utf8(&bf16), utf8(&back), "--name", "demo"]);
-    assert!(!status.success() && text(&stderr).starts_with("Error: --name: is of the GGUF file"), "{}", text(&stderr));
+    assert!(
+        !status.success() && text(&stderr).starts_with("Error: --name: applies to a GGUF file"),
+        "{}",
+        text(&stderr)
+    );
     let (report, _) = succeeds("convert", &[utf8(&bf16), utf8(&back)]);
     assert!(report.starts_with(&format!("{}: ", back.display())), "{report}");
     let weights =

@@ -248,7 +248,8 @@ fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, bytes: &[u8]) -> Result
         if next.is_none() && tensor.len.is_some() {
             refuse_rest(&bytes[end..], end, alignment).map_err(Problem::File)?;
         } else if tensor.len.is_some() && start - end >= alignment {
-            let problem = format!("is followed by {} bytes of no tensor; download the file again", start - end);
+            let problem =
+                format!("is followed by {} bytes that belong to no tensor; download the file again", start - end);
             return Err(Problem::Tensor(tensor.name.clone(), problem));
         }
     }
@@ -270,6 +271,6 @@ fn refuse_rest(rest: &[u8], end: usize, alignment: usize) -> Result<(), String> 
         true => "is several GGUF files in one, whose others would be ignored; keep the parts of a split checkpoint apart, and \
                  use the first"
             .into(),
-        false => format!("has {} bytes of no tensor from byte {end} on, its last tensor's end; download it again", rest.len()),
+        false => format!("has {} bytes after the end of its last tensor, byte {end}; download it again", rest.len()),
     })
 }

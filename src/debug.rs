@@ -1,4 +1,4 @@
-//! `Debug` of types whose content is too large to print, so that results and options that hold them have it.
+//! `Debug` for types whose content is too large to print, so that results and options that hold them can derive it.
 
 use std::borrow::BorrowMut;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Compiles constraints on threads of their own, a few at a time. What is compiled already does not wait.
+//! Compiles constraints on threads of their own, a few at a time. Constraints that are already compiled do not wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;

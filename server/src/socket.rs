@@ -1,4 +1,4 @@
-//! A connection's socket, which is watched while a request is handled.
+//! A connection's socket, watched while a request is handled, to notice that the client has closed it.
 
 use std::io;
 use std::pin::Pin;

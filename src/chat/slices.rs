@@ -1,5 +1,5 @@
 //! Slices with a step, rewritten as calls of a method: minijinja 3.0.5 panics if an empty text is reversed, and takes
-//! an element too many if a reversed slice ends at 0.
+//! one element too many if a reversed slice ends at 0.
 
 /// The method that takes start, stop and step of a slice.
 pub(super) const METHOD: &str = "__slice__";

@@ -1,4 +1,4 @@
-//! Escapes in JSON strings.
+//! Which escapes the strings under a JSON schema may contain.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! References within a JSON schema's document.
+//! References (`$ref`) within a JSON schema's document: lookup, and replacement of escaped ones.
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,14 +33,14 @@ pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a
 /// Finds references without escapes. Schemas in whose path a key has a `/`, `~` or `%` are copied to `$defs`.
 #[derive(Default)]
 pub(super) struct Unescaped {
-    /// The copies, by the JSON pointers of what they are of.
+    /// The copies, by the JSON pointers of the original schemas.
     copies: HashMap<String, String>,
     places: HashSet<String>,
-    /// Bytes of them.
+    /// Bytes of the copies.
     copied: usize,
 }
 
-/// Limit in bytes of copies: what they are of may overlap.
+/// Limit in bytes of copies: the originals may overlap.
 const COPIED: usize = 1 << 20;
 
 impl Unescaped {

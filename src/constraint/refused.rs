@@ -1,4 +1,4 @@
-//! llguidance's errors.
+//! llguidance's errors as errors of the argument `constraint`, on one line.
 
 use std::fmt::Display;
 

@@ -1,8 +1,8 @@
 //! The recurrent state of a sequence: for every delta net a matrix per value head, the
 //! convolution's last inputs, and a log of the last rows.
 //!
-//! A pass logs rows of which any first ones may be committed; the next pass applies the committed ones while
-//! it reads the matrices. Longer rounds that are committed whole write the matrices after them to other
+//! A pass logs its rows, of which any number from the first on may be committed; the next pass applies the committed
+//! ones while it reads the matrices. Longer rounds that are committed whole write the matrices after them to other
 //! memory: a failed pass leaves the committed ones.
 
 use std::sync::Arc;

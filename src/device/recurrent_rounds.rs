@@ -78,7 +78,7 @@ impl RecurrentRounds {
         self.records.slice().address() + (index * size_of::<Recurrent>()) as u64
     }
 
-    /// Rows of a round, at most, any first ones of which can be committed.
+    /// Largest number of rows of a round that logs them, so that any number from the first on can be committed.
     pub fn log_rows(&self) -> usize {
         self.nets.shape.log_rows
     }

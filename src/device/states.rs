@@ -1,4 +1,4 @@
-//! Hidden states between a target and its NextN head.
+//! Hidden states that a target passes to its NextN head.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a drafter sees.
+//! The inputs of a drafter.
 
 use candle_core::Tensor;
 use rand::Rng;

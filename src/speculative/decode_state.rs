@@ -1,4 +1,4 @@
-//! What a sequence is between rounds, besides its cache.
+//! The state of a sequence between rounds, besides its cache.
 
 use candle_core::Tensor;
 

@@ -157,7 +157,7 @@ impl Drafting {
             let tokens = match cost {
                 _ if most == 0 => 0,
                 DraftCost::PerToken if pauses_models => 0,
-                // Past the end of a model's context another drafter has its turn.
+                // A model drafts only within its context; past it, other drafters do.
                 DraftCost::PerToken => {
                     let left = drafting.drafters[i].max_context().saturating_sub(drafting.context.tokens.len());
                     most.min(left)

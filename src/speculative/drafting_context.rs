@@ -1,4 +1,4 @@
-//! What a proposal's drafters see.
+//! The drafters of a proposal, with their inputs, the constraint and the RNG.
 
 use std::time::Instant;
 

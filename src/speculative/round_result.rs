@@ -1,4 +1,4 @@
-//! What a round emitted, and what it took.
+//! The result of a round: emitted tokens and timings.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The driver's calls: loaded on demand, checked.
+//! The CUDA driver API: loaded on demand, the result of every call checked.
 
 use std::ffi::CStr;
 

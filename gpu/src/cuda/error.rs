@@ -1,4 +1,4 @@
-//! Errors of a device.
+//! Errors of CUDA devices.
 
 use crate::launch::LaunchError;
 

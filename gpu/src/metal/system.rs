@@ -1,4 +1,4 @@
-//! The system's calls.
+//! Calls of the Metal API.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;

@@ -1,9 +1,8 @@
 //! The gated delta net, except its products: `delta_net.cpp`. [`inputs`] and [`delta_rule`] in every layer, [`commit`]
 //! after the pass, which ends a round for all layers.
 //!
-//! A round either logs its rows, any first ones of which can be committed, or writes the matrices
-//! after all of them: see
-//! [`Recurrent`](super::segments::Recurrent).
+//! A round either logs its rows, of which any number from the first on can be committed, or writes the matrices after
+//! all of them: see [`Recurrent`](super::segments::Recurrent).
 
 use super::segments::{Place, Segments};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};

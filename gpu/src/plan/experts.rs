@@ -1,7 +1,6 @@
 //! The mixture of experts: `experts.cpp`. [`route`], [`sort_route`] after more than [`BLOCK_ROWS`] rows,
-//! [`super::matmul::matmul_buckets`] over gate and up, the gated activation, `matmul_buckets` over
-//! down (whose rows are entries),
-//! [`mix`].
+//! [`super::matmul::matmul_buckets`] over gate and up, the gated activation, `matmul_buckets` over down (whose rows are
+//! entries), [`mix`].
 
 use super::matmul::{Buckets, LARGEST_BUCKET};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};

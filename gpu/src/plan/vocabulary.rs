@@ -1,4 +1,4 @@
-//! Top-k, argmax, and the largest of a row for sampling: `vocabulary.cpp`. With
+//! Top-k, argmax, and a row's largest logits for sampling: `vocabulary.cpp`. With
 //! [`super::matmul::matmul_buckets`] between them, they are the centroid head: a centroid is a bucket, and its
 //! tokens' rows of the embedding are the bucket's matrix.
 

@@ -1,4 +1,4 @@
-//! Results of a panel in `y`.
+//! Stores a panel's results in `y`.
 
 use std::mem::MaybeUninit;
 

@@ -1,5 +1,5 @@
 //! What a GGUF file cannot represent of a tokenizer.json: its readers derive all steps but the merges from the names of
-//! the model and the pre-tokenizer, so that another step would be other ids.
+//! the model and the pre-tokenizer, so another step would give other ids.
 
 use std::path::Path;
 

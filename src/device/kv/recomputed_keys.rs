@@ -1,4 +1,4 @@
-//! Keys of layers with K = V: stored on the device, computed from V when a file is loaded.
+//! Computes the keys that the device stores for layers with K = V from V, when a session file is loaded.
 
 use foretoken_kernels::{Elements, Isa, rope};
 

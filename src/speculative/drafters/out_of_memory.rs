@@ -1,4 +1,4 @@
-//! The replacement of a drafter whose memory the target needs.
+//! Replaces a drafter whose memory the target needs, and drafts nothing.
 
 use super::super::{DraftCost, Drafter, DrafterKind, Reads};
 

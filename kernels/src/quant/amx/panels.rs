@@ -1,4 +1,4 @@
-//! Groups of panels: their blocks, and their results before these are stored.
+//! Groups of panels: their blocks, and their results before they are stored.
 
 use std::mem::MaybeUninit;
 

@@ -1,4 +1,4 @@
-//! Memory that the next products need.
+//! Prefetches the memory that the next products need.
 
 use std::ops::Range;
 

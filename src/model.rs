@@ -105,7 +105,7 @@ pub enum DraftKv<'a> {
         /// Leading rows that are committed.
         keep: usize,
     },
-    /// Where only the model knows: on a device.
+    /// On a device, in memory that only the model knows.
     Model(Box<dyn Any + Send>),
 }
 
@@ -201,7 +201,7 @@ pub trait NextnHead: ChainModel {
     /// infinity, or memory is exhausted.
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor>;
 
-    /// As [`NextnHead::nextn_rows`], for rows whose states nobody needs: only their K and V are computed.
+    /// As [`NextnHead::nextn_rows`], for rows whose states are not needed: only their K and V are computed.
     ///
     /// # Errors
     /// As [`NextnHead::nextn_rows`].

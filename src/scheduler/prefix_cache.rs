@@ -106,7 +106,7 @@ impl PrefixCache {
             state.used = self.uses;
             let error = match state.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
                 Ok(found) => return Some(found),
-                // Known since the file was read.
+                // The file is in memory now, and its context turned out too short.
                 Err(Error::Context { .. }) if !state.serves(like) => continue,
                 Err(error) => error,
             };

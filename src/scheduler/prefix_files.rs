@@ -21,7 +21,7 @@ impl PrefixFiles {
     /// If the directory cannot be read or written.
     pub fn new(directory: &Path) -> io::Result<Self> {
         for name in names(directory, ".lock")? {
-            // Held while its files are deleted. What cannot be is left to the next cache.
+            // The lock is held while its files are deleted. Files that cannot be deleted are left to the next cache.
             if let Some(_held) = abandoned(&lock(directory, &name)) {
                 for ending in [".session", ".session.partial"] {
                     for session in names(directory, ending)?.iter().filter(|session| session.starts_with(&name)) {
@@ -32,10 +32,10 @@ impl PrefixFiles {
             }
         }
         let name = format!("{PREFIX}{:016x}", rand::random::<u64>());
-        // Locked before it has the name by which others look for it.
+        // Locked before it gets the name that other caches look for.
         let unlocked = directory.join(format!("{name}.unlocked"));
         let file = File::create_new(&unlocked)?;
-        // Where files cannot be locked, none is found abandoned either.
+        // Where files cannot be locked, no cache takes this one for abandoned.
         let _ = file.try_lock();
         std::fs::rename(&unlocked, lock(directory, &name))?;
         Ok(Self { directory: directory.to_owned(), name, written: 0, _lock: file })

@@ -86,7 +86,7 @@ pub(crate) fn accept_rows<E>(
 
 /// Whether a token drawn from `proposal` is accepted: with probability `min(1, target / proposal)`.
 fn is_accepted(token: u32, target: &Distribution, proposal: &Distribution, rng: &mut impl Rng) -> bool {
-    // NaN, of a token that neither has, is rejected.
+    // The ratio is NaN if the token has probability 0 in both: rejected.
     let ratio = target.probability(token) / proposal.probability(token);
     ratio >= 1.0 || rng.random::<f64>() < ratio
 }
@@ -139,7 +139,7 @@ impl Verification<'_> {
         }
         self.sampler.penalize(&tokens, &mut processed)?;
         self.sampler.distribution(None, &processed).map_err(|error| {
-            // The model's own logits tell who left none that is finite.
+            // If the model's own logits have a most probable token, the processor is at fault.
             if self.processor.is_none() || self.sampler.most_probable(None, logits).is_err() {
                 return error;
             }

@@ -136,7 +136,8 @@ impl DrafterList {
         self.call(|_, drafter| read(drafter))
     }
 
-    /// Lets all observe a round's committed rows, of positions from `first` on, and one the verdict on its draft.
+    /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also its
+    /// `verdict`.
     pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
         self.notify(|i, drafter| {
             let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);

@@ -45,7 +45,7 @@ impl NextN {
         self.unread.iter().map(|states| states.dims()[0]).sum::<usize>() - self.taken
     }
 
-    /// The position of the first state that is neither read nor unread.
+    /// The position after the last state that was received, read or not.
     fn end(&self) -> usize {
         self.first + self.rows + self.num_unread()
     }

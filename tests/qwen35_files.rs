@@ -16,7 +16,7 @@ use foretoken::nn::tensor;
 use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::verify::{Outcome, VerifyOptions, verify};
-use foretoken::{Drafts, ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows, target_facts};
+use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows, OwnDrafter, target_facts};
 use gguf_writer::{GgufFile, Written, array, bool_value, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
@@ -454,7 +454,7 @@ fn has_a_head_that_is_not_read(case: &Case, folder: &Path) {
     computes_the_logits(case, &target);
     let checkpoint = Checkpoint::open(folder.join("model.gguf")).expect("a blob");
     let facts = target_facts(&checkpoint).expect("facts");
-    assert!(matches!(facts.drafts, Drafts::NoHead), "{}", case.name);
+    assert!(matches!(facts.own_drafter, OwnDrafter::NoHead), "{}", case.name);
     let findings = verify(&VerifyOptions { target: Some(folder.join("model.gguf")), ..VerifyOptions::default() });
     assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{}: {findings:?}", case.name);
 }

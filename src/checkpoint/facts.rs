@@ -23,17 +23,17 @@ pub struct TargetFacts {
     pub state_bytes: u64,
     /// Bytes of weights read per token.
     pub step_bytes: u64,
-    /// The drafters that come with the model.
-    pub drafts: Drafts,
+    /// The drafter of the model's family.
+    pub own_drafter: OwnDrafter,
 }
 
 /// The target's own drafter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drafts {
+pub enum OwnDrafter {
     /// An assistant, in a checkpoint of its own.
     Assistant,
     /// A NextN head; a draft reads this many bytes of weights.
-    OwnHead(u64),
+    NextnHead(u64),
     /// A NextN head that the checkpoint lacks.
     NoHead,
 }

@@ -33,7 +33,7 @@ mod unsupported_tensors;
 pub(crate) use architecture::Architecture;
 pub(crate) use configuration::ConfigSource;
 pub(crate) use expected::{Expected, Implied, Kind};
-pub use facts::{Drafts, TargetFacts};
+pub use facts::{OwnDrafter, TargetFacts};
 pub use fields::Fields;
 pub(crate) use fields::regular_file;
 pub use files::Checkpoint;

@@ -3,7 +3,7 @@
 use super::config::AttentionType;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::{Drafts, TargetFacts};
+use crate::checkpoint::{OwnDrafter, TargetFacts};
 
 /// Summarizes a target.
 ///
@@ -40,6 +40,6 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         kv_layout: config.kv_layout(),
         state_bytes: 0,
         step_bytes: checkpoint.target_step_bytes(&config)?,
-        drafts: Drafts::Assistant,
+        own_drafter: OwnDrafter::Assistant,
     })
 }

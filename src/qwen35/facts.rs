@@ -4,7 +4,7 @@ use super::config::{LayerType, TextConfig};
 use super::nextn::{LM_HEAD, has_nextn};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::{Drafts, TargetFacts};
+use crate::checkpoint::{OwnDrafter, TargetFacts};
 use crate::gemma4::is_tower;
 
 /// Summarizes a target.
@@ -51,6 +51,6 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         kv_layout: config.kv_layout(),
         state_bytes: 4 * (linear * state) as u64,
         step_bytes,
-        drafts: if has_nextn(checkpoint) { Drafts::OwnHead(draft_bytes) } else { Drafts::NoHead },
+        own_drafter: if has_nextn(checkpoint) { OwnDrafter::NextnHead(draft_bytes) } else { OwnDrafter::NoHead },
     })
 }

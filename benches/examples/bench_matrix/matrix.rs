@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use foretoken::checkpoint::{Checkpoint, model_name};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{DrafterOptions, Drafters};
-use foretoken::{Drafts, Speculation, SpeculationOptions, target_facts};
+use foretoken::{OwnDrafter, Speculation, SpeculationOptions, target_facts};
 use serde::{Deserialize, Serialize};
 
 use crate::Args;
@@ -169,7 +169,7 @@ impl Plan {
             simulated_acceptance: args.simulate_acceptance.clone(),
         };
         let (model, assistant) = (model.to_owned(), assistant.map(Path::to_owned));
-        let drafts = assistant.is_some() || matches!(facts.drafts, Drafts::OwnHead(_));
+        let drafts = assistant.is_some() || matches!(facts.own_drafter, OwnDrafter::NextnHead(_));
         let mut plan = Self { model, assistant, setting, drafts, cells: Vec::new(), left_out: Vec::new() };
         for prompt in &args.prompts {
             let (needed, most) = (prompt.0 + args.max_tokens, facts.max_position_embeddings);

@@ -6,7 +6,7 @@ use anyhow::Result;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
-use foretoken::{Drafts, Error, TargetFacts};
+use foretoken::{Error, OwnDrafter, TargetFacts};
 use foretoken_tools::println;
 
 /// A target and its features; `assistant` is the one that it is used with.
@@ -53,11 +53,11 @@ pub fn assistant(checkpoint: &Checkpoint, config: &AssistantConfig) {
 }
 
 fn mtp(facts: &TargetFacts, assistant: Option<&(Checkpoint, AssistantConfig)>) -> String {
-    match (facts.drafts, assistant) {
-        (Drafts::OwnHead(_), _) => "yes, with its own NextN head".into(),
-        (Drafts::NoHead, _) => "no NextN head (mtp.*) in the checkpoint: use one that has it".into(),
-        (Drafts::Assistant, Some((checkpoint, _))) => format!("yes, with {}", checkpoint.path().display()),
-        (Drafts::Assistant, None) => format!(
+    match (facts.own_drafter, assistant) {
+        (OwnDrafter::NextnHead(_), _) => "yes, with its own NextN head".into(),
+        (OwnDrafter::NoHead, _) => "no NextN head (mtp.*) in the checkpoint: use one that has it".into(),
+        (OwnDrafter::Assistant, Some((checkpoint, _))) => format!("yes, with {}", checkpoint.path().display()),
+        (OwnDrafter::Assistant, None) => format!(
             "no assistant for a hidden size of {}: put the model's -assistant (mtp-*.gguf) next to it, or pass both",
             facts.hidden_size
         ),

@@ -5,7 +5,7 @@ use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
 use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
-use foretoken::{Drafts, Error, Isa, TargetFacts};
+use foretoken::{Error, Isa, OwnDrafter, TargetFacts};
 use foretoken_tools::measure::processor_bandwidth;
 use foretoken_tools::println;
 
@@ -110,8 +110,8 @@ fn tokens_per_second(
     // Models that fit the processor's caches are faster.
     let plain = format!("about {} tokens/s at a short context, without drafts", significant(1.0 / seconds));
     line("expect", &plain);
-    let draft = match (facts.drafts, assistant) {
-        (Drafts::OwnHead(bytes), _) => Some(bytes),
+    let draft = match (facts.own_drafter, assistant) {
+        (OwnDrafter::NextnHead(bytes), _) => Some(bytes),
         (_, assistant) => assistant.map(|(checkpoint, config)| checkpoint.assistant_step_bytes(config)),
     };
     if let Some(bytes) = draft {

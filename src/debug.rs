@@ -3,15 +3,21 @@
 use std::borrow::BorrowMut;
 use std::fmt;
 
+#[cfg(feature = "stream")]
+use crate::GenerationStream;
 use crate::chat::{ChatTemplate, ReplyParser};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::convert::{ToGguf, ToHuggingFace};
+use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::quantize::{Importance, QuantizeOptions};
+use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::device::DeviceChoice;
 use crate::hub::HubOptions;
+use crate::kv::{KvCache, PagePool, SequenceState};
 use crate::tokenizer::Tokenizer;
-use crate::{Engine, EngineOptions, Generation, Probe, Session};
+use crate::{Engine, EngineOptions, Generation, Probe, Session, gemma4, qwen35};
 
 macro_rules! by_name {
-    ($($type:ident),*) => {$(
+    ($($type:ty),*) => {$(
         impl fmt::Debug for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($type)).finish_non_exhaustive()
@@ -20,7 +26,10 @@ macro_rules! by_name {
     )*};
 }
 
-by_name!(ChatTemplate, Probe, ReplyParser, Session, Tokenizer);
+by_name!(ChatTemplate, Gguf, KvCache, PagePool, Probe, ReplyParser, SequenceState, Session, Tokenizer);
+by_name!(gemma4::Assistant, gemma4::Target, qwen35::Target);
+#[cfg(feature = "stream")]
+by_name!(GenerationStream);
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,6 +68,40 @@ impl fmt::Debug for EngineOptions {
         all.field("model", model).field("assistant", assistant).field("draft_model", draft_model);
         all.field("threads", threads).field("device", device).field("isa", isa).field("quantize", quantize);
         all.finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { isa, quantize, centroids, progress: _ } = self;
+        let mut all = f.debug_struct("LoadOptions");
+        all.field("isa", isa).field("quantize", quantize).field("centroids", centroids).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ToGguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { outtype, layout, tokenizer, name, unknown, progress: _ } = self;
+        let mut all = f.debug_struct("ToGguf");
+        all.field("outtype", outtype).field("layout", layout).field("tokenizer", tokenizer);
+        all.field("name", name).field("unknown", unknown).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ToHuggingFace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { outtype, unknown, progress: _ } = self;
+        let mut all = f.debug_struct("ToHuggingFace");
+        all.field("outtype", outtype).field("unknown", unknown).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for QuantizeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mix, rules, importance, requantize, progress: _ } = self;
+        let mut all = f.debug_struct("QuantizeOptions");
+        all.field("mix", mix).field("rules", rules).field("importance", &importance.as_ref().map(Importance::path));
+        all.field("requantize", requantize).finish_non_exhaustive()
     }
 }
 

@@ -110,7 +110,7 @@ pub enum DraftKv<'a> {
 }
 
 /// The results of a draft step.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct DraftStep {
     /// Scores of the next token.
     pub scores: Scores,

@@ -67,7 +67,7 @@ impl EngineOptions {
 }
 
 /// Options of a session.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionOptions {
     /// K/V cache options.
     pub kv: KvOptions,
@@ -179,7 +179,7 @@ pub enum Pipeline {
 }
 
 /// Stop conditions besides `max_tokens`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stop {
     /// Handling of the checkpoint's end-of-generation tokens.
     pub end_of_generation: EndOfGeneration,

@@ -12,7 +12,7 @@ use crate::{Engine, Error, Result};
 const ROWS: usize = 32;
 
 /// Options of a measurement.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerplexityOptions {
     /// Tokens per window. Default: 512.
     pub window: usize,
@@ -29,7 +29,7 @@ impl Default for PerplexityOptions {
 }
 
 /// The measurement so far.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Perplexity {
     /// Windows processed.
     pub windows: usize,

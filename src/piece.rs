@@ -3,7 +3,7 @@
 use crate::sampler::TokenLogprobs;
 
 /// Output of one round.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// Its tokens.
     pub tokens: Vec<u32>,

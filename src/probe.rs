@@ -235,7 +235,7 @@ impl Probe {
 }
 
 /// Times of a round.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
     /// The pass, including results and the previous round's rows that a recurrent state replays.
     pub verify: Duration,

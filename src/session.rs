@@ -351,7 +351,7 @@ impl Engine {
 }
 
 /// Counts and times of a generation, or the sums of several: see [`Statistics::add`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// Generations counted. The first token of each comes from the prompt's pass, not from a round.
     pub generations: usize,

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What to verify.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyOptions {
     /// The target's checkpoint.
     pub target: Option<PathBuf>,
@@ -52,7 +52,7 @@ pub enum Outcome {
 }
 
 /// A check, or one finding of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Its subject.
     pub part: Part,

@@ -60,7 +60,7 @@ pub enum ControlTokens {
 }
 
 /// Options of rendering a conversation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatOptions {
     /// The template's `enable_thinking`. Default: off.
     pub thinking: Thinking,

@@ -3,7 +3,7 @@
 use crate::kv::KvLayout;
 
 /// Summary of a target checkpoint.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TargetFacts {
     /// The family's name.
     pub family: &'static str,

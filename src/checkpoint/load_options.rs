@@ -27,7 +27,7 @@ impl From<Isa> for LoadOptions {
 }
 
 /// Progress of a load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of tensors loaded.
     pub loaded: u64,

@@ -29,7 +29,7 @@ impl Default for HubOptions {
 pub type OnDownload = Arc<dyn Fn(Download<'_>) + Send + Sync>;
 
 /// Progress of a file's download.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Download<'a> {
     /// Name of the file in its repository.
     pub file: &'a str,

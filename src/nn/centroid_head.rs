@@ -8,7 +8,7 @@ use super::{F32View, Input, Job, Linear, Weight, multiply, tensor};
 use crate::Result;
 
 /// Scores of an output head.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Scores {
     /// The scored ids; `None` means all, in order.
     pub ids: Option<Vec<u32>>,

@@ -3,7 +3,7 @@
 use crate::sampler::Distribution;
 
 /// A chain of proposed tokens.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     /// The tokens, each drafted after the one before it.
     pub tokens: Vec<u32>,

@@ -11,7 +11,7 @@ use super::{Costs, DrafterKind, Reason, RoundResult};
 const MIN_PLAIN_MEASUREMENTS: usize = 2;
 
 /// Counts and times of speculation.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SpeculationStats {
     /// The drafters, in the order of the request's list.
     pub drafters: Vec<DrafterStats>,
@@ -47,7 +47,7 @@ pub struct SpeculationStats {
 }
 
 /// One drafter's statistics.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DrafterStats {
     /// The drafter; `None` only in an empty default.
     pub kind: Option<DrafterKind>,

@@ -258,7 +258,7 @@ fn byte_of_character(character: char) -> Option<u8> {
 }
 
 /// Decodes a stream of tokens into whole characters.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     context: Vec<u32>,    // tokens decoded together: leading spaces depend on the previous token
     context_text: String, // their text, and what was returned of the held ones'

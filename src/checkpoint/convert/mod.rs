@@ -27,7 +27,7 @@ use plan::{Description, check_complete, write_tensor};
 use vocabulary::SpecialIds;
 
 /// The result of a conversion.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Tensors written.
     pub tensors: usize,

@@ -63,7 +63,7 @@ impl QuantizeOptions {
 }
 
 /// One tensor of the new file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quantized {
     /// Its name.
     pub name: String,

@@ -167,7 +167,7 @@ pub struct Observation<'a> {
 }
 
 /// A draft, and how much of it the target's tokens confirm.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftOutcome {
     /// The drafter.
     pub drafter: usize,

@@ -87,8 +87,10 @@ impl Engine {
     /// Loads the models of `options`.
     ///
     /// # Errors
-    /// If a file is missing or malformed, a configuration needs something that is not implemented, or the assistant
-    /// does not fit the target.
+    /// [`Error::Io`], [`Error::File`], [`Error::Config`] or [`Error::Tensor`] if a file is missing or malformed;
+    /// [`Error::Unsupported`] if one needs something that is not implemented; [`Error::Pair`] or [`Error::DraftModel`]
+    /// if the assistant or the draft model does not fit the target; [`Error::Device`] if there is no such device, or it
+    /// fails; [`Error::Memory`] if memory is exhausted; [`Error::Argument`] if an option is out of its range.
     pub fn load(options: &EngineOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);
@@ -145,7 +147,7 @@ impl Engine {
     /// An engine for a caller's [`Model`], on the CPU: token ids in and out, no tokenizer, no end-of-generation tokens.
     ///
     /// # Errors
-    /// If the threads cannot be started.
+    /// If `threads` is not from 1 to 1024, or they cannot be started.
     pub fn from_model(model: Arc<dyn Model>, threads: usize) -> Result<Self> {
         let isa = Isa::best();
         let sources = Sources::new(model, PagePool::new(None));

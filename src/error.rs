@@ -23,10 +23,10 @@ pub enum Error {
         /// The operating system's error. Not a `source`: the message already contains it.
         cause: std::io::Error,
     },
-    /// A malformed file.
+    /// A file that is malformed, of another kind than expected, or cannot be written or downloaded.
     #[error("{}", one_line(format_args!("{}: {problem}", path.display())))]
     File {
-        /// The file.
+        /// The file; if it cannot be downloaded, the repository on the Hub.
         path: PathBuf,
         /// The problem and its remedy.
         problem: String,

@@ -44,6 +44,14 @@
 //! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.
 //! * [`verify`], [`perplexity`]: checks of a checkpoint.
 //!
+//! Cargo features, all off by default:
+//! * `constraint`: compiles [`Constraint`]s; without it, they are an error.
+//! * `hub`: [`hub::resolve`] downloads; without it, a name on the Hub is an error that has the download command.
+//! * `stream`: `Generation::into_stream`, a generation as a `futures_core::Stream`.
+//! * `cuda-prebuilt`, or `cuda` with nvcc: [`DeviceChoice::Cuda`]; `metal`: [`DeviceChoice::Metal`].
+//!
+//! [`Engine`]s are `Send` and `Sync`; sessions, generations and schedulers are `Send`.
+//!
 //! The library reads no environment variable and prints nothing; it logs through `tracing`.
 
 pub mod chat;
@@ -88,6 +96,8 @@ pub use device::DeviceChoice;
 pub use engine::{Engine, default_threads};
 pub use error::{Error, Result};
 pub use family::target_facts;
+/// Re-exported because its launches are in [`device::Device`].
+pub use foretoken_gpu;
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::Generation;
@@ -103,6 +113,7 @@ pub use rand;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, PrefixCacheOptions, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};
+pub use speculative::Cancel;
 pub use stop::FinishReason;
 #[cfg(feature = "stream")]
 pub use stream::GenerationStream;

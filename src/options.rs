@@ -76,7 +76,7 @@ pub struct SessionOptions {
 /// Options of a generation.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// Maximum tokens to generate. Default: 128.
+    /// Maximum tokens to generate; 0 reads the prompt only. Default: 128.
     pub max_tokens: usize,
     /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,

@@ -14,8 +14,9 @@ use crate::piece::Piece;
 use crate::speculative::Cancel;
 use crate::{Error, Result};
 
-/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels this generation before its next pass,
-/// and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
+/// Yields a [`Piece`] per round: [`Generation::into_stream`] (feature `stream`). Dropping it cancels this generation
+/// before its next pass, and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
+#[must_use = "a stream computes nothing until it is polled"]
 pub struct GenerationStream {
     state: State,
     cancel: Cancel,
@@ -40,7 +41,7 @@ struct Job {
 }
 
 impl Generation {
-    /// The generation as a stream. Polling drives it: nothing is computed before the first poll.
+    /// The generation as a stream (feature `stream`). Polling drives it: nothing is computed before the first poll.
     pub fn into_stream(self) -> GenerationStream {
         GenerationStream { cancel: self.cancel_handle(), state: State::Idle(Box::new(self)) }
     }

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use foretoken::speculative::Cancel;
-use foretoken::{FinishReason, GenerateOptions, Piece, Statistics};
+use foretoken::{Cancel, FinishReason, GenerateOptions, Piece, Statistics};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// One or more generations from one prompt.

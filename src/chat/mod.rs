@@ -3,6 +3,34 @@
 //!
 //! The reference is transformers' `apply_chat_template`: the same template and messages give the same string
 //! (`tests/chat_templates.rs`).
+//!
+//! ```no_run
+//! use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, ReplyPart};
+//! use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions};
+//!
+//! # fn main() -> foretoken::Result<()> {
+//! let engine = Engine::load(&EngineOptions::new("gemma-4-E2B-it").with_assistant("gemma-4-E2B-it-assistant"))?;
+//! let tool = r#"{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}"#;
+//! let chat = ChatOptions { tools: vec![Json::parse(tool)?], ..ChatOptions::default() };
+//! let prompt = engine.encode_chat(&[Message::user("What time is it?")], &chat)?;
+//!
+//! let mut parser = ReplyParser::new(engine.tokenizer()?, &chat);
+//! let mut parts = Vec::new();
+//! let mut session = engine.session(&SessionOptions::default())?;
+//! for piece in session.generate(&prompt, &GenerateOptions::default())? {
+//!     parts.extend(parser.push(&piece?));
+//! }
+//! parts.extend(parser.finish());
+//! for part in parts {
+//!     match part {
+//!         ReplyPart::Text(text) => print!("{text}"),
+//!         ReplyPart::ToolCall(call) => println!("{}({})", call.name, call.arguments),
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod call;
 mod call_grammar;

@@ -12,9 +12,9 @@ pub struct KvOptions {
     /// Format of the values. Default: f16.
     pub value: KvFormat,
     /// Exact rows of quantized layers. Its type is also that of sliding layers, which stay exact (their size is bounded
-    /// by the window) unless `layers` says otherwise.
+    /// by the window) unless `layers` says otherwise. Default: [`ExactZones::default`].
     pub exact: ExactZones,
-    /// Per-layer formats.
+    /// Formats of single layers, instead of `key` and `value`. Default: none.
     pub layers: Vec<LayerFormat>,
     /// Storage of layers with K = V. Default: V alone.
     pub k_eq_v: KEqV,

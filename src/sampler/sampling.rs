@@ -18,18 +18,18 @@ pub struct Sampling {
     /// Keeps tokens whose logits are at most this many standard deviations of the row below the largest
     /// (top-n-sigma, Tang et al. 2024). Default: all.
     pub top_n_sigma: Option<f32>,
-    /// Keeps the `k` most probable tokens; `None` keeps all.
+    /// Keeps this many of the most probable tokens. Default: all.
     pub top_k: Option<usize>,
     /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach this sum (locally
     /// typical sampling, Meister et al. 2022); 1 keeps all. Default: 1.
     pub typical_p: f32,
-    /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all.
+    /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all. Default: 1.
     pub top_p: f32,
-    /// Keeps tokens at least this probable relative to the most probable; 0 keeps all.
+    /// Keeps tokens at least this probable relative to the most probable; 0 keeps all. Default: 0.
     pub min_p: f32,
     /// Excludes the most probable tokens at random. Default: never.
     pub xtc: Option<Xtc>,
-    /// Divides the remaining logits; 0 takes the most probable token after the penalties, without filters.
+    /// Divides the remaining logits; 0 takes the most probable token after the penalties, without filters. Default: 0.
     pub temperature: f32,
 }
 

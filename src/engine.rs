@@ -202,7 +202,7 @@ impl Engine {
     pub fn set_costs(&self, costs: Costs) -> Result<()> {
         let mut own = self.parts.costs.lock();
         if costs.machine() != own.machine() {
-            let problem = format!("were measured on {:?}, this is {:?}; measure again", costs.machine(), own.machine());
+            let problem = format!("were measured on {}, this is {}; measure again", costs.machine(), own.machine());
             return Err(Error::argument("costs", problem));
         }
         *own = costs;

@@ -10,8 +10,8 @@ use foretoken::kv::{KvFormat, KvOptions, LayerFormat, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::sampler::Distribution;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
-    NgramSimpleOptions, Observed, Reads,
+    BlockSize, Context, Costs, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
+    Machine, NgramSimpleOptions, Observed, Reads,
 };
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, OutputRows, Piece,
@@ -520,4 +520,13 @@ fn a_session_goes_back_as_far_as_its_rows_last() {
         ids(&pieces(&mut long, &prompt, &options(6, mtp(3)))),
         ids(&pieces(&mut open(), &prompt, &options(6, mtp(2))))
     );
+}
+
+/// Costs of another machine are refused, in the words of [`Costs::load`].
+#[test]
+fn costs_of_another_machine_are_refused() {
+    let (engine, _) = engine("dense");
+    let other = Machine { threads: 64, ..engine.costs().machine().clone() };
+    let complaint = engine.set_costs(Costs::new(other)).expect_err("another machine's").to_string();
+    assert!(complaint.contains("(threads: 64; ") && complaint.contains("(threads: 1; "), "{complaint}");
 }

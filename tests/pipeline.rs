@@ -8,15 +8,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use foretoken::chat::{ChatTemplate, ReplyParser};
+use foretoken::checkpoint::Checkpoint;
 use foretoken::rand::rngs::StdRng;
 use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Pending,
 };
+use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, Pipeline, Session, SessionOptions,
-    Speculation, SpeculationOptions, Stop,
+    Cancel, Constraint, EndOfGeneration, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions,
+    Generation, NotStarted, Pipeline, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 use parking_lot::Mutex;
+
+/// Threads share engines and options, and pass sequences on.
+#[test]
+fn engines_are_shared_and_sequences_move() {
+    fn shared<T: Send + Sync + 'static>() {}
+    fn moved<T: Send + 'static>() {}
+    shared::<(Engine, Tokenizer, ChatTemplate, Checkpoint)>();
+    shared::<(EngineOptions, SessionOptions, GenerateOptions, SchedulerOptions, Constraint, Cancel)>();
+    shared::<(Error, Event)>();
+    moved::<(Session, Generation, Scheduler, NotStarted, ReplyParser)>();
+}
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")

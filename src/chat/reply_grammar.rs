@@ -12,6 +12,7 @@ use crate::{Error, Result};
 
 /// Which calls a reply has.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CallChoice {
     /// One or more, of any tools, and no text.
     Required,

@@ -19,6 +19,7 @@ use crate::{Error, Result};
 
 /// Whether the model reasons before it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Thinking {
     /// It answers directly.
     #[default]

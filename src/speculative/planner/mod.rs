@@ -113,6 +113,7 @@ pub enum Plan {
 
 /// Why a plan was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reason {
     /// It has the highest expected tokens per millisecond.
     Best,

@@ -17,7 +17,6 @@ use super::fields::Fields;
 use super::tensor::{RawTensor, TensorType};
 use super::unsupported::INSTEAD;
 use crate::Result;
-use crate::nn::Bytes;
 
 /// Weights and bytes of a Q4_0 block: the scale in f16, then the halves of the block in low and high nibbles.
 const BLOCK: usize = 32;
@@ -205,7 +204,7 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
             }
         },
     );
-    release(&packed.bytes);
+    packed.bytes.release_all();
     Ok(RawTensor { dtype: TensorType::Quantized(WeightType::Q4_0), shape: vec![rows, inputs], bytes: bytes.into() })
 }
 
@@ -249,12 +248,8 @@ fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Res
             *out = bf16::from_f32(numbers[usize::from(*weight)] * scales[i / inputs_of]).to_le_bytes();
         }
     });
-    release(&weight.bytes);
+    weight.bytes.release_all();
     Ok(RawTensor { dtype: TensorType::Float(ElementType::Bf16), shape: weight.shape.clone(), bytes: bytes.into() })
-}
-
-fn release(bytes: &Bytes) {
-    bytes.release(0..bytes.as_slice().len());
 }
 
 /// The values of all E4M3 bytes: sign, four exponent bits (bias 7), three mantissa bits; no infinities.

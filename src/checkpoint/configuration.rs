@@ -76,7 +76,7 @@ impl Checkpoint {
             && own.shape == original.shape
             && own.bytes.as_slice() == original.bytes.as_slice();
         if is_copy {
-            [&own, &original].iter().for_each(|tensor| tensor.bytes.release(0..tensor.bytes.as_slice().len()));
+            [&own, &original].iter().for_each(|tensor| tensor.bytes.release_all());
         }
         Ok(is_copy)
     }

@@ -221,7 +221,7 @@ impl<'a> Loader<'a> {
                 return Err(self.error(&matrix, format!("{problem}; use a checkpoint in which all are alike")));
             }
             bytes.extend_from_slice(tensor.bytes.as_slice());
-            tensor.bytes.release(0..tensor.bytes.as_slice().len());
+            tensor.bytes.release_all();
         }
         let (dtype, bytes) = joined.ok_or_else(|| self.error(name, "has no experts"))?;
         Ok(RawTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() })
@@ -272,7 +272,7 @@ impl<'a> Loader<'a> {
             let id = *id as usize;
             bytes.extend_from_slice(source.get(id * row..(id + 1) * row).ok_or_else(|| self.short(name))?);
         }
-        tensor.bytes.release(0..tensor.bytes.as_slice().len());
+        tensor.bytes.release_all();
         tensor.bytes = bytes.into();
         self.multiplied(Role::Head, name, tensor, shape)
     }

@@ -98,7 +98,7 @@ pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
         })
     });
     let (finite, zero) = seen.reduce(|| (true, true), |a, b| (a.0 & b.0, a.1 & b.1));
-    source.bytes.release(0..bytes.len());
+    source.bytes.release_all();
     Some(Survey { finite, zero })
 }
 

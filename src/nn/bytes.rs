@@ -120,6 +120,11 @@ impl Bytes {
     pub fn release(&self, range: Range<usize>) {
         self.owner.release(self.range.start + range.start..self.range.start + range.end);
     }
+
+    /// [`Source::release`] for all of these bytes.
+    pub fn release_all(&self) {
+        self.owner.release(self.range.clone());
+    }
 }
 
 impl From<Vec<u8>> for Bytes {

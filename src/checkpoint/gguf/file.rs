@@ -206,7 +206,7 @@ impl Gguf {
             joined.extend_from_slice(gate);
             joined.extend_from_slice(up);
         }
-        [&gate, &up].iter().for_each(|tensor| tensor.bytes.release(0..tensor.bytes.as_slice().len()));
+        [&gate, &up].iter().for_each(|tensor| tensor.bytes.release_all());
         let shape = vec![experts, 2 * intermediate, hidden];
         Ok(Some(GgufTensor { type_id: gate.type_id, shape, bytes: Bytes::from(joined) }))
     }

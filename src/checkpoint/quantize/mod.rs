@@ -110,7 +110,7 @@ pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptio
         let mut by_importance = false;
         if planned.to_id == tensor.type_id {
             write(tensor.bytes.as_slice())?;
-            tensor.bytes.release(0..tensor.bytes.as_slice().len());
+            tensor.bytes.release_all();
         } else {
             let (inputs, rows) = (planned.inputs(), planned.rows_per_matrix());
             let count = planned.shape.iter().product::<usize>() / (inputs * rows);

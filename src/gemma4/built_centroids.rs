@@ -123,7 +123,7 @@ impl BuildCentroids {
             return None;
         }
         let means = of_shape(CENTROIDS, Dtype::F32, &[self.sizes.num_centroids, weight.inputs()])?;
-        let means: Vec<f32> = means.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        let means = ElementType::F32.read(means.data());
         means.iter().all(|x| x.is_finite()).then_some(Groups { ordering, means })
     }
 

@@ -3,6 +3,8 @@
 
 use std::collections::HashSet;
 
+use foretoken_kernels::ElementType;
+
 use super::file::Gguf;
 use super::header::TensorInfo;
 use super::keys::{Keys, number};
@@ -333,7 +335,7 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
         let problem = format!("is {stored} of shape {:?}, must be F32 of {pairs}", tensor.shape);
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
-    let divisors: Vec<f32> = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+    let divisors = ElementType::F32.read(tensor.bytes.as_slice());
     // If no pair rotates, the angles are undefined.
     let factor = divisors.first().copied().filter(|factor| *factor < NO_ROTATION).unwrap_or(1.0);
     let rotating = divisors.iter().take_while(|x| **x == factor).count();

@@ -1,5 +1,7 @@
 //! Scales of NVFP4 matrices: separate tensors, applied to the products.
 
+use foretoken_kernels::ElementType;
+
 use super::file::Gguf;
 use super::header::TensorInfo;
 use super::types::{self, GgmlType};
@@ -63,9 +65,7 @@ impl Gguf {
     /// The values of a scale: one, or one for each of `count` matrices.
     fn scale(&self, name: &str, of: &TensorInfo, count: usize) -> Result<Vec<f32>> {
         let tensor = self.tensor(name)?.filter(|tensor| tensor.type_id == types::F32);
-        let values: Vec<f32> = tensor.map_or_else(Vec::new, |tensor| {
-            tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
-        });
+        let values = tensor.map_or_else(Vec::new, |tensor| ElementType::F32.read(tensor.bytes.as_slice()));
         if ![1, count].contains(&values.len()) || !values.iter().all(|scale| scale.is_finite()) {
             let (stored, shape) =
                 self.info(name).map_or(("missing", &[][..]), |info| (GgmlType::name_of(info.type_id()), info.shape()));

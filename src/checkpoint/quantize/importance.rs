@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use foretoken_kernels::ElementType;
+
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::regular_file;
 use crate::{Error, Result};
@@ -92,8 +94,7 @@ fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     let floats = |name: &str| {
         let tensor = gguf.tensor(name)?.filter(|tensor| tensor.type_id == 0);
         let tensor = tensor.ok_or_else(|| gguf.error(name, "is missing or not F32; collect the matrix again"))?;
-        let values = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
-        Ok::<_, Error>(values.collect::<Vec<_>>())
+        Ok::<_, Error>(ElementType::F32.read(tensor.bytes.as_slice()))
     };
     let mut entries = BTreeMap::new();
     for sums in gguf.tensors().map(|tensor| tensor.name()) {

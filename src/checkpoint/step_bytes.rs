@@ -1,18 +1,12 @@
 //! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
 use super::files::{Checkpoint, Files};
+use super::gguf::TensorInfo;
 use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_tower, is_unused_kv};
 use foretoken_kernels::quant::WeightType;
-
-/// A tensor's name, dimensions, and bytes when loaded.
-struct Described {
-    name: String,
-    dimensions: usize,
-    bytes: u64,
-}
 
 impl Checkpoint {
     /// Bytes of weights read per step of the target: those of the loaded model
@@ -22,13 +16,12 @@ impl Checkpoint {
     /// If there is no embedding under any known prefix.
     pub fn target_step_bytes(&self, config: &TextConfig) -> Result<u64> {
         let prefix = self.text_prefix()?;
-        let of_tensor = |tensor: &Described| {
-            let name = tensor.name.as_str();
+        let of_tensor = |name: &str, dimensions: usize, bytes: u64| {
             let is_gathered = name.ends_with("embed_tokens_per_layer.weight")
                 || !config.tie_word_embeddings && name.ends_with("embed_tokens.weight")
                 || config.tie_word_embeddings && is_head(name);
             if is_inner_assistants(name)
-                || tensor.dimensions < 2
+                || dimensions < 2
                 || is_gathered
                 || is_tower(name)
                 || is_unused_kv(name, prefix, config)
@@ -37,51 +30,45 @@ impl Checkpoint {
             }
             let is_experts = name.contains(".experts.") || name.contains("_exps.");
             match config.moe.as_ref().filter(|_| is_experts) {
-                Some(moe) => tensor.bytes / moe.num_experts as u64 * moe.top_k_experts as u64,
-                None => tensor.bytes,
+                Some(moe) => bytes / moe.num_experts as u64 * moe.top_k_experts as u64,
+                None => bytes,
             }
         };
-        Ok(self.described().iter().map(of_tensor).sum())
+        Ok(self.sum_of_tensors(of_tensor))
     }
 
     /// Bytes of weights read per draft step of the assistant.
     pub fn assistant_step_bytes(&self, config: &AssistantConfig) -> u64 {
-        let of_tensor = |tensor: &Described| match &config.centroids {
-            _ if tensor.dimensions < 2 || tensor.name == "lm_head.weight" || tensor.name == "mtp_input_embd.weight" => {
-                0
+        self.sum_of_tensors(|name, dimensions, bytes| match &config.centroids {
+            _ if dimensions < 2 || ["lm_head.weight", "mtp_input_embd.weight"].contains(&name) => 0,
+            Some(centroids) if name.ends_with("embed_tokens.weight") => {
+                bytes / centroids.num_centroids as u64 * centroids.top_k as u64
             }
-            Some(centroids) if tensor.name.ends_with("embed_tokens.weight") => {
-                tensor.bytes / centroids.num_centroids as u64 * centroids.top_k as u64
-            }
-            _ => tensor.bytes,
-        };
-        self.described().iter().map(of_tensor).sum()
+            _ => bytes,
+        })
     }
 
     /// The sum of `of` over all tensors: Hugging Face name, dimensions, and bytes when loaded.
     pub(crate) fn sum_of_tensors(&self, of: impl Fn(&str, usize, u64) -> u64) -> u64 {
-        self.described().iter().map(|tensor| of(&tensor.name, tensor.dimensions, tensor.bytes)).sum()
+        match &self.files {
+            Files::HuggingFace(tensors) => {
+                tensors.described().map(|(name, dimensions, bytes)| of(name, dimensions, bytes)).sum()
+            }
+            Files::Gguf(gguf) => {
+                let of_tensor = |tensor: &TensorInfo| {
+                    let name = gguf.hugging_face_name(tensor.name());
+                    let bytes = loaded_bytes(tensor.type_id(), tensor.len_bytes().unwrap_or(0) as u64);
+                    of(name.as_deref().unwrap_or(tensor.name()), tensor.shape().len(), bytes)
+                };
+                gguf.tensors().map(of_tensor).sum()
+            }
+        }
     }
 
     /// Bytes of all tensors when loaded: those of the file without its towers, except that matrices of grid types grow
     /// when packed ([`WeightType::packed_block_bytes`]).
     pub fn loaded_bytes(&self) -> u64 {
         self.sum_of_tensors(|name, _, bytes| if is_tower(name) { 0 } else { bytes })
-    }
-
-    fn described(&self) -> Vec<Described> {
-        match &self.files {
-            Files::HuggingFace(tensors) => (tensors.described())
-                .map(|(name, dimensions, bytes)| Described { name: name.to_owned(), dimensions, bytes })
-                .collect(),
-            Files::Gguf(gguf) => (gguf.tensors())
-                .map(|tensor| Described {
-                    name: gguf.hugging_face_name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()),
-                    dimensions: tensor.shape().len(),
-                    bytes: loaded_bytes(tensor.type_id(), tensor.len_bytes().unwrap_or(0) as u64),
-                })
-                .collect(),
-        }
     }
 }
 

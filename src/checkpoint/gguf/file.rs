@@ -67,10 +67,15 @@ impl Part {
 }
 
 impl Gguf {
-    pub(super) fn single(part: Part, header: Header) -> Self {
-        let index = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+    /// The `file`-th file of a checkpoint, alone.
+    ///
+    /// # Errors
+    /// If its header is malformed.
+    pub(super) fn single(part: Part, file: usize) -> Result<Self> {
+        let header = Header::read(part.bytes(), file).map_err(|problem| problem.of(&part.path))?;
         let Header { version, metadata, tensors } = header;
-        Self { parts: vec![part], version, metadata, tensors, index, names: OnceLock::new() }
+        let index = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        Ok(Self { parts: vec![part], version, metadata, tensors, index, names: OnceLock::new() })
     }
 
     /// The file; for a split checkpoint the first.

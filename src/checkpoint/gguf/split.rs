@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::file::{Gguf, Part};
-use super::header::Header;
 use crate::{Error, Result};
 
 /// The number in a file's name has five digits, the one in the metadata two bytes.
@@ -18,10 +17,7 @@ impl Gguf {
     /// # Errors
     /// If a file is missing, malformed, or of another version or byte order.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let part = Part::open(path)?;
-        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(path))?;
-        let gguf = Self::single(part, header);
+        let gguf = Self::single(Part::open(path.as_ref())?, 0)?;
         let whole = if count(&gguf)? == 1 { gguf } else { open_all(&gguf)? };
         Ok(whole.split_qkv())
     }
@@ -31,9 +27,7 @@ impl Gguf {
     /// # Errors
     /// If it is malformed, or one part of a split checkpoint.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
-        let part = Part { path: "(memory)".into(), bytes: Arc::new(bytes) };
-        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(&part.path))?;
-        let gguf = Self::single(part, header);
+        let gguf = Self::single(Part { path: "(memory)".into(), bytes: Arc::new(bytes) }, 0)?;
         match count(&gguf)? {
             1 => Ok(gguf.split_qkv()),
             count => Err(Error::file(gguf.path(), format!("is one of {count} files; open the first of them by path"))),
@@ -63,9 +57,7 @@ fn open_all(given: &Gguf) -> Result<Gguf> {
     let count = count(given)?;
     let mut whole: Option<Gguf> = None;
     for (i, path) in paths(given.path(), count)?.iter().enumerate() {
-        let part = Part::open(path)?;
-        let header = Header::read(part.bytes(), i).map_err(|problem| problem.of(path))?;
-        let file = Gguf::single(part, header);
+        let file = Gguf::single(Part::open(path)?, i)?;
         if number(&file, "split.count")? != Some(count) {
             return Err(
                 file.key_error("split.count", format!("is not {count}, as in the other files of the checkpoint"))

@@ -101,7 +101,7 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
 /// The trunk's layers, and the number of NextN layers after them.
 fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
     let blocks = keys.size_up_to("block_count", MAX_LAYERS)?;
-    let head = keys.gguf().names().nextn().map(|block| block as usize);
+    let head = keys.gguf().names().nextn.map(|block| block as usize);
     let nextn = match keys.optional_size("nextn_predict_layers")? {
         Some(count @ 2..) => {
             return Err(keys.unsupported("nextn_predict_layers", format!("is {count}, which is not implemented")));

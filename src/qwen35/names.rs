@@ -53,7 +53,7 @@ pub(crate) const SPLIT: (&str, &str) = (
 
 /// The tensor names of a checkpoint whose NextN head is block `nextn`.
 pub(crate) fn names(nextn: Option<u32>) -> Names {
-    Names { global: OUTER, layer: &LAYER, gate_up: "mlp.experts.gate_up_proj", nextn, head: &HEAD }
+    Names { global: OUTER, layer: &LAYER, nextn, head: &HEAD }
 }
 
 #[cfg(test)]

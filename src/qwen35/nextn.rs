@@ -29,7 +29,7 @@ pub(super) const LM_HEAD: &str = "mtp.shared_head.head.weight";
 /// Whether the checkpoint has a head that is read: in a GGUF file a block with `nextn.*`.
 pub(super) fn has_nextn(checkpoint: &Checkpoint) -> bool {
     match checkpoint.gguf() {
-        Some(gguf) => gguf.names().nextn().is_some(),
+        Some(gguf) => gguf.names().nextn.is_some(),
         None => checkpoint.names().iter().any(|name| name.starts_with("mtp.")),
     }
 }

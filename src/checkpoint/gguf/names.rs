@@ -10,8 +10,6 @@ pub struct Names {
     pub(crate) global: Table,
     /// Inside layer `i`: after `blk.i.`, and after `layers.i.`.
     pub(crate) layer: Table,
-    /// The Hugging Face name of the gate and up projections of all experts of a layer.
-    pub(crate) gate_up: &'static str,
     /// The block of a NextN head, which is under `mtp.` at Hugging Face.
     pub(crate) nextn: Option<u32>,
     /// That head's names outside its layer: after `blk.i.`, and after `mtp.`.
@@ -69,24 +67,19 @@ const LAYER: [(&str, &str); 27] = [
     ("ffn_gate_inp.scale", "router.scale"),
     ("ffn_down_exps.scale", "router.per_expert_scale"),
     ("ffn_gate_inp.per_expert_scale", "router.per_expert_scale"),
-    (GATE_UP, GATE_UP_HF),
+    (GATE_UP, "experts.gate_up_proj"),
     ("ffn_down_exps.weight", "experts.down_proj"),
     ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
     ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
     ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
 ];
 
+/// The gate and up projections of all experts of a layer, which a file may have apart.
 pub(crate) const GATE_UP: &str = "ffn_gate_up_exps.weight";
-const GATE_UP_HF: &str = "experts.gate_up_proj";
 
-pub(crate) const GEMMA4: Names = Names { global: &GLOBAL, layer: &LAYER, gate_up: GATE_UP_HF, nextn: None, head: &[] };
+pub(crate) const GEMMA4: Names = Names { global: &GLOBAL, layer: &LAYER, nextn: None, head: &[] };
 
 impl Names {
-    /// The block of the NextN head, if the file has one.
-    pub(crate) fn nextn(&self) -> Option<u32> {
-        self.nextn
-    }
-
     /// See [`gguf_names`].
     pub(crate) fn gguf(&self, name: &str) -> Vec<String> {
         match self.block(name) {
@@ -123,7 +116,7 @@ impl Names {
 
     /// Names of the separate gate and up projections that form `name`.
     pub(crate) fn split_gate_up(&self, name: &str) -> Option<(String, String)> {
-        let (index, ..) = self.block(name).filter(|(_, _, rest)| *rest == self.gate_up)?;
+        let (index, ..) = self.block(name).filter(|(_, table, rest)| with(table, rest).any(|own| own == GATE_UP))?;
         Some((format!("blk.{index}.ffn_gate_exps.weight"), format!("blk.{index}.ffn_up_exps.weight")))
     }
 }

@@ -65,7 +65,7 @@ impl DeviceAssistant {
     /// # Errors
     /// If the device is out of memory.
     pub fn outputs(&self, device: &dyn Device, rows: usize, backbone: usize) -> Result<DraftOutputs> {
-        let scores = match self.model.head() {
+        let scores = match &self.model.head {
             Head::Dense(head) => (1, head.outputs()),
             Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
         };
@@ -77,7 +77,7 @@ impl DeviceAssistant {
     /// # Errors
     /// If the driver fails.
     pub fn read_scores(&self, outputs: &DraftOutputs, row: usize) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
-        match self.model.head() {
+        match &self.model.head {
             Head::Dense(head) => Ok((None, outputs.read_scores(row, head.outputs())?)),
             Head::Centroids(head) => {
                 let (best, len) = (head.top_k, head.table.outputs());

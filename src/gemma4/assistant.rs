@@ -29,7 +29,7 @@ pub(crate) struct AssistantModel<O: Ops> {
     layers: Vec<DecoderLayer<O>>,
     norm: O::Norm,
     post_projection: O::Linear, // (backbone, hidden)
-    head: Head<O>,
+    pub(crate) head: Head<O>,
     rotations: Rotations<O>,
 }
 
@@ -47,7 +47,7 @@ impl Assistant {
     /// another shape, or the target's weights are on a device.
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let embed_tokens = target.model()?.embed_tokens().clone();
+        let embed_tokens = target.model()?.embed_tokens.clone();
         let (assistant, model) =
             Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, target.config(), &options)?;
         Ok(Self { model: Some((model, embed_tokens)), ..assistant })
@@ -157,11 +157,6 @@ impl<O: Ops> Head<O> {
 }
 
 impl<O: Ops> AssistantModel<O> {
-    /// The output head.
-    pub(crate) fn head(&self) -> &Head<O> {
-        &self.head
-    }
-
     /// Scores of the tokens after `ids`, which `state` predicted, and the states for the next step.
     /// `table` is the target's embedding.
     ///

@@ -30,11 +30,6 @@ impl<O: Ops> TextModel<O> {
         layout
     }
 
-    /// The embedding table.
-    pub(crate) fn embed_tokens(&self) -> &O::Embedding {
-        &self.embed_tokens
-    }
-
     /// One pass over `rows` rows, whose K and V are staged in `kv`.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ pub(super) struct GatedDeltaNet<O: Ops> {
     in_proj_z: O::Linear,   // (value heads * value_head_dim, hidden)
     in_proj_b: O::Linear,   // (value heads, hidden)
     in_proj_a: O::Linear,   // (value heads, hidden)
-    net: O::DeltaNet,
+    pub(super) net: O::DeltaNet,
     norm: O::Norm,       // (value_head_dim)
     out_proj: O::Linear, // (hidden, value heads * value_head_dim)
 }
@@ -41,11 +41,6 @@ impl<O: Ops> GatedDeltaNet<O> {
             norm: to.norm(loader.norm(&format!("{name}norm.weight"), dims.value_head_dim, config.rms_norm_eps)?)?,
             out_proj: linear(loader, "out_proj", hidden, values)?,
         })
-    }
-
-    /// The convolution and the recurrence.
-    pub(super) fn net(&self) -> &O::DeltaNet {
-        &self.net
     }
 
     /// `x` `(rows, hidden)` to `(rows, hidden)`; `index` counts the delta nets. The rows are staged

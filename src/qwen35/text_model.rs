@@ -20,7 +20,7 @@ impl<O: Ops> TextModel<O> {
     /// The delta nets, first to last.
     pub(super) fn delta_nets(&self) -> impl Iterator<Item = &O::DeltaNet> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
-            Mixer::DeltaNet(delta_net) => Some(delta_net.net()),
+            Mixer::DeltaNet(delta_net) => Some(&delta_net.net),
             Mixer::Attention(_) => None,
         })
     }

@@ -12,7 +12,6 @@ use super::kv::{KvPlan, Span};
 use super::list::List;
 use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::{DeviceOps, no_assistant};
-use super::outputs::DraftState;
 use super::positions::{DraftAngles, PassKv, PassSegments, Stores};
 use super::recordings::RecordedPass;
 use super::sequence::Sequence;
@@ -162,7 +161,7 @@ impl DraftSteps {
         let stores = Stores { plan, tables: Vec::new(), faults: workspace.readback.faults() };
         let pass = PassSegments { segments, spans, horizon: Some(horizon) };
         let mut kv = PassKv::draft(stores, pass, places, (&self.angles, donors, step));
-        let (scores, _) = model.step(ops, (models.target.embed_tokens(), ids), &DraftState { input }, &mut kv)?;
+        let (scores, _) = model.step(ops, (models.target.embed_tokens(), ids), &input, &mut kv)?;
         let scores = Scores { suppressed: models.suppressed(), ..scores };
         let chosen = Chosen::Draft { segments, index: step };
         launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;

@@ -16,7 +16,7 @@ use super::experts::DeviceExperts;
 use super::kv::Projection;
 use super::launcher::Launcher;
 use super::matrix::{Input, Matrices};
-use super::outputs::{DraftOutputs, DraftState, TargetOutputs};
+use super::outputs::{DraftOutputs, TargetOutputs};
 use super::positions::{DeviceAngles, PassKv, PassSegments};
 use super::queue::{DeviceTensor, Queue};
 use super::recurrent::DeviceDeltaNet;
@@ -96,7 +96,7 @@ impl Ops for DeviceOps {
     type DeltaNet = DeviceDeltaNet;
     type CentroidHead = DeviceCentroidHead;
     type Tensor = DeviceTensor;
-    type State = DraftState;
+    type State = DeviceSlice<f32>; // a drafter's input: `DraftOutputs::input`
     type Angles = DeviceAngles;
     type Scores = vocabulary::Scores;
     type Ids<'a> = DeviceSlice<u32>;
@@ -281,17 +281,22 @@ impl Ops for DeviceOps {
         Ok(y)
     }
 
-    fn embed_concat(&self, table: &DeviceEmbedding, ids: DeviceSlice<u32>, state: &DraftState) -> Result<DeviceTensor> {
+    fn embed_concat(
+        &self,
+        table: &DeviceEmbedding,
+        ids: DeviceSlice<u32>,
+        state: &DeviceSlice<f32>,
+    ) -> Result<DeviceTensor> {
         let width = table.table.inputs();
-        let y = Strided { slice: state.input, stride: 2 * width };
+        let y = Strided { slice: *state, stride: 2 * width };
         table.table.embed_rows(&self.queue.launcher, ids, table.scale, y)?;
-        Ok(DeviceTensor::of_outputs(state.input, ids.len(), 2 * width))
+        Ok(DeviceTensor::of_outputs(*state, ids.len(), 2 * width))
     }
 
-    fn next_state(&self, layer: &Arc<Matrices>, x: &DeviceTensor) -> Result<DraftState> {
+    fn next_state(&self, layer: &Arc<Matrices>, x: &DeviceTensor) -> Result<DeviceSlice<f32>> {
         let outputs = self.draft()?;
         layer.multiply(&Input::new(&self.queue, x), outputs.hidden.slice())?;
-        Ok(DraftState { input: outputs.input.slice() })
+        Ok(outputs.input.slice())
     }
 
     fn scores(&self, head: &Arc<Matrices>, x: &DeviceTensor) -> Result<vocabulary::Scores> {

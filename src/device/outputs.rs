@@ -1,6 +1,5 @@
 //! Results of passes for later launches and for the host, at fixed addresses shared by recordings.
 
-use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::segments::Place;
 use foretoken_gpu::plan::vocabulary::{KEPT, Largest, NO_ID, Scores};
@@ -10,12 +9,6 @@ use super::buffer::{Buffer, subslice};
 use super::matrix::Matrices;
 use super::weights::DeviceCentroidHead;
 use crate::Result;
-
-/// A drafter's input `(rows, 2 * backbone)`: tokens' embeddings, then the hidden states that predicted them.
-#[derive(Clone, Copy)]
-pub(crate) struct DraftState {
-    pub input: DeviceSlice<f32>,
-}
 
 /// Results of the target's passes of up to `rows` output rows.
 pub(crate) struct TargetOutputs {
@@ -33,7 +26,7 @@ pub(crate) struct DraftOutputs {
     pub rows: usize,
     pub places: Buffer<Place>,
     pub ids: Buffer<u32>,          // (rows): the tokens of a step
-    pub input: Buffer<f32>,        // see `DraftState`
+    pub input: Buffer<f32>,        // (rows, 2 * backbone): embeddings of tokens, then the states that predicted them
     pub hidden: Buffer<f32>,       // (rows, backbone): the step's hidden states
     pub groups: Buffer<i32>,       // (rows, top_k): the best centroids
     scores: Buffer<f32>,           // (rows, scored tokens)

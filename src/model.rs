@@ -143,6 +143,19 @@ impl<'a> DraftRows<'a> {
         committed.collect()
     }
 
+    /// What only the model knows of each sequence's K and V.
+    ///
+    /// # Errors
+    /// If a sequence's K and V are on the host, or another model's.
+    pub(crate) fn of_model<T: 'static>(sequences: &[Self]) -> Result<Vec<&T>> {
+        let on_host = || Error::argument("kv", "is on the host, but the model reads a device's");
+        let known = sequences.iter().map(|rows| match &rows.kv {
+            DraftKv::Model(known) => known.downcast_ref::<T>().ok_or_else(on_host),
+            DraftKv::Target(_) | DraftKv::Own { .. } => Err(on_host()),
+        });
+        known.collect()
+    }
+
     /// All sequences' rows, to be staged in their rounds.
     ///
     /// # Errors

@@ -29,6 +29,20 @@ pub(crate) struct PassPart<'a> {
     pub is_whole: bool,
 }
 
+/// Tokens, the position of the first one's row, and the hidden states beside them, if the model reads any.
+pub(super) type StepRows = (Vec<u32>, usize, Vec<DeviceSlice<f32>>);
+
+impl<'a> PassPart<'a> {
+    /// Rows of a drafter, any first ones of which can be committed; those with logits have hidden states.
+    pub(super) fn of_draft(
+        sequence: &'a Mutex<Sequence>,
+        (ids, position, states): StepRows,
+        outputs: OutputRows,
+    ) -> Self {
+        Self { sequence, ids, position, states, outputs, hidden: outputs, is_whole: false }
+    }
+}
+
 /// A pass. Its results are there until it is dropped; other passes of the models wait for that.
 pub(crate) struct DevicePass<'a> {
     models: &'a LoadedModels,

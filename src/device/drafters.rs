@@ -10,13 +10,13 @@ use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
 use super::sequence::{DRAFTED, Sequence};
+use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
 use crate::nn::{Scores, tensor};
 use crate::speculative::{
     ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind,
 };
-use crate::{Error, Result};
 
 /// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has
 /// placeholders until the target's accept result.
@@ -75,12 +75,7 @@ impl DraftChain for DeviceMtp {
 
 impl ChainModel for Models {
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
-        let rows = sequences.iter().map(|rows| match &rows.kv {
-            DraftKv::Model(row) => row.downcast_ref::<DeviceDraft>(),
-            DraftKv::Target(_) | DraftKv::Own { .. } => None,
-        });
-        let on_host = || Error::argument("kv", "is on the host, but the model reads a device's");
-        let rows = rows.map(|row| row.ok_or_else(on_host)).collect::<Result<Vec<_>>>()?;
+        let rows: Vec<&DeviceDraft> = DraftRows::of_model(sequences)?;
         let mut steps: Vec<Option<DraftStep>> = rows.iter().map(|_| None).collect();
         while let Some(first) = steps.iter().position(Option::is_none) {
             let together: Vec<_> = (first..rows.len()).filter(|i| rows[*i].shares_step(rows[first])).collect();
@@ -196,19 +191,8 @@ impl DeviceDraftModel {
     }
 
     fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
-        let (sequence, position) = (&self.sequence, self.read.len());
-        DevicePass::run(
-            &self.models,
-            vec![PassPart {
-                sequence,
-                ids: ids.to_vec(),
-                position,
-                states: Vec::new(),
-                outputs,
-                hidden: outputs,
-                is_whole: false,
-            }],
-        )
+        let rows = (ids.to_vec(), self.read.len(), Vec::new());
+        DevicePass::run(&self.models, vec![PassPart::of_draft(&self.sequence, rows, outputs)])
     }
 }
 

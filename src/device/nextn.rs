@@ -7,11 +7,12 @@ use foretoken_gpu::DeviceSlice;
 use parking_lot::Mutex;
 
 use super::buffer::{Buffer, subslice};
-use super::device_pass::{DeviceOutput, DevicePass, PassPart};
+use super::device_pass::{DeviceOutput, DevicePass, PassPart, StepRows};
 use super::models::Models;
 use super::sequence::{DRAFTED, Sequence};
 use super::states::{DeviceStates, copy};
 use super::target::DeviceTarget;
+use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
 use crate::nn::{Scores, tensor};
@@ -19,7 +20,6 @@ use crate::speculative::{
     ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MAX_UNREAD,
     Observed, Reads,
 };
-use crate::{Error, Result};
 
 /// A NextN head on its target's device. As a [`ChainModel`], a step is one pass over the rows of all sequences.
 pub(crate) struct DeviceNextnHead {
@@ -45,9 +45,6 @@ pub(crate) struct DeviceNextN {
     step: usize,                      // rows after the step that is run
     chain: Option<usize>,             // rows after the last step of the draft, if it has begun
 }
-
-/// Tokens, the position of the first one's row, and the states beside them.
-type StepRows = (Vec<u32>, usize, Vec<DeviceSlice<f32>>);
 
 /// A sequence's part of a step.
 struct Step {
@@ -85,16 +82,11 @@ impl DeviceNextnHead {
 
 impl ChainModel for DeviceNextnHead {
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
-        let rows = sequences.iter().map(|rows| match &rows.kv {
-            DraftKv::Model(step) => step.downcast_ref::<Step>(),
-            DraftKv::Target(_) | DraftKv::Own { .. } => None,
-        });
-        let on_host = || Error::argument("kv", "is on the host, but the model reads a device's");
-        let all = rows.map(|step| step.ok_or_else(on_host)).collect::<Result<Vec<_>>>()?;
+        let all: Vec<&Step> = DraftRows::of_model(sequences)?;
         let mut steps: Vec<Option<DraftStep>> = all.iter().map(|_| None).collect();
         while let Some(first) = steps.iter().position(Option::is_none) {
             let together: Vec<_> = (first..all.len()).filter(|i| all[*i].shares_pass(all[first])).collect();
-            let last = |i: &usize| part(&all[*i].sequence, all[*i].rows.clone(), OutputRows::Last);
+            let last = |i: &usize| PassPart::of_draft(&all[*i].sequence, all[*i].rows.clone(), OutputRows::Last);
             let mut pass = DevicePass::run(&self.models, together.iter().map(last).collect())?;
             let states: Vec<_> = together.iter().map(|i| all[*i].to.slice()).collect();
             pass.draft(all[first].index, &states)?;
@@ -105,11 +97,6 @@ impl ChainModel for DeviceNextnHead {
         }
         Ok(steps.into_iter().flatten().collect())
     }
-}
-
-/// The part of a pass that reads `rows`.
-fn part(sequence: &Mutex<Sequence>, (ids, position, states): StepRows, outputs: OutputRows) -> PassPart<'_> {
-    PassPart { sequence, ids, position, states, outputs, hidden: outputs, is_whole: false }
 }
 
 impl Step {
@@ -242,7 +229,7 @@ impl DeviceNextN {
         while self.unread() < end {
             let positions = self.unread()..end.min(self.unread() + self.max_round_rows);
             let rows = positions.len();
-            let part = part(&self.sequence, self.rows_of(positions, tokens, new), OutputRows::None);
+            let part = PassPart::of_draft(&self.sequence, self.rows_of(positions, tokens, new), OutputRows::None);
             DevicePass::run(&self.head.models, vec![part])?;
             self.rows += rows;
         }
@@ -296,7 +283,8 @@ impl DeviceNextN {
         let state = self.sequence.lock().state().clone();
         for (draft, token) in std::iter::once(last).chain(std::iter::repeat(DRAFTED)).take(tokens).enumerate() {
             let Some(rows) = self.next_step(token) else { break };
-            let mut pass = DevicePass::run(&self.head.models, vec![part(&self.sequence, rows, OutputRows::Last)])?;
+            let part = PassPart::of_draft(&self.sequence, rows, OutputRows::Last);
+            let mut pass = DevicePass::run(&self.head.models, vec![part])?;
             pass.draft(draft, &[state.slice()])?;
             self.chain = Some(self.step);
         }

@@ -29,7 +29,7 @@ pub(super) type SharedPage = Arc<Page>;
 /// Bytes that return to their pool on drop.
 pub(super) struct Page {
     memory: Option<Allocation>, // `None` only during `drop`
-    pool: PagePool,
+    counted: Counted,
 }
 
 impl PagePool {
@@ -61,8 +61,8 @@ impl PagePool {
         self.available().or_else(|| available_memory().map(dropped))
     }
 
-    /// Counts `bytes` of pages elsewhere, on a device, as in use until the result is dropped;
-    /// `None` if the limit is reached.
+    /// Counts `bytes` of a page, here or on a device, as in use until the result is dropped; `None` if the limit is
+    /// reached.
     pub(crate) fn count(&self, bytes: u64) -> Option<Counted> {
         let mut shared = self.shared.lock();
         let held = shared.held + bytes;
@@ -75,15 +75,9 @@ impl PagePool {
 
     /// A page of `len` zeroed bytes; `None` if the limit is reached or the system is out of memory.
     pub(super) fn take(&self, len: usize) -> Option<SharedPage> {
-        let mut shared = self.shared.lock();
-        let held = shared.held + len as u64;
-        if shared.limit.is_some_and(|limit| held > limit) {
-            return None;
-        }
-        let memory = shared.arena.take(len)?;
-        shared.held = held;
-        drop(shared);
-        Some(Arc::new(Page { memory: Some(memory), pool: self.clone() }))
+        let counted = self.count(len as u64)?;
+        let memory = self.shared.lock().arena.take(len);
+        Some(Arc::new(Page { memory: Some(memory?), counted }))
     }
 
     /// Replaces `page` by a copy if it is shared (copy on write). `None` as for [`PagePool::take`].
@@ -154,10 +148,9 @@ impl Drop for Counted {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        let mut shared = self.pool.shared.lock();
-        shared.held -= memory.as_slice().len() as u64;
-        shared.arena.give_back(memory);
+        if let Some(memory) = self.memory.take() {
+            self.counted.pool.shared.lock().arena.give_back(memory);
+        }
     }
 }
 

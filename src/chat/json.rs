@@ -3,9 +3,10 @@
 use std::fmt;
 
 use minijinja::value::ValueKind;
-use minijinja::{Error as TemplateError, ErrorKind, Value};
+use minijinja::{Error as TemplateError, Value};
 use serde::Serialize;
 
+use super::python::wrong;
 use crate::{Error, Result};
 
 /// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template.
@@ -19,7 +20,7 @@ impl Json {
     /// # Errors
     /// If it is not JSON, or nests more than 127 levels.
     pub fn parse(text: &str) -> Result<Self> {
-        parse(text).map(Self).map_err(|e| Error::argument("JSON", format!("cannot be parsed: {e}")))
+        serde_json::from_str(text).map(Self).map_err(|e| Error::argument("JSON", format!("cannot be parsed: {e}")))
     }
 
     /// Serializes a value; a `serde_json::Value` has the key order that `serde_json` was built with.
@@ -92,11 +93,6 @@ impl From<bool> for Json {
     }
 }
 
-/// `fromjson`.
-pub(super) fn parse(text: &str) -> Result<Value, serde_json::Error> {
-    serde_json::from_str(text)
-}
-
 /// Maximum nesting: `dumps` is recursive.
 const MAX_DEPTH: usize = 128;
 
@@ -124,7 +120,7 @@ impl Dumps {
 
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), TemplateError> {
         if depth > MAX_DEPTH {
-            return Err(refused(format!("tojson: nests more than {MAX_DEPTH} levels")));
+            return Err(wrong(format!("tojson: nests more than {MAX_DEPTH} levels")));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -147,7 +143,7 @@ impl Dumps {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.items(['[', ']'], &items, depth, out, |item, out| self.value(item, depth + 1, out))?;
             }
-            kind => return Err(refused(format!("tojson: {kind} is not a JSON value"))),
+            kind => return Err(wrong(format!("tojson: {kind} is not a JSON value"))),
         }
         Ok(())
     }
@@ -201,10 +197,6 @@ impl Dumps {
     }
 }
 
-fn refused(problem: String) -> TemplateError {
-    TemplateError::new(ErrorKind::InvalidOperation, problem)
-}
-
 /// A key, in Python's format if it is not a string.
 fn key_text(key: &Value) -> Result<String, TemplateError> {
     match key.kind() {
@@ -212,7 +204,7 @@ fn key_text(key: &Value) -> Result<String, TemplateError> {
         ValueKind::None => Ok("null".into()),
         ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.into()),
         ValueKind::Number => Ok(number(key)),
-        kind => Err(refused(format!("tojson: {kind} cannot be a key of an object"))),
+        kind => Err(wrong(format!("tojson: {kind} cannot be a key of an object"))),
     }
 }
 

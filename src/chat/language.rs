@@ -8,7 +8,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, escape_formatter, filters};
 
 use super::json::{self, Dumps};
-use super::python::{self, MAX_COUNT, check_count, too_large};
+use super::python::{self, MAX_COUNT, check_count, too_large, wrong};
 
 /// Maximum instructions per rendering: a linear template executes a few hundred per message.
 pub(super) const MAX_INSTRUCTIONS: u64 = 20_000_000;
@@ -60,13 +60,12 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
     environment.add_filter("last", python::last);
     environment.add_filter("items", python::items);
     environment.add_function("dict", python::dict);
-    environment.add_function("cycler", python::cycle);
+    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_filter("fromjson", from_json);
     environment.add_function("fromjson", from_json);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
-        Err(TemplateError::new(ErrorKind::InvalidOperation, message))
-    });
+    environment
+        .add_function("raise_exception", |message: String| -> Result<Value, TemplateError> { Err(wrong(message)) });
     // As in Jinja: anything with a length and an index.
     environment.add_test("sequence", |value: Value| {
         matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
@@ -84,7 +83,7 @@ pub(super) fn strftime(now: SystemTime) -> Value {
     Value::from_function(move |format: String| {
         let time = jiff::Timestamp::try_from(now).map(|now| jiff::tz::Offset::UTC.to_datetime(now));
         let text = time.and_then(|time| jiff::fmt::strtime::format(directives(&format), time));
-        text.map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
+        text.map_err(|e| wrong(format!("strftime_now({format:?}): {e}")))
     })
 }
 
@@ -129,7 +128,7 @@ fn to_json(value: Value, given: Rest<Value>, keywords: Kwargs) -> Result<String,
 }
 
 fn from_json(text: String) -> Result<Value, TemplateError> {
-    json::parse(&text).map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("fromjson: {e}")))
+    serde_json::from_str(&text).map_err(|e| wrong(format!("fromjson: {e}")))
 }
 
 /// Checks that widths and precisions in a format string are not too large.

@@ -2,7 +2,6 @@
 
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error as TemplateError, ErrorKind, State, Value, filters, functions};
-use minijinja_contrib::globals::cycler;
 use minijinja_contrib::pycompat;
 
 use super::slices;
@@ -16,7 +15,7 @@ const MAX_INDENTATION: usize = 64 << 20;
 
 type Result<T> = std::result::Result<T, TemplateError>;
 
-fn wrong(problem: impl Into<String>) -> TemplateError {
+pub(super) fn wrong(problem: impl Into<String>) -> TemplateError {
     TemplateError::new(ErrorKind::InvalidOperation, problem.into())
 }
 
@@ -38,7 +37,7 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, argum
         ErrorKind::UnknownMethod => error,
         kind => {
             let detail = error.detail().map_or_else(|| kind.to_string(), str::to_owned);
-            TemplateError::new(ErrorKind::InvalidOperation, format!("{}.{name}(): {detail}", value.kind()))
+            wrong(format!("{}.{name}(): {detail}", value.kind()))
         }
     })
 }
@@ -295,13 +294,8 @@ pub(super) fn dict(value: Option<Value>, fields: Kwargs) -> Result<Value> {
     functions::dict(of_pairs.transpose()?, fields)
 }
 
-/// `cycler(*items)`.
-pub(super) fn cycle(items: Rest<Value>) -> Result<Value> {
-    cycler(items.0)
-}
-
 pub(super) fn too_large() -> TemplateError {
-    TemplateError::new(ErrorKind::InvalidOperation, format!("a count or width is larger than {MAX_COUNT}"))
+    wrong(format!("a count or width is larger than {MAX_COUNT}"))
 }
 
 /// Checks the arguments of a filter with a count, positional or by keyword.

@@ -166,7 +166,8 @@ impl ChatTemplate {
         of_tools: Option<String>,
         tokens: impl FnOnce() -> Result<Texts>,
     ) -> Result<Option<Self>> {
-        let [source, of_tools] = [source, of_tools].map(|source| source.filter(|source| !is_blank(source)));
+        // A blank one counts as none, as in llama.cpp.
+        let [source, of_tools] = [source, of_tools].map(|source| source.filter(|source| !source.trim().is_empty()));
         source.map(|source| Self::compile(source, of_tools, tokens()?)).transpose()
     }
 
@@ -277,11 +278,6 @@ impl ChatTemplate {
         template.render_captured_to(context, &mut prompt).map_err(Error::template)?;
         String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("output is not UTF-8: {e}")))
     }
-}
-
-/// Whether a template writes nothing, so that it counts as none, as in llama.cpp.
-fn is_blank(source: &str) -> bool {
-    source.trim().is_empty()
 }
 
 /// An assistant's message without the channels that its text spells; others unchanged.

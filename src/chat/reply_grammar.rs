@@ -156,10 +156,7 @@ fn calls(
 
 /// The schema of a reply that is not a call, with the white space that JSON has under other constraints.
 fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
-    let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
-    let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
-    rewrite::document(&mut schema);
-    Ok(limits.with_options(schema))
+    rewrite::parse(schema).map(|schema| limits.with_options(schema))
 }
 
 /// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules

@@ -120,10 +120,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     let matcher = |grammar| matcher(factory, grammar, limits);
     match grammar {
         Grammar::JsonSchema(source) => {
-            let malformed =
-                |e: serde_json::Error| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
-            let mut schema: Value = serde_json::from_str(source).map_err(malformed)?;
-            rewrite::document(&mut schema);
+            let schema = rewrite::parse(source)?;
             let at_place = |(place, problem)| Error::argument("constraint", format!("{place}: {problem}"));
             check_schema(&schema, limits).map_err(at_place)?;
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_options(schema)));

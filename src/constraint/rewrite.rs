@@ -7,6 +7,18 @@ use serde_json::{Map, Value};
 use super::keywords::{LISTS, MAPS, ONES};
 use super::references::{Unescaped, lookup_mut};
 use super::{annotations, bounds, formats, patterns};
+use crate::{Error, Result};
+
+/// The rewritten document of a constraint's JSON schema.
+///
+/// # Errors
+/// If it is not JSON.
+pub(crate) fn parse(source: &str) -> Result<Value> {
+    let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
+    let mut schema = serde_json::from_str(source).map_err(malformed)?;
+    document(&mut schema);
+    Ok(schema)
+}
 
 /// Rewrites a document: the schemas in it, and what they refer to.
 pub(crate) fn document(root: &mut Value) {

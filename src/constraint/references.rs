@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::keywords::MAPS;
 
@@ -100,21 +100,19 @@ fn percent_decoded(fragment: &str) -> Option<String> {
 pub(crate) fn each(schema: &mut Value, work: &mut impl FnMut(&mut String)) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(|schema| each(schema, work)),
-        Value::Object(fields) => each_of(fields, work),
-        _ => {}
-    }
-}
-
-fn each_of(fields: &mut Map<String, Value>, work: &mut impl FnMut(&mut String)) {
-    for (key, value) in fields {
-        match (key.as_str(), value) {
-            ("$ref", Value::String(reference)) => work(reference),
-            ("const" | "enum", _) => {}
-            (key, Value::Object(schemas)) if MAPS.contains(&key) => {
-                schemas.values_mut().for_each(|schema| each(schema, work));
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match (key.as_str(), value) {
+                    ("$ref", Value::String(reference)) => work(reference),
+                    ("const" | "enum", _) => {}
+                    (key, Value::Object(schemas)) if MAPS.contains(&key) => {
+                        schemas.values_mut().for_each(|schema| each(schema, work));
+                    }
+                    (_, schema) => each(schema, work),
+                }
             }
-            (_, schema) => each(schema, work),
         }
+        _ => {}
     }
 }
 

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::delta_net::{Shape, Weights};
 use foretoken_gpu::plan::segments::Recurrent;
 use foretoken_gpu::plan::words::{copy_words, write_words};
@@ -15,6 +14,7 @@ use foretoken_gpu::plan::words::{copy_words, write_words};
 use super::Device;
 use super::buffer::Buffer;
 use super::launcher::Launcher;
+use super::states;
 use crate::{Error, Result};
 
 /// The delta nets of a model.
@@ -283,9 +283,8 @@ impl RecurrentState {
 
 fn copy(launcher: &Launcher, of: &Buffer<f32>) -> Result<Buffer<f32>> {
     let new = Buffer::new(launcher.device(), of.len())?;
-    let (to, from): (DeviceSlice<u32>, DeviceSlice<u32>) = (new.slice().cast(), of.slice().cast());
     if of.len() > 0 {
-        launcher.run(copy_words(to, Some(from)))?;
+        states::copy(launcher, of.slice(), new.slice())?;
     }
     Ok(new)
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::gguf::names::layer;
 use crate::checkpoint::recode::recode;
 use crate::checkpoint::separate_experts::{Place, place};
 use crate::checkpoint::unsupported_tensors::{STRAY_SCALE, is_scale};
@@ -105,7 +106,10 @@ pub(crate) fn plan(
             Err(why) => left_out.push((own, why)),
             Ok(None) => strangers.push(own),
             // Tensors outside the layers come first, then layer by layer.
-            Ok(Some(name)) => named.entry((layer(&name), name)).or_default().push((place, own)),
+            Ok(Some(name)) => {
+                let layer = layer(&name, "blk.").map(|(index, _)| index);
+                named.entry((layer, name)).or_default().push((place, own));
+            }
         }
     }
     leave_out(source, family, options.unknown, strangers, &mut left_out)?;
@@ -247,10 +251,6 @@ pub(crate) fn positive(directory: &Path, field: &str, value: f64) -> Result<f32>
             Err(Error::Config { path: directory.join("config.json"), field: field.into(), problem })
         }
     }
-}
-
-fn layer(name: &str) -> Option<u32> {
-    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
 /// As in llama.cpp's converter: norms, scales, convolutions and routers stay F32.

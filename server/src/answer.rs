@@ -55,10 +55,11 @@ pub(crate) async fn answer(
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let prompts = encoded.into_iter().zip(seeds).collect();
     let mut running = submit(app, &generate, (request_id, admitted), prompts, tickets)?;
-    // The headers are sent once a sequence exists, so that an error before that has a status of its own.
-    match running.next().await {
-        Some((i, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, &outputs[i].prompt_name)),
-        Some((i, Update::Started(cached))) => outputs[i].cached_tokens = cached,
+    // The headers are sent once a sequence exists, so that an error before that has a status of its own. Tokens that
+    // its forks have by then are left to the response.
+    match running.next_of_first().await {
+        Some(Update::Failed(failure)) => return Err(ApiError::of_failure(&failure, &outputs[0].prompt_name)),
+        Some(Update::Started(cached)) => outputs[0].cached_tokens = cached,
         _ => {}
     }
     match streams {

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use foretoken::{Cancel, FinishReason, GenerateOptions, Piece, Statistics};
@@ -125,26 +125,64 @@ impl Running {
         poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// The next update of the first generation, whatever others have already; `None` if it has ended.
+    pub async fn next_of_first(&mut self) -> Option<Update> {
+        poll_fn(|context| self.poll_of(0, context)).await
+    }
+
     /// As [`Running::next`], for a polled body.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
         let mut all_ended = true;
-        for (i, slot) in self.updates.iter_mut().enumerate() {
-            let Some(updates) = slot else { continue };
-            all_ended = false;
-            if let Poll::Ready(update) = updates.poll_recv(context) {
-                let update = update.unwrap_or(Update::Failed(Failure::Panic));
-                if matches!(update, Update::Ended(_) | Update::Failed(_)) {
-                    *slot = None;
-                }
-                return Poll::Ready(Some((i, update)));
+        for i in 0..self.updates.len() {
+            match self.poll_of(i, context) {
+                Poll::Ready(Some(update)) => return Poll::Ready(Some((i, update))),
+                Poll::Ready(None) => {}
+                Poll::Pending => all_ended = false,
             }
         }
         if all_ended { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    /// The next update of generation `i`; `None` if it has ended.
+    fn poll_of(&mut self, i: usize, context: &mut Context<'_>) -> Poll<Option<Update>> {
+        let Some(updates) = &mut self.updates[i] else { return Poll::Ready(None) };
+        let update = ready!(updates.poll_recv(context)).unwrap_or(Update::Failed(Failure::Panic));
+        if matches!(update, Update::Ended(_) | Update::Failed(_)) {
+            self.updates[i] = None;
+        }
+        Poll::Ready(Some(update))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.cancels.iter().for_each(Cancel::cancel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Forks can have tokens before the first generation's beginning was seen: none of them is lost.
+    #[tokio::test]
+    async fn updates_of_forks_wait_for_the_first_generation() {
+        let tickets = (0..2).map(|_| Ticket::take(&Arc::default(), 1).expect("a place")).collect();
+        let (choices, mut running) = Running::choices(&GenerateOptions::default(), tickets);
+        let piece = Piece { tokens: vec![5], ..Piece::default() };
+        choices[1].updates.send(Update::Piece(piece)).expect("a receiver");
+        {
+            let mut first = pin!(running.next_of_first());
+            assert!(first.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            choices[0].updates.send(Update::Started(3)).expect("a receiver");
+            assert!(matches!(first.await, Some(Update::Started(3))));
+        }
+        assert!(matches!(running.next().await, Some((1, Update::Piece(piece))) if piece.tokens == [5]));
+        drop(choices);
+        assert!(matches!(running.next_of_first().await, Some(Update::Failed(Failure::Panic))));
+        assert!(running.next_of_first().await.is_none());
     }
 }

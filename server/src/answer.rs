@@ -11,7 +11,7 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, Common, Prompt, Seeds};
 use crate::events::{EventBody, events};
-use crate::job::{Ended, Job, Running, Ticket, Update};
+use crate::job::{Ended, Failure, Job, Running, Ticket, Update};
 use crate::output_penalties;
 use crate::reply::{ChoiceOutput, Generate, Reply, encode, json, now};
 
@@ -25,6 +25,7 @@ pub(crate) async fn answer(
     mut generate: Generate,
 ) -> Result<Response, ApiError> {
     let structured = std::mem::take(&mut generate.structured);
+    let constraint_name = structured.field().to_owned();
     generate.common.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
     let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
@@ -42,6 +43,7 @@ pub(crate) async fn answer(
         prompt: index / choices,
         seed: seeds[index / choices],
         prompt_name: names[index / choices].clone(),
+        constraint_name: constraint_name.clone(),
         prompt_tokens: encoded[index / choices].len(),
         cached_tokens: 0,
         stop_strings: generate.common.options.stop.strings.clone(),
@@ -54,11 +56,12 @@ pub(crate) async fn answer(
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let prompts = encoded.into_iter().zip(seeds).collect();
-    let mut running = submit(app, &generate, (request_id, admitted), prompts, tickets)?;
+    let submitted = submit(app, &generate, (request_id, admitted), prompts, tickets);
+    let mut running = submitted.map_err(|failure| outputs[0].error(&failure))?;
     // The headers are sent once a sequence exists, so that an error before that has a status of its own. Tokens that
     // its forks have by then are left to the response.
     match running.next_of_first().await {
-        Some(Update::Failed(failure)) => return Err(ApiError::of_failure(&failure, &outputs[0].prompt_name)),
+        Some(Update::Failed(failure)) => return Err(outputs[0].error(&failure)),
         Some(Update::Started(cached)) => outputs[0].cached_tokens = cached,
         _ => {}
     }
@@ -95,7 +98,7 @@ fn submit(
     (request_id, admitted): (String, Instant),
     prompts: Vec<(Vec<u32>, u64)>,
     tickets: Vec<Ticket>,
-) -> Result<Running, ApiError> {
+) -> Result<Running, Failure> {
     let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
     for (prompt, seed) in prompts {
         let mut options = generate.common.options.clone();
@@ -107,7 +110,7 @@ fn submit(
         running.append(more);
         let (choice, request_id) = (others.remove(0), request_id.clone());
         let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
-        app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, generate.prompt_field))?;
+        app.worker.submit(job)?;
     }
     Ok(running)
 }
@@ -159,7 +162,7 @@ async fn whole(
                 outputs[i].finish();
                 ended[i] = Some(*end);
             }
-            Update::Failed(failure) => return Err(ApiError::of_failure(&failure, &outputs[i].prompt_name)),
+            Update::Failed(failure) => return Err(outputs[i].error(&failure)),
         }
     }
     let choices: Vec<_> = outputs.into_iter().zip(ended.into_iter().flatten()).collect();

@@ -91,10 +91,13 @@ impl ApiError {
         }
     }
 
-    /// The response to a request whose generation failed.
-    pub fn of_failure(failure: &Failure, prompt: &str) -> Self {
+    /// The response to a request whose generation failed. `prompt` and `constraint` are the fields of both.
+    pub fn of_failure(failure: &Failure, prompt: &str, constraint: &str) -> Self {
         match failure {
-            Failure::Library(error) => Self::of(error, prompt),
+            Failure::Library(error) => match &**error {
+                foretoken::Error::Argument { name: "constraint", .. } => Self::of_constraint(error, constraint),
+                error => Self::of(error, prompt),
+            },
             Failure::Stopping => Self::stopping(),
             Failure::Panic => Self::internal(),
             Failure::Dead => Self::engine_stopped(StatusCode::INTERNAL_SERVER_ERROR),

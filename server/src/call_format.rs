@@ -48,7 +48,15 @@ pub(crate) struct Located {
 /// Makes a constraint, which takes as long as compiling one.
 pub(crate) type Widened = Box<dyn FnOnce(&Engine) -> foretoken::Result<Constraint> + Send>;
 
+/// The field of constraints of calls, for errors.
+const FIELD_OF_CALLS: &str = "tool_choice";
+
 impl CallFormat {
+    /// The field of the format if there is one, else that of calls, for errors.
+    pub fn field(&self) -> &str {
+        self.format.as_ref().map_or(FIELD_OF_CALLS, |(_, field)| field.as_str())
+    }
+
     /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call
     /// tools, and need not.
     ///
@@ -66,7 +74,7 @@ impl CallFormat {
                 return after_reasoning(engine, &options, format);
             }
             Err(error @ foretoken::Error::Unsupported { .. }) => {
-                return Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"));
+                return Err(ApiError::field(FIELD_OF_CALLS, error.to_string()).with_code("unsupported_parameter"));
             }
             Err(error) => return Err(ApiError::of(&error, "tools")),
         };
@@ -85,7 +93,7 @@ impl CallFormat {
         let strict = strict_of(&given);
         let widened: Widened =
             Box::new(move |engine| Constraint::tool_calls_widened(engine.tokenizer()?, &options, &choice, &strict));
-        Ok(Some(Located { constraint, field: "tool_choice".into(), parts, widened: widens.then_some(widened) }))
+        Ok(Some(Located { constraint, field: FIELD_OF_CALLS.into(), parts, widened: widens.then_some(widened) }))
     }
 }
 

@@ -11,7 +11,6 @@ use hyper::body::{Bytes, Frame};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::api_error::ApiError;
 use crate::job::{Running, Update};
 use crate::reply::{ChoiceOutput, Reply};
 
@@ -68,7 +67,7 @@ impl EventBody {
             }
             Update::Failed(failure) => {
                 self.done = true;
-                self.reply.failed(&ApiError::of_failure(&failure, &output.prompt_name), output)
+                self.reply.failed(&output.error(&failure), output)
             }
         }
     }

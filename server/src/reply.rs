@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
 use crate::convert::{self, Common, Prompt};
-use crate::job::{Ended, Ticket};
+use crate::job::{Ended, Failure, Ticket};
 use crate::structured::Structured;
 
 /// A parsed generation request.
@@ -46,6 +46,8 @@ pub(crate) struct ChoiceOutput {
     pub seed: u64,
     /// The name of its prompt, for errors (`prompt[1]`).
     pub prompt_name: String,
+    /// The name of its constraint, for errors (`response_format.json_schema.schema`).
+    pub constraint_name: String,
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
@@ -153,6 +155,11 @@ impl ChoiceOutput {
     /// The log-probabilities of all tokens, of an answer that is not streamed.
     pub fn logprobs(&self) -> &[TokenLogprobs] {
         self.logprobs.as_deref().unwrap_or_default()
+    }
+
+    /// The response to a failure of its generation.
+    pub fn error(&self, failure: &Failure) -> ApiError {
+        ApiError::of_failure(failure, &self.prompt_name, &self.constraint_name)
     }
 
     /// The stop string that ended the text, if one did.

@@ -128,6 +128,15 @@ impl Structured {
         Ok(own)
     }
 
+    /// The field that has it, for errors; empty of any text.
+    pub fn field(&self) -> &str {
+        match self {
+            Self::Text => "",
+            Self::Constraint(_, field) => field,
+            Self::Calls(calls) => calls.field(),
+        }
+    }
+
     fn of_schema(schema: Value, field: String) -> Result<Self> {
         Ok(Self::Constraint(json_schema(&schema, &field)?, field))
     }

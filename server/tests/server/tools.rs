@@ -707,7 +707,11 @@ fn errors_of_streams() {
         (&event["code"], event.as_object().map(|fields| fields.len())),
         (&json!("invalid_request_error"), Some(5))
     );
-    assert!(event["message"].is_string() && event["param"].is_string(), "{event}");
+    let of_schema = |field: &str, error: &Value| {
+        let message = error["message"].as_str().unwrap_or_default();
+        error["param"] == field && message.starts_with(&format!("{field}: "))
+    };
+    assert!(of_schema("text.format.schema", &event), "{event}");
     // The message that has begun is left out.
     script.set("{ Rain.");
     let (_, failed) = error("/v1/responses", body);
@@ -722,6 +726,11 @@ fn errors_of_streams() {
     let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
     let (name, event) = error(CHAT, json!({"messages": messages, "stream": true, "response_format": format}));
     assert_eq!((name.as_str(), &event["error"]["type"]), ("", &json!("invalid_request_error")));
+    assert!(of_schema("response_format.json_schema.schema", &event["error"]), "{event}");
+    // Not streamed, it is a status.
+    let (status, answer) =
+        server.post(CHAT, &json!({"messages": messages, "tools": tools(), "tool_choice": "required"}));
+    assert!(status == 400 && of_schema("tool_choice", &answer["error"]), "{answer}");
 }
 
 /// Responses repeat what the request has, also what it does not use.

@@ -17,13 +17,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
-use foretoken_gpu::plan::delta_net::{HeadOrder, Layer, Shape, delta_rule};
+use foretoken_gpu::plan::accept::{Accepting, Verified, accept};
+use foretoken_gpu::plan::delta_net::{Committed, HeadOrder, Layer, Shape, commit, delta_rule};
 use foretoken_gpu::plan::matmul::{Activations, MatMulParams, Matrix, matmul};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
+use foretoken_gpu::plan::pages::Pages;
 use foretoken_gpu::plan::pointwise::{Gate, GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
 use foretoken_gpu::plan::segments::Segments;
+use foretoken_gpu::plan::turboquant::encode;
 use foretoken_gpu::{DeviceSlice, Launch, Params};
+use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 use foretoken_kernels::quant::{ActivationType, WeightType};
 use foretoken_kernels::{ElementType, Isa};
 use skipped::skipped;
@@ -249,6 +253,38 @@ fn shapes_without_kernels_are_refused() {
     };
     assert_eq!(gate(256), Ok(()));
     assert!([4, 24, 512].into_iter().all(|head| gate(head).is_err()));
+}
+
+/// Matrices, segments and pages that there are not: kernels would read past the end of those that there are.
+#[test]
+fn what_does_not_exist_is_refused() {
+    let slice = DeviceSlice::<u8>::new(0, 1 << 20);
+    for (count, exists) in [(1, true), (0, false)] {
+        assert_eq!(Matrix::new(WeightType::Q4_K, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
+        assert_eq!(FloatMatrix::new(ElementType::F32, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
+    }
+    let shape = Shape {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 128,
+        value_dim: 128,
+        order: HeadOrder::Grouped,
+        taps: 4,
+        log_rows: 3,
+    };
+    let segments = Segments { slice: DeviceSlice::new(0, 2), count: 2, longest: 1 };
+    let verified = Verified { ids: slice.cast(), chosen: slice.cast(), hidden: slice.cast(), width: 64 };
+    for (segment, exists) in [(0, true), (1, true), (2, false), (usize::MAX, false)] {
+        let accepted = accept(&segments, &verified, Accepting::Count { segment, drafts: 1 }, slice.cast());
+        assert_eq!(accepted.is_ok(), exists, "accepted of segment {segment}");
+        let committed = commit(&shape, 1, &segments, &Committed::Rows { segment, rows: 1 });
+        assert_eq!(committed.is_ok(), exists, "committed of segment {segment}");
+    }
+    let groups = RotationGroups::of(128).expect("a multiple of 16");
+    let (layout, pages) = (PageLayout::new(CodeFormat::Q4_0, Side::Keys, groups), Pages::all(0));
+    let encoded = |first| encode(layout, slice.cast(), (&pages, ElementType::F16), &pages, (first, 1), 1).map(drop);
+    assert_eq!(encoded(7), Ok(()));
+    assert!(encoded(usize::MAX).is_err());
 }
 
 /// Bit-exact comparison of 1 / (1 + e^x), the only public use of the CPU's e^x; and zero and NaN, which it does not

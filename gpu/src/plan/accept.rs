@@ -51,7 +51,7 @@ unsafe impl Params for AcceptParams {}
 /// `(segments, 2)`: number of accepted drafts, and the token after them.
 ///
 /// # Errors
-/// If a slice is too short.
+/// If there is no such segment, or a slice is too short.
 pub fn accept(
     segments: &Segments,
     verified: &Verified,
@@ -60,7 +60,7 @@ pub fn accept(
 ) -> Result<Launch<AcceptParams>, LaunchError> {
     let (first, count, accepted) = match accepting {
         Accepting::Equal => (0, segments.count, -1),
-        Accepting::Count { segment, drafts } => (segment, 1, dimension("accepted drafts", drafts)?),
+        Accepting::Count { segment, drafts } => (segments.index(segment)?, 1, dimension("accepted drafts", drafts)?),
     };
     let params = AcceptParams {
         segments: segments.address()?,

@@ -110,7 +110,7 @@ impl Queries {
 
     /// Number of splits from the first that a query at `first` sees to the last that begins before `end`.
     pub fn splits(&self, first: usize, end: usize) -> usize {
-        let split = self.split_pages * foretoken_kernels::attention::turboquant::PAGE_TOKENS;
+        let split = self.split_pages.max(1) * foretoken_kernels::attention::turboquant::PAGE_TOKENS;
         let start = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
         end.div_ceil(split).saturating_sub(start / split).max(1)
     }
@@ -469,5 +469,13 @@ mod tests {
         assert!(planned(&pass(1, 5000, 64), ElementType::F32).is_err(), "without a limit");
         let decoding = pass(300, 16, 256);
         assert!(decoding.max_rows() >= decoding.count, "a limit where none is necessary");
+    }
+
+    #[test]
+    fn splits_without_pages_are_an_error() {
+        let queries = Queries { split_pages: 0, ..pass(1, 1, 64) };
+        assert_eq!(queries.splits(0, 300), 3); // as with one page
+        let error = planned(&queries, ElementType::F32).expect_err("splits without pages");
+        assert!(error.to_string().contains("a split must have at least one page"), "{error}");
     }
 }

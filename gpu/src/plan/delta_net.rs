@@ -287,7 +287,7 @@ unsafe impl Params for CommitParams {}
 /// dropped is committed with zero rows, because its accepted ones are in the matrices; a `whole` one not at all.
 ///
 /// # Errors
-/// If there is no kernel for the shape, or a slice is too short.
+/// If there is no kernel for the shape, or no such segment, or a slice is too short.
 pub fn commit(
     shape: &Shape,
     layers: usize,
@@ -298,7 +298,7 @@ pub fn commit(
         Committed::Accepted(results) => {
             (0, segments.count, results.checked_unaligned("the results", 2 * segments.count)?, 0)
         }
-        Committed::Rows { segment, rows } => (segment, 1, 0, rows),
+        Committed::Rows { segment, rows } => (segments.index(segment)?, 1, 0, rows),
     };
     let params = CommitParams {
         segments: segments.address()?,

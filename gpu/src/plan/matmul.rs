@@ -214,9 +214,12 @@ impl Matrix {
                 "no kernels for {name} weights; supported: all but NVFP4, TQ and IQ1 to IQ3"
             )));
         };
-        let shape = || LaunchError(format!("invalid shape: {outputs} by {inputs} matrix of {}", weight_type.name()));
-        let one = Self::bytes(weight_type, outputs, inputs).filter(|bytes| *bytes > 0).ok_or_else(shape)?;
-        weights.checked("the weights", one.checked_mul(count).ok_or_else(shape)?)?;
+        let bytes = Self::bytes(weight_type, outputs, inputs).and_then(|one| one.checked_mul(count));
+        let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
+            let name = weight_type.name();
+            LaunchError(format!("invalid shape: {count} matrices of {outputs} by {inputs} {name} weights"))
+        })?;
+        weights.checked("the weights", bytes)?;
         Ok(Self { weight_type, kernels, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
     }
 

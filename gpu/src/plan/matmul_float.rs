@@ -18,7 +18,7 @@ impl FloatMatrix {
     /// `count` matrices.
     ///
     /// # Errors
-    /// If `inputs` is not a multiple of 4, or `weights` is too short.
+    /// If `inputs` is not a multiple of 4, there are no weights, or `weights` is too short.
     pub fn new(
         element: ElementType,
         (count, outputs, inputs): (usize, usize, usize),
@@ -28,11 +28,9 @@ impl FloatMatrix {
             return Err(LaunchError(format!("{inputs} inputs are not a multiple of 4")));
         }
         let elements = outputs.checked_mul(inputs).and_then(|len| len.checked_mul(count));
-        let bytes = elements.and_then(|len| len.checked_mul(element.size()));
-        weights.checked(
-            "the weights",
-            bytes.ok_or_else(|| LaunchError(format!("invalid shape: {outputs} by {inputs}")))?,
-        )?;
+        let bytes = elements.and_then(|len| len.checked_mul(element.size())).filter(|bytes| *bytes > 0);
+        let shape = || LaunchError(format!("invalid shape: {count} matrices of {outputs} by {inputs} weights"));
+        weights.checked("the weights", bytes.ok_or_else(shape)?)?;
         dimension("outputs", outputs)?;
         dimension("inputs", inputs)?;
         Ok(Self { element, count, outputs, inputs, weights })

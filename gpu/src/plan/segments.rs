@@ -81,4 +81,12 @@ impl Segments {
         dimension("segments", self.count)?;
         self.slice.checked("the segments", self.count)
     }
+
+    /// The index, if there is such a segment.
+    pub(super) fn index(&self, segment: usize) -> Result<usize, LaunchError> {
+        if segment < self.count {
+            return Ok(segment);
+        }
+        Err(LaunchError(format!("there is no segment {segment} among {}", self.count)))
+    }
 }

@@ -1,7 +1,7 @@
 //! Quantized pages: `encode.cpp`, and the formats that `planes.h` reads.
 
 use super::pages::{Pages, PagesParams, check_head_dim, element_number};
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{Levels, PAGE_TOKENS, PageLayout, Side};
 
@@ -88,7 +88,7 @@ unsafe impl Params for EncodeParams {}
 /// * `codes`: pages of the layout.
 ///
 /// # Errors
-/// If there are no kernels for the layout.
+/// If there are no kernels for the layout, or `tables` is empty.
 pub fn encode(
     layout: PageLayout,
     tables: DeviceSlice<u64>,
@@ -119,7 +119,7 @@ pub fn encode(
         tables: tables.checked("the page tables", 1)?,
         rows: rows.params()?,
         codes: codes.params()?,
-        first: first as i32,
+        first: dimension("the first page", first)?,
         channels: layout.head_dim() as i32,
         head_bytes: layout.bytes() as i32,
         element: element_number(element),

@@ -41,10 +41,6 @@ impl std::fmt::Debug for Graph {
 }
 
 impl Stream {
-    fn new(device: &Device, state: Arc<Mutex<StreamState>>) -> Self {
-        Self { device: device.clone(), state }
-    }
-
     /// Launches a plan after the stream's earlier launches.
     ///
     /// # Errors
@@ -128,6 +124,6 @@ impl Device {
         let mut streams = lock(&self.0.streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&state));
-        Ok(Stream::new(self, state))
+        Ok(Stream { device: self.clone(), state })
     }
 }

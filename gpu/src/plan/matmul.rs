@@ -3,7 +3,7 @@
 //! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels,
 //! so that a file is packed once for CPU and GPU.
 
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
 /// Maximum warps per block of threads. A matrix of at most [`FEW_PANELS`] panels needs that many to be read fast. More
@@ -423,10 +423,7 @@ pub fn matmul_buckets(
         matrices: lists.matrices.checked("the buckets' matrices", max_buckets)?,
         starts: lists.starts.checked("the buckets' starts", max_buckets + 1)?,
         count: lists.count.checked("the number of buckets", 1)?,
-        rows: match lists.rows {
-            Some(rows) => rows.checked("the entries' rows", entries)?,
-            None => 0,
-        },
+        rows: optional(lists.rows, "the entries' rows", entries)?,
         shape: w.shape()?,
         outputs: dimension("outputs", w.outputs)?,
     };

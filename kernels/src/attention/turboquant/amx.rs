@@ -352,9 +352,6 @@ impl<const UPPER: usize, const LOWER: usize> AmxOp for AddValues<'_, '_, UPPER, 
         let Self { page, queries, weights } = self;
         // SAFETY: `run_tiles` entered the features; `attend_block` checked every length.
         let ActiveOutputs { weights, outputs, count } = unsafe { ActiveOutputs::begin(l, page, queries, weights) };
-        if count == 0 {
-            return;
-        }
         let zeros = [[0; DEPTH]; ROWS];
         let mut integers = IntegerWeights { upper: ATiles(zeros), lower: ATiles(zeros), units: [0.0; ROWS] };
         let (mut b, mut sums) = (BTiles::UNINIT, [CTiles::UNINIT; 2]);

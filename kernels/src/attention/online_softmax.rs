@@ -28,6 +28,9 @@ pub(super) fn rescale_factor(difference: f64) -> f32 {
 }
 
 /// Merges the attention over later keys into the attention over earlier ones: a split's partial result into the total.
+///
+/// # Panics
+/// If the outputs differ in length.
 pub fn merge(isa: Isa, into: (&mut OnlineSoftmax, &mut [f32]), later: (OnlineSoftmax, &[f32])) {
     let (softmax, output) = into;
     let (other, other_output) = later;

@@ -45,7 +45,7 @@
 //! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
 //! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then finite |
 //!
-//! Q3_K, Q5, Q6_K, IQ1, IQ2, IQ3 and ternary blocks are first recoded (`recode.rs`). Blocks of grids and ternary ones
+//! Q3_K, Q5, Q6_K, IQ1, IQ2, IQ3 and ternary blocks are first recoded (`recode.rs`). Blocks of grids and of TQ1_0
 //! become longer; the others are as long as in the file, so that a range of panels occupies the same bytes before and
 //! after.
 //!

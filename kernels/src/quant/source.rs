@@ -9,12 +9,11 @@ use crate::simd::bytes::{ByteLanes, Bytes, Scale};
 use crate::simd::opaque::opaque;
 use crate::simd::prefetch::{prefetch, prefetch_to};
 
-/// What to prefetch while a block of 256 that was unpacked into memory is multiplied: 32 cache lines, one per two
-/// quads.
+/// What to prefetch while a block of 256 that was unpacked into memory is multiplied: 32 addresses, one per two quads.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetched {
     pub from: *const u8,
-    /// Bytes from one line to the next.
+    /// Bytes from one address to the next: less than a cache line if many parts of the rows share the memory.
     pub step: usize,
 }
 

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::engine::Engine;
 use crate::options::{GenerateOptions, Pipeline};
 use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, OtherSequences, Path, Proposal, RoundResult, Snapshot, SpeculationStats,
-    SpeculativeDecoder, Step, Tracer, Work, run_pass,
+    Cancel, DecodeState, Done, OtherSequences, Proposal, Snapshot, SpeculationStats, SpeculativeDecoder, Step, Tracer,
+    Work, run_pass,
 };
 use crate::stop::{Detokenizer, FinishReason};
 use crate::tokenizer::Tokenizer;
@@ -27,7 +26,8 @@ pub(crate) struct Run {
     pub cancel: Cancel,
     /// Unread tokens of the prompt, preceded by the last token of the sequence.
     prompt: Vec<u32>,
-    prompt_end: usize, // length of the sequence including the prompt
+    /// Length of the sequence including the prompt.
+    pub prompt_end: usize,
     /// Lengths of the sequence, ascending, at which a pass over the prompt ends.
     pub cuts: Vec<usize>,
     /// Another one, at which the state is kept for forks.
@@ -133,11 +133,6 @@ impl Run {
         self.cuts.contains(&session.decoder().0.state.len())
     }
 
-    /// Length of the sequence including the prompt.
-    pub fn prompt_end(&self) -> usize {
-        self.prompt_end
-    }
-
     /// Whether the first token after the prompt is ready to be emitted.
     pub fn has_first(&self) -> bool {
         self.first.is_some()
@@ -202,6 +197,7 @@ impl Run {
     }
 
     /// Processes the result of a step. A round yields a piece; a completed prompt does so with [`Run::emit_first`].
+    /// `waited`: how long the round waited for a draft made in parallel with the caller; `None` if it made its own.
     ///
     /// # Errors
     /// The step's, to be passed to [`Run::fail`].
@@ -209,17 +205,23 @@ impl Run {
         &mut self,
         session: &mut Session,
         done: Result<Done>,
-        (path, wait): (Path, Option<Duration>),
+        waited: Option<Duration>,
     ) -> Result<Option<Piece>> {
-        match done {
-            Ok(Done::Prompt(first)) => {
+        match done? {
+            Done::Prompt(first) => {
                 if first.is_some() {
                     (self.first, self.undo) = (first, None);
                 }
                 Ok(None)
             }
-            Ok(Done::Round(round)) => self.take_round(session, *round, path, wait).map(Some),
-            Err(error) => Err(error),
+            Done::Round(round) => {
+                let round = *round;
+                self.statistics.count(&round, waited.unwrap_or(round.draft_time));
+                if let Some(tracer) = &mut self.tracer {
+                    tracer.round(session.engine.parts.tokenizer.as_deref(), &round, waited);
+                }
+                self.piece(session, (round.tokens, round.accepted), round.logprobs).map(Some)
+            }
         }
     }
 
@@ -229,8 +231,7 @@ impl Run {
     /// If the tokenizer cannot decode it.
     pub fn emit_first(&mut self, session: &mut Session) -> Result<Option<Piece>> {
         let Some((first, logprobs)) = self.first.take() else { return Ok(None) };
-        let engine = session.engine.clone();
-        let tokenizer = engine.parts.tokenizer.as_deref();
+        let tokenizer = session.engine.parts.tokenizer.as_deref();
         self.text.push(tokenizer, first.last)?;
         if let Some(tracer) = &mut self.tracer {
             tracer.first(tokenizer, first.last);
@@ -238,22 +239,6 @@ impl Run {
         let tokens = vec![first.last];
         self.statistics.speculation.begin += session.decoder().0.drafting.begin(first);
         self.piece(session, (tokens, 0), logprobs).map(Some)
-    }
-
-    fn take_round(
-        &mut self,
-        session: &mut Session,
-        round: RoundResult,
-        path: Path,
-        wait: Option<Duration>,
-    ) -> Result<Piece> {
-        let engine = session.engine.clone();
-        let wait = wait.unwrap_or(round.draft_time);
-        self.statistics.count(&round, wait);
-        if let Some(tracer) = &mut self.tracer {
-            tracer.round(engine.parts.tokenizer.as_deref(), &round, path, wait);
-        }
-        self.piece(session, (round.tokens, round.accepted), round.logprobs)
     }
 
     fn piece(
@@ -265,7 +250,6 @@ impl Run {
         self.left -= tokens.len();
         self.statistics.generated_tokens += tokens.len();
         self.statistics.constraint = session.decoder().0.drafting.constraint_time();
-        let engine = session.engine.clone();
         let full = session.decoder().0.state.remaining() == 0;
         self.finish = match self.text.ended {
             Some(finish) => Some(finish),
@@ -276,7 +260,7 @@ impl Run {
         if self.finish.is_some() {
             self.learn(session);
         }
-        let (text, control) = self.text.take(engine.parts.tokenizer.as_deref(), self.finish)?;
+        let (text, control) = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish)?;
         Ok(Piece { tokens, text, control, accepted, logprobs })
     }
 
@@ -354,7 +338,6 @@ impl Run {
 
     /// Stores the measured costs in the engine and the statistics.
     fn learn(&mut self, session: &mut Session) {
-        let engine = session.engine.clone();
         let (decoder, drafted) = session.decoder();
         if let Some(Ok(Ok(drafted))) = &drafted {
             self.statistics.speculation.cancelled += 1;
@@ -365,7 +348,7 @@ impl Run {
         let costs = decoder.drafting.costs().clone();
         self.statistics.speculation.estimate(&costs, decoder.state.len());
         if decoder.drafting.chooses() {
-            engine.parts.costs.lock().merge(costs);
+            session.engine.parts.costs.lock().merge(costs);
         }
     }
 
@@ -393,11 +376,10 @@ impl Run {
 /// # Errors
 /// See [`Run::take`].
 pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Piece>> {
-    let engine: Engine = session.engine.clone();
+    let engine = session.engine.clone();
     let start = Instant::now();
     let (decoder, drafted) = session.decoder();
     let waited = drafted.is_some().then(|| start.elapsed());
-    let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let max_rows = decoder.state.kv().max_round_rows();
     let done = engine.run(|| {
@@ -413,5 +395,5 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
             }
         }
     });
-    run.take(session, done, (path, waited))
+    run.take(session, done, waited)
 }

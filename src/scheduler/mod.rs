@@ -19,7 +19,7 @@ use crate::options::GenerateOptions;
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
-use crate::speculative::{OtherSequences, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
+use crate::speculative::{OtherSequences, Proposing, Step, Work, complete, run_pass};
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
@@ -210,7 +210,7 @@ impl Scheduler {
     /// after [`Scheduler::keep_prompt`].
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
-        let last = slot.run.prompt_end() - 1;
+        let last = slot.run.prompt_end - 1;
         let unread = || Error::argument("id", "its prompt was not read completely");
         let token = slot.session.tokens().get(last).copied().ok_or_else(unread)?;
         let mut fork = slot.kept.as_mut().unwrap_or(&mut slot.session).fork()?;
@@ -234,7 +234,7 @@ impl Scheduler {
         let missing = || Error::argument("id", "is not a sequence of this scheduler whose prompt is unread");
         let slot = self.slots.iter_mut().find(unread).ok_or_else(missing)?;
         if slot.session.decoder().0.state.has_recurrent() {
-            slot.run.kept_at = Some(slot.run.prompt_end() - 1);
+            slot.run.kept_at = Some(slot.run.prompt_end - 1);
             // The other tokens may be a cached prefix.
             slot.keep_before_last();
         }
@@ -331,7 +331,7 @@ impl Scheduler {
         }
         let prefixes = &mut self.prefixes;
         let piece = Error::catch(|| {
-            let taken = run.take(session, done, (Path::Sync, None))?;
+            let taken = run.take(session, done, None)?;
             if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
                 prefixes.insert_running(session);
             }
@@ -416,8 +416,7 @@ impl Scheduler {
         for (at, Slot { session, run, planned, .. }) in self.slots.iter_mut().enumerate() {
             let Some(work) = planned.take() else { continue };
             parts.push((at, work.counts()));
-            let decoder: &mut SpeculativeDecoder = session.decoder().0;
-            steps.push(run.step(decoder, work, tokenizer));
+            steps.push(run.step(session.decoder().0, work, tokenizer));
         }
         let done = run_pass(&mut steps);
         let works = steps.into_iter().map(|step| step.work);

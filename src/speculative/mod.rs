@@ -66,4 +66,4 @@ pub(crate) use settings::{Order, Settings};
 pub(crate) use simulated::SimulatedAcceptance;
 pub(crate) use sources::Sources;
 pub(crate) use statistics::{add_all, count_at};
-pub(crate) use trace::{Path, Tracer};
+pub(crate) use trace::Tracer;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path as FilePath;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ impl Trace {
     ///
     /// # Errors
     /// If it cannot be created, or is some other file, such as the checkpoint.
-    pub fn file(path: &FilePath) -> Result<Self> {
+    pub fn file(path: &Path) -> Result<Self> {
         if is_other_file(path) {
             return Err(Error::file(path, "exists and is not a trace; choose another path for the trace"));
         }
@@ -75,22 +75,13 @@ impl Trace {
 }
 
 /// Whether `path` is a file with contents that do not begin with a line of a trace.
-fn is_other_file(path: &FilePath) -> bool {
+fn is_other_file(path: &Path) -> bool {
     if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
         return false;
     }
     let mut line = Vec::new();
     let read = File::open(path).and_then(|file| BufReader::new(file.take(1 << 16)).read_until(b'\n', &mut line));
     read.is_ok() && !serde_json::from_slice::<Value>(&line).is_ok_and(|line| line["event"].is_string())
-}
-
-/// When a round's draft was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
-    /// In the round, before its pass.
-    Sync,
-    /// After the round before, in parallel with the caller.
-    Lazy,
 }
 
 /// One generation's lines.
@@ -115,17 +106,18 @@ impl Tracer {
         self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));
     }
 
-    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, path: Path, wait: Duration) {
+    /// `waited`: how long the round waited for a draft made in parallel with the caller; `None` if it made its own.
+    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, waited: Option<Duration>) {
         let us = |time: Duration| time.as_micros() as u64;
         let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {
             Some(p) => json!({"id": id, "p": p}),
             None => json!({"id": id}),
         });
         let d = &round.decision;
-        let path = match path {
+        let path = match waited {
             _ if round.draft.tokens.is_empty() => "skip",
-            Path::Sync => "sync",
-            Path::Lazy => "lazy",
+            None => "sync",
+            Some(_) => "lazy",
         };
         self.iteration += 1;
         let calls = round.calls.iter().map(
@@ -148,7 +140,7 @@ impl Tracer {
             "accepted": round.accepted,
             "next": round.tokens.last(),
             "us_draft": us(round.draft_time),
-            "us_wait": us(wait),
+            "us_wait": us(waited.unwrap_or(round.draft_time)),
             "us_verify": us(round.verify_time),
             "us_accept": us(round.accept_time),
         });

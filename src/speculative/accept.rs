@@ -2,14 +2,11 @@
 
 use std::convert::Infallible;
 
-use parking_lot::Mutex;
 use rand::Rng;
 
 use super::draft::Draft;
-use super::simulated::SimulatedAcceptance;
-use crate::constraint::ConstraintState;
-use crate::sampler::{Distribution, LogitsProcessor, Sampler};
-use crate::{Error, Result};
+use crate::Result;
+use crate::sampler::Distribution;
 
 /// `count` drafts are accepted, and `next` follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,64 +86,6 @@ fn is_accepted(token: u32, target: &Distribution, proposal: &Distribution, rng: 
     // The ratio is NaN if the token has probability 0 in both: rejected.
     let ratio = target.probability(token) / proposal.probability(token);
     ratio >= 1.0 || rng.random::<f64>() < ratio
-}
-
-/// Parameters of a verification.
-pub(crate) struct Verification<'a> {
-    pub sampler: &'a Sampler,
-    pub processor: Option<&'a dyn LogitsProcessor>,
-    pub constraint: Option<&'a Mutex<ConstraintState>>,
-    /// The sequence including its last token, which the first row's token follows.
-    pub tokens: &'a [u32],
-    /// Simulated acceptance, used instead of the target's.
-    pub simulated: Option<&'a SimulatedAcceptance>,
-    /// Number of most probable tokens to report with every emitted one.
-    pub logprobs: Option<usize>,
-}
-
-impl Verification<'_> {
-    /// Whether the host needs nothing but the accept result.
-    pub fn decides_on_device(&self) -> bool {
-        let looks = self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some();
-        self.sampler.is_plain_greedy() && !looks
-    }
-
-    /// The number of largest logits of a row that its distribution depends on; `None` if it depends on all.
-    pub fn largest_logits(&self) -> Option<usize> {
-        let looks = self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some();
-        self.sampler.largest_logits().filter(|_| !looks)
-    }
-
-    /// The target's distribution after `drafts`, from its row of logits: processor, constraint,
-    /// penalties, filters, temperature.
-    ///
-    /// # Errors
-    /// If a logit is NaN or infinite, the processor leaves no finite one, or the processor's or constraint's.
-    pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
-        let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
-        if history == 0 && self.constraint.is_none() {
-            return self.sampler.distribution(None, logits);
-        }
-        // The last tokens, ending with the row's drafts.
-        let before = history.saturating_sub(drafts.len()).min(self.tokens.len());
-        let tokens = [&self.tokens[self.tokens.len() - before..], drafts].concat();
-        let mut processed = logits.to_vec();
-        if let Some(processor) = self.processor {
-            processor.process(&tokens, &mut processed)?;
-        }
-        if let Some(constraint) = self.constraint {
-            constraint.lock().mask(drafts, &mut processed)?;
-        }
-        self.sampler.penalize(&tokens, &mut processed)?;
-        self.sampler.distribution(None, &processed).map_err(|error| {
-            // If the model's own logits have a most probable token, the processor is at fault.
-            if self.processor.is_none() || self.sampler.most_probable(None, logits).is_err() {
-                return error;
-            }
-            let problem = "leaves no token: its largest logit is not finite; exclude fewer tokens, and add no NaN";
-            Error::argument("logits_processor", problem)
-        })
-    }
 }
 
 #[cfg(test)]

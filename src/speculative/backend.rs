@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use parking_lot::Mutex;
 use rand::Rng;
 
-use super::{Accepted, Confidence, DecodeState, Draft, Observed, Verdict, Verification, accept_rows};
+use super::{Accepted, Confidence, DecodeState, Draft, Observed, Settings, Verdict, accept_rows};
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
 use crate::kv::{HeldPage, KvCache, KvOptions, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
@@ -197,19 +197,20 @@ impl DeviceSequence {
 }
 
 impl ForwardOutput<'_> {
-    /// Verifies `draft`; this pass has one row more. Also returns the target's log-probabilities, if requested.
+    /// Verifies `draft`, which follows `tokens`; this pass has one row more. Also returns the target's
+    /// log-probabilities, if requested.
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or the device's.
     pub fn verify(
         &mut self,
         draft: &mut Draft,
-        rule: &Verification<'_>,
+        (settings, tokens): (&Settings, &[u32]),
         rng: &mut impl Rng,
     ) -> Result<(Accepted, Vec<TokenLogprobs>)> {
-        let simulated = rule.simulated.map(|simulated| simulated.count(draft.tokens.len(), rng));
+        let simulated = settings.simulated.as_ref().map(|simulated| simulated.count(draft.tokens.len(), rng));
         if let ForwardOutput::Device(output) = self {
-            if rule.decides_on_device() {
+            if settings.decides_on_device() {
                 let (count, next) = match simulated {
                     None => output.accept(&mut draft.tokens, AcceptRule::Argmax)?,
                     Some(count) => output.accept(&mut draft.tokens[..count], AcceptRule::All)?,
@@ -219,21 +220,21 @@ impl ForwardOutput<'_> {
             output.resolve(&mut draft.tokens)?;
         }
         let rows = draft.tokens.len() + 1;
-        if let (ForwardOutput::Device(output), Some(count)) = (&mut *self, rule.largest_logits())
+        if let (ForwardOutput::Device(output), Some(count)) = (&mut *self, settings.largest_logits())
             && let Some(rows) = output.largest_logits(rows, count)?
         {
-            let target_probs = |i: usize| rule.sampler.distribution(Some(&rows[i].ids), &rows[i].logits);
+            let target_probs = |i: usize| settings.sampler.distribution(Some(&rows[i].ids), &rows[i].logits);
             return Ok((accepted(draft, simulated, target_probs, rng)?, Vec::new()));
         }
         let logits = self.logits(rows)?;
         let vocab = logits.len() / rows;
         let row = |i: usize| &logits[i * vocab..(i + 1) * vocab];
         // A processor's panic is an error of its row.
-        let distribution = |i: usize| Error::catch(|| rule.distribution(row(i), &draft.tokens[..i]));
+        let distribution = |i: usize| Error::catch(|| settings.distribution(tokens, &draft.tokens[..i], row(i)));
         let accepted = accepted(draft, simulated, distribution, rng)?;
-        let logprobs = rule.logprobs.map(|top| {
+        let logprobs = settings.logprobs.map(|top| {
             let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();
-            emitted.map(|(i, token)| TokenLogprobs::of(rule.sampler.isa(), row(i), *token, top)).collect()
+            emitted.map(|(i, token)| TokenLogprobs::of(settings.sampler.isa(), row(i), *token, top)).collect()
         });
         Ok((accepted, logprobs.unwrap_or_default()))
     }

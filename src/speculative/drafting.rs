@@ -126,8 +126,8 @@ impl Drafting {
         if !draws {
             return Ok(None);
         }
-        let rule = self.settings.rule(&self.tokens);
-        let (Accepted { next: last, .. }, logprobs) = output.verify(&mut Draft::default(), &rule, rng)?;
+        let (Accepted { next: last, .. }, logprobs) =
+            output.verify(&mut Draft::default(), (&self.settings, &self.tokens), rng)?;
         self.settings.read(&[last])?;
         self.settings.commit();
         let hidden = output.advance(output.last_row()?, last, Confidence::Report)?;
@@ -247,13 +247,12 @@ impl Drafting {
 
     /// Whether a device accepts drafts without the host.
     pub fn accepts_on_device(&self) -> bool {
-        let rule = self.settings.rule(&self.tokens);
-        rule.decides_on_device() && rule.simulated.is_none()
+        self.settings.decides_on_device() && self.settings.simulated.is_none()
     }
 
-    /// The number of largest logits that the host draws from: see `Verification::largest_logits`.
+    /// The number of largest logits that the host draws from: see [`Settings::largest_logits`].
     pub fn largest_logits(&self) -> Option<usize> {
-        self.settings.rule(&self.tokens).largest_logits()
+        self.settings.largest_logits()
     }
 
     /// The tokens of a proposal's rows.
@@ -279,7 +278,7 @@ impl Drafting {
         let Proposal { mut draft, decision, calls, drafter, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
         let (Accepted { count, next }, mut logprobs) =
-            output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
+            output.verify(&mut draft, (&self.settings, &self.tokens), rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);
         let emitted = self.emitted(&tokens, ends)?;

@@ -54,7 +54,7 @@ pub use planner::{
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 
-pub(crate) use accept::{Verification, accept_rows};
+pub(crate) use accept::accept_rows;
 pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::{MAX_UNREAD, check_vocabulary};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Confidence, DraftSampling, SimulatedAcceptance, Verification};
-use crate::Result;
+use super::{Confidence, DraftSampling, SimulatedAcceptance};
 use crate::constraint::ConstraintState;
-use crate::sampler::{LogitsProcessor, Sampler};
+use crate::sampler::{Distribution, LogitsProcessor, Sampler};
+use crate::{Error, Result};
 
 /// Which draft is verified if several drafters have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +48,50 @@ impl Settings {
         }
     }
 
-    /// The verification parameters of a round after `tokens`.
-    pub fn rule<'a>(&'a self, tokens: &'a [u32]) -> Verification<'a> {
-        Verification {
-            sampler: &self.sampler,
-            processor: self.processor.as_deref(),
-            constraint: self.constraint.as_ref(),
-            tokens,
-            simulated: self.simulated.as_ref(),
-            logprobs: self.logprobs,
+    /// Whether the host needs nothing but the accept result.
+    pub fn decides_on_device(&self) -> bool {
+        self.sampler.is_plain_greedy() && !self.reads_whole_rows()
+    }
+
+    /// The number of largest logits of a row that its distribution depends on; `None` if it depends on all.
+    pub fn largest_logits(&self) -> Option<usize> {
+        self.sampler.largest_logits().filter(|_| !self.reads_whole_rows())
+    }
+
+    /// Whether the host needs all logits of a row, whatever is sampled from them.
+    fn reads_whole_rows(&self) -> bool {
+        self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some()
+    }
+
+    /// The target's distribution after `tokens` and `drafts`, from its row of logits: processor, constraint,
+    /// penalties, filters, temperature.
+    ///
+    /// # Errors
+    /// If a logit is NaN or infinite, the processor leaves no finite one, or the processor's or constraint's.
+    pub fn distribution(&self, tokens: &[u32], drafts: &[u32], logits: &[f32]) -> Result<Distribution> {
+        let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
+        if history == 0 && self.constraint.is_none() {
+            return self.sampler.distribution(None, logits);
         }
+        // The last tokens, ending with the row's drafts.
+        let before = history.saturating_sub(drafts.len()).min(tokens.len());
+        let tokens = [&tokens[tokens.len() - before..], drafts].concat();
+        let mut processed = logits.to_vec();
+        if let Some(processor) = &self.processor {
+            processor.process(&tokens, &mut processed)?;
+        }
+        if let Some(constraint) = &self.constraint {
+            constraint.lock().mask(drafts, &mut processed)?;
+        }
+        self.sampler.penalize(&tokens, &mut processed)?;
+        self.sampler.distribution(None, &processed).map_err(|error| {
+            // If the model's own logits have a most probable token, the processor is at fault.
+            if self.processor.is_none() || self.sampler.most_probable(None, logits).is_err() {
+                return error;
+            }
+            let problem = "leaves no token: its largest logit is not finite; exclude fewer tokens, and add no NaN";
+            Error::argument("logits_processor", problem)
+        })
     }
 
     /// Advances the constraint over a round's first tokens; returns whether they complete the text.

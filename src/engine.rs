@@ -7,10 +7,9 @@ use foretoken_kernels::Isa;
 use parking_lot::Mutex;
 
 use crate::chat::{ChatOptions, ChatTemplate, Message};
-use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
+use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::constraint::{Compiler, Constraint, ConstraintState};
 use crate::device::{self, Models};
-use crate::family::Loaded;
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::loading::{self, ReadModels};
@@ -18,7 +17,7 @@ use crate::model::Model;
 use crate::nn::with_team;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
-use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, Sources};
+use crate::speculative::{BatchPlanner, Costs, Machine, Sources};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -104,40 +103,20 @@ impl Engine {
             progress: options.progress.clone(),
         };
         let checkpoint = Checkpoint::open(&options.model)?;
-        let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
+        let tokens = checkpoint.generation_tokens()?;
         let (chat, sampling_defaults) = (chat_template(&checkpoint)?, checkpoint.sampling_defaults()?);
         // On the pool: all threads pack quantized weights.
         let read =
-            pool.install(|| loading::read_with_fallback(options, &load, &checkpoint, device.as_ref(), &suppressed))?;
-        let end_of_generation = read.end_of_generation(end);
-        let ReadModels {
-            target,
-            assistant,
-            draft_model,
-            tokenizer,
-            on_device: models,
-            nextn_on_device,
-            draft_on_device,
-        } = read;
-        let Loaded { model, gemma4, nextn, .. } = target;
+            pool.install(|| loading::read_with_fallback(options, &load, &checkpoint, device.as_ref(), &tokens))?;
+        let ReadModels { sources, on_device: models, tokenizer, end_of_generation } = read;
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let processor = models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name());
-        let pages = models.as_ref().map_or_else(|| PagePool::new(options.kv_memory), |models| models.pages().clone());
-        let sources = Sources {
-            gemma4,
-            assistant,
-            nextn,
-            device_nextn: nextn_on_device,
-            device_draft_model: draft_on_device.zip(draft_model.as_ref().map(|draft| draft.model.clone())),
-            draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
-            ..Sources::new(model, pages)
-        };
         let parts = Parts {
             models,
             tokenizer: tokenizer.map(Arc::new),
             chat,
             end_of_generation,
-            suppressed,
+            suppressed: tokens.suppressed,
             sampling_defaults,
             ..Parts::new(sources, pool, isa, processor)
         };

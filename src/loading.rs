@@ -3,39 +3,23 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::checkpoint::{Checkpoint, LoadOptions};
+use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, Models};
 use crate::family::{self, Loaded};
 use crate::gemma4::Assistant;
+use crate::kv::PagePool;
 use crate::options::EngineOptions;
-use crate::speculative::check_vocabulary;
+use crate::speculative::{ChainedModel, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
 
 /// The models of an engine.
 pub(crate) struct ReadModels {
-    pub target: Loaded,
-    pub assistant: Option<Arc<Assistant>>,
-    pub draft_model: Option<Loaded>,
-    pub tokenizer: Option<Tokenizer>,
+    pub sources: Sources,
     /// The weights of target and assistant on a device; the host modules hold none then.
     pub on_device: Option<Arc<Models>>,
-    /// The target's NextN head on a device.
-    pub nextn_on_device: Option<Arc<DeviceNextnHead>>,
-    /// The draft model on a device.
-    pub draft_on_device: Option<Arc<Models>>,
-}
-
-impl ReadModels {
-    /// The ids that end a text, sorted: `also`, those of the target's configuration, and those its family has by name.
-    pub fn end_of_generation(&self, also: Vec<u32>) -> Vec<u32> {
-        let mut ids = [&also[..], &self.target.eos_token_ids].concat();
-        if let Some(tokenizer) = &self.tokenizer {
-            ids.extend(self.target.end_of_generation.iter().filter_map(|name| tokenizer.id(name)));
-        }
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
+    pub tokenizer: Option<Tokenizer>,
+    /// The ids that end a text, sorted.
+    pub end_of_generation: Vec<u32>,
 }
 
 /// An unsupported feature and its remedy: a draft model on a device drops rows by truncation, which
@@ -51,19 +35,18 @@ pub(crate) fn read_with_fallback(
     load: &LoadOptions,
     checkpoint: &Checkpoint,
     device: Option<&Arc<dyn Device>>,
-    suppressed: &[u32],
+    tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
-    match (read(options, load, checkpoint, device, suppressed), &options.device) {
+    match (read(options, load, checkpoint, device, tokens), &options.device) {
         (Err(error), DeviceChoice::Auto) if device.is_some() => {
             tracing::warn!(%error, "the models cannot run on the device; using the CPU");
-            read(options, load, checkpoint, None, suppressed)
+            read(options, load, checkpoint, None, tokens)
         }
         (read, _) => read,
     }
 }
 
-/// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's.
-/// `suppressed` ids are never chosen.
+/// Loads the models of `options` to `device` or to memory; `checkpoint` and `tokens` are the target's.
 ///
 /// # Errors
 /// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is
@@ -73,7 +56,7 @@ fn read(
     load: &LoadOptions,
     checkpoint: &Checkpoint,
     device: Option<&Arc<dyn Device>>,
-    suppressed: &[u32],
+    tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
     let (target, models) = read_target(checkpoint, load, device)?;
     let (mut assistant, mut assistant_model) = (None, None);
@@ -105,17 +88,37 @@ fn read(
         Ok(draft)
     });
     let (draft_model, draft_models) = draft.transpose()?.unzip();
-    let context = target.model.max_position_embeddings();
-    let (mut on_device, mut nextn_on_device, mut draft_on_device) = (None, None, None);
+    let end_of_generation = end_of_generation(&target, tokenizer.as_ref(), &tokens.end);
+    let (context, suppressed) = (target.model.max_position_embeddings(), &tokens.suppressed[..]);
+    let mut sources = Sources {
+        gemma4: target.gemma4,
+        assistant,
+        nextn: target.nextn,
+        draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
+        ..Sources::new(target.model, PagePool::new(options.kv_memory))
+    };
+    let mut on_device = None;
     if let Some((device, DeviceModels { target, nextn })) = device.zip(models) {
         let models = Models::new(device.clone(), target, assistant_model, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
         // A draft model drafts without its head.
         let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
-        (on_device, nextn_on_device, draft_on_device) =
-            (Some(Arc::new(models)), nextn.map(Arc::new), draft.map(Arc::new));
+        sources.pages = models.pages().clone();
+        (sources.device_nextn, sources.device_draft_model) = (nextn.map(Arc::new), draft.map(Arc::new));
+        on_device = Some(Arc::new(models));
     }
-    Ok(ReadModels { on_device, nextn_on_device, draft_on_device, target, assistant, draft_model, tokenizer })
+    Ok(ReadModels { sources, on_device, tokenizer, end_of_generation })
+}
+
+/// The ids that end a text, sorted: `also`, those of the target's configuration, and those its family has by name.
+fn end_of_generation(target: &Loaded, tokenizer: Option<&Tokenizer>, also: &[u32]) -> Vec<u32> {
+    let mut ids = [also, &target.eos_token_ids].concat();
+    if let Some(tokenizer) = tokenizer {
+        ids.extend(target.end_of_generation.iter().filter_map(|name| tokenizer.id(name)));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 /// A target, and its weights if they are on a device.

@@ -16,7 +16,6 @@ use crate::model::{Model, NextnHead};
 use crate::{Error, Result};
 
 /// An engine's models and pools, from which drafters are made.
-#[derive(Clone)]
 pub(crate) struct Sources {
     pub model: Arc<dyn Model>,
     /// The target, if it is a Gemma 4.
@@ -28,7 +27,7 @@ pub(crate) struct Sources {
     pub device_nextn: Option<Arc<DeviceNextnHead>>,
     pub draft_model: Option<Arc<ChainedModel>>,
     /// The draft model, if the target runs on a device.
-    pub device_draft_model: Option<(Arc<Models>, Arc<dyn Model>)>,
+    pub device_draft_model: Option<Arc<Models>>,
     pub ngrams: Arc<NgramPool>,
     pub pages: PagePool,
 }
@@ -64,12 +63,7 @@ impl Sources {
 
     /// Whether the drafter `mtp` is available.
     pub fn has_mtp(&self) -> bool {
-        self.assistant.is_some() || self.has_nextn()
-    }
-
-    /// Whether the target has a NextN head, which has K and V of its own.
-    pub fn has_nextn(&self) -> bool {
-        self.nextn.is_some() || self.device_nextn.is_some()
+        self.assistant.is_some() || self.nextn.is_some() || self.device_nextn.is_some()
     }
 
     /// Makes a drafter for one sequence of at most `context` tokens, whose target runs in `backend` and whose cache is
@@ -114,7 +108,7 @@ impl Sources {
                 let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
                 let model = self.draft_model.clone().ok_or_else(missing)?;
                 match &self.device_draft_model {
-                    Some((models, model)) => Box::new(DeviceDraftModel::new(models, &**model, kv, context)?),
+                    Some(models) => Box::new(DeviceDraftModel::new(models, &*model.0, kv, context)?),
                     None => {
                         let mut drafter = DraftModel::new(model, kv, &self.pages)?;
                         drafter.set_max_context(context);

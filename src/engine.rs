@@ -264,12 +264,6 @@ impl Engine {
         self.parts.pool.install(|| self.parts.on_thread(passes))
     }
 
-    /// Spawns `work` on the engine's thread pool.
-    #[cfg(feature = "stream")]
-    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
-        self.parts.pool.spawn(work);
-    }
-
     /// The device; `None` on the CPU. With a device [`Engine::target`] and [`Engine::assistant`] have
     /// no weights, and their passes return errors.
     pub fn device(&self) -> Option<String> {

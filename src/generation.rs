@@ -93,6 +93,14 @@ impl<S: BorrowMut<Session>> Generation<S> {
         }
         Ok(piece)
     }
+
+    /// Cancels a draft that is being made, waits for the decoder, and records the end.
+    fn end(&mut self) {
+        if let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) {
+            session.cancel_draft();
+            self.run.end(session);
+        }
+    }
 }
 
 impl Generation {
@@ -114,16 +122,6 @@ impl Generation {
     pub fn into_session(mut self) -> Session {
         self.end();
         self.session.take().expect("the session is there until it is taken")
-    }
-}
-
-impl<S: BorrowMut<Session>> Generation<S> {
-    /// Cancels a draft that is being made, waits for the decoder, and records the end.
-    fn end(&mut self) {
-        if let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) {
-            session.cancel_draft();
-            self.run.end(session);
-        }
     }
 }
 

@@ -57,7 +57,7 @@ impl Run {
     /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
     /// range.
     pub fn new(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<Self> {
-        let (engine, id) = (session.engine.clone(), session.id());
+        let (engine, id) = (session.engine.clone(), session.id);
         let decoder = session.decoder().0;
         let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
         let ids: Vec<u32> = newest.into_iter().chain(prompt.iter().copied()).collect();

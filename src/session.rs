@@ -25,7 +25,7 @@ pub struct Session {
     pub(crate) engine: Engine,
     phase: Phase,
     kv_options: KvOptions,
-    id: u64,
+    pub(crate) id: u64,
 }
 
 /// Where the decoder is.
@@ -142,10 +142,6 @@ impl Session {
 
     pub(crate) fn kv_options(&self) -> &KvOptions {
         &self.kv_options
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
     }
 
     /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's
@@ -331,9 +327,8 @@ impl Session {
             let limit = "the rows that a round may stage besides the sliding window";
             return Err(Error::argument("block", format!("{problem}, {limit}")));
         }
-        if options.skip_streak.is_some_and(|rounds| !(1..=32).contains(&rounds)) {
-            let problem = format!("is {}, must be from 1 to 32", options.skip_streak.unwrap_or(0));
-            return Err(Error::argument("skip_streak", problem));
+        if let Some(rounds) = options.skip_streak.filter(|rounds| !(1..=32).contains(rounds)) {
+            return Err(Error::argument("skip_streak", format!("is {rounds}, must be from 1 to 32")));
         }
         Ok(options)
     }

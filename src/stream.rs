@@ -57,7 +57,7 @@ impl GenerationStream {
         let engine = generation.engine().clone();
         let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
         let result = job.clone();
-        engine.spawn(move || {
+        engine.parts.pool.spawn(move || {
             let done = catch_unwind(AssertUnwindSafe(|| {
                 let piece = generation.next();
                 (generation, piece)

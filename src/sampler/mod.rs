@@ -103,11 +103,8 @@ impl Sampler {
                 }
             }
         }
-        match best {
-            Some((max, id)) if max.is_finite() => Ok(id),
-            Some((max, _)) => Err(Error::logits(max)),
-            None => Err(Error::logits(f32::NEG_INFINITY)),
-        }
+        let (max, id) = best.unwrap_or((f32::NEG_INFINITY, 0));
+        if max.is_finite() { Ok(id) } else { Err(Error::logits(max)) }
     }
 
     /// The distribution of `logits` under the filters and the temperature. `ids[i]` is the token of

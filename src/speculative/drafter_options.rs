@@ -136,21 +136,11 @@ impl FromStr for DrafterOptions {
 /// Constructor of a custom drafter, called once per session.
 #[derive(Clone)]
 pub struct CustomDrafter {
-    name: Arc<str>,
-    make: Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>,
+    pub(super) name: Arc<str>,
+    pub(super) make: Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>,
 }
 
 impl CustomDrafter {
-    /// Its name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// A drafter of an empty sequence.
-    pub(super) fn make(&self) -> Box<dyn Drafter> {
-        (self.make)()
-    }
-
     /// `make` makes the drafter of an empty sequence; `name` is for messages.
     pub fn new(name: &str, make: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
         Self { name: name.into(), make: Arc::new(make) }

@@ -129,10 +129,9 @@ impl Sources {
             }
             DrafterOptions::Forced => Box::new(Forced),
             DrafterOptions::Custom(custom) => {
-                let drafter = custom.make();
+                let drafter = (custom.make)();
                 if drafter.reads() != Reads::default() && backend.device.is_some() {
-                    let problem =
-                        format!("the drafter {} reads hidden states, which stay on the device", custom.name());
+                    let problem = format!("the drafter {} reads hidden states, which stay on the device", custom.name);
                     return Err(Error::argument("drafters", format!("{problem}; use the CPU")));
                 }
                 drafter

@@ -54,16 +54,14 @@ impl NgramMapK {
 
     /// Indexes the new n-grams that are followed by a token, including those across rounds.
     fn index(&mut self, tokens: &[u32]) {
-        let n = self.options.ngram_len;
+        let NgramMapOptions { ngram_len: n, max_draft_tokens, .. } = self.options;
+        let new = || Key { ends: Vec::new(), cap: Cap::new(max_draft_tokens) };
         for end in self.indexed.max(n)..tokens.len() {
             let ngram = &tokens[end - n..end];
-            let key = self
-                .keys
-                .entry(hash(ngram))
-                .or_insert_with(|| Key { ends: Vec::new(), cap: Cap::new(self.options.max_draft_tokens) });
+            let key = self.keys.entry(hash(ngram)).or_insert_with(new);
             // Hash collision: the newer n-gram replaces the older.
             if key.ends.last().is_some_and(|last| tokens[*last as usize - n..*last as usize] != *ngram) {
-                *key = Key { ends: Vec::new(), cap: Cap::new(self.options.max_draft_tokens) };
+                *key = new();
             }
             if key.ends.len() == OCCURRENCES {
                 key.ends.remove(0);

@@ -94,9 +94,7 @@ impl NgramMod {
     pub fn new(options: NgramModOptions, pool: Arc<NgramPool>) -> Self {
         Self { options, pool, indexed: 0 }
     }
-}
 
-impl NgramMod {
     fn learn(&mut self, tokens: &[u32]) {
         self.pool.learn(tokens, self.options.ngram_len, self.indexed);
         self.indexed = tokens.len();

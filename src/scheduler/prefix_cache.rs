@@ -1,8 +1,8 @@
 //! Prefix cache: a prompt continues from the longest cached prefix of it.
 //!
-//! Entries are forks of sessions. They share pages with the sequences that wrote them (for sliding layers
-//! those of the window at that length), and the recurrent state. A sequence that continues from an entry is
-//! bit for bit the sequence that read the prompt itself.
+//! A cached prefix is a fork of a session. It shares pages with the sequence that wrote them (for sliding layers those
+//! of the window at that length), and the recurrent state. A sequence that continues from it has the bits of one that
+//! read the whole prompt.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,9 +14,9 @@ use crate::kv::{KvOptions, bytes_of_only};
 use crate::session::Session;
 use crate::{Error, Result};
 
-/// A pass over a prompt ends early only for a state that saves this many tokens: it reads the weights once more, which
-/// for E2B takes as long as 16 tokens of a prompt.
-const WORTH_A_PASS: usize = 32;
+/// A pass over a prompt ends early only for a cached prefix that saves this many tokens: the additional pass reads the
+/// weights once more, which for E2B takes as long as 16 tokens of a prompt.
+const MIN_SAVED_TOKENS: usize = 32;
 
 /// Regular cuts of a prompt after which their distance doubles.
 const CUTS: usize = 64;
@@ -24,17 +24,17 @@ const CUTS: usize = 64;
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
-    /// Tokens of a prompt between two of the first 64 cached states; between the next 64 twice as many, then four times
-    /// as many, and so on. A prompt that diverges from a cached one between two states computes the tokens since the
-    /// first again, and its state at that place is cached. A pass reads at most the tokens up to the next state.
+    /// Tokens of a prompt between two of its first 64 cached prefixes; between the next 64 twice as many, then four
+    /// times as many, and so on. A prompt that diverges from a cached one between two prefixes computes the tokens after
+    /// the shorter one again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix.
     /// Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, of recurrent states and of
-    /// tokens; beyond it the least recently used states are dropped. Default: half of
+    /// tokens; beyond it the least recently used prefixes are dropped. Default: half of
     /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the free memory.
     pub max_bytes: Option<u64>,
-    /// Where dropped states are saved as session files, except prefixes of others; the files are
-    /// deleted with the scheduler, those of a killed process by the next scheduler. Default: nowhere.
+    /// Directory in which dropped prefixes are saved as session files, except prefixes of other cached ones. The files
+    /// are deleted with the scheduler, those of a killed process by the next scheduler. Default: none.
     pub directory: Option<PathBuf>,
     /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
     pub max_file_bytes: u64,
@@ -46,27 +46,28 @@ impl Default for PrefixCacheOptions {
     }
 }
 
-/// States by their tokens.
+/// Cached prefixes by their tokens.
 pub(crate) struct PrefixCache {
     engine: Engine,
     options: PrefixCacheOptions,
     max_bytes: u64,
-    states: BTreeMap<Vec<u32>, State>,
+    prefixes: BTreeMap<Vec<u32>, CachedPrefix>,
     uses: u64,
-    files: Option<PrefixFiles>, // dropped after the states
+    files: Option<PrefixFiles>, // dropped after the prefixes
 }
 
-struct State {
+/// The state of a sequence after the tokens of its key.
+struct CachedPrefix {
     storage: SessionStorage,
     formats: KvOptions,
     used: u64,
     origin: Origin,
 }
 
-/// The sequence that a state was taken from, at that time.
+/// The sequence that a cached prefix was forked from, at that time.
 #[derive(Clone, Copy, PartialEq)]
 enum Origin {
-    /// It went on: a later state of it is or will be cached.
+    /// It goes on: a longer prefix of it is or will be cached.
     Running,
     Ended,
 }
@@ -84,7 +85,7 @@ impl PrefixCache {
             let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
             PrefixFiles::new(directory).map_err(problem).ok()
         });
-        Self { engine: engine.clone(), options, max_bytes, states: BTreeMap::new(), uses: 0, files }
+        Self { engine: engine.clone(), options, max_bytes, prefixes: BTreeMap::new(), uses: 0, files }
     }
 
     /// # Errors
@@ -97,17 +98,17 @@ impl PrefixCache {
     }
 
     /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at
-    /// least one token of the prompt is left to read. Older states make room for one that is in a file.
+    /// least one token of the prompt is left to read. Older prefixes are dropped for one that is in a file.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
         self.uses += 1;
         loop {
             let key = self.longest_prefix(like, prompt)?;
-            let state = self.states.get_mut(&key)?;
-            state.used = self.uses;
-            let error = match state.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
+            let prefix = self.prefixes.get_mut(&key)?;
+            prefix.used = self.uses;
+            let error = match prefix.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
                 Ok(found) => return Some(found),
                 // The file is in memory now, and its context turned out too short.
-                Err(Error::Context { .. }) if !state.serves(like) => continue,
+                Err(Error::Context { .. }) if !prefix.serves(like) => continue,
                 Err(error) => error,
             };
             let is_out_of_memory = matches!(error, Error::Memory { .. });
@@ -119,79 +120,80 @@ impl PrefixCache {
             if is_out_of_memory {
                 return None;
             }
-            self.states.remove(&key);
+            self.prefixes.remove(&key);
         }
     }
 
-    /// The longest prefix of `prompt` without its last token whose state serves `like`.
+    /// The longest cached prefix of `prompt` without its last token that serves `like`.
     fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<Vec<u32>> {
         let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
         // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with
         // it as any prefix has.
         loop {
-            let (key, state) = self.states.range::<[u32], _>(up_to(upper)).next_back()?;
+            let (key, prefix) = self.prefixes.range::<[u32], _>(up_to(upper)).next_back()?;
             let shared = shared(key, upper);
-            if shared == key.len() && state.serves(like) {
+            if shared == key.len() && prefix.serves(like) {
                 return Some(key.clone());
             }
             upper = &upper[..shared.min(key.len() - 1)];
         }
     }
 
-    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is cached: at
-    /// regular intervals, where the prompt diverges from cached ones, and at its end.
+    /// Lengths, ascending, at which a sequence that reads `prompt` from token `from` on is cached: at regular intervals,
+    /// where the prompt diverges from cached ones, and at its end.
     pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
-        let below = self.states.range::<[u32], _>(up_to(prompt)).next_back();
-        let above = self.states.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
+        let below = self.prefixes.range::<[u32], _>(up_to(prompt)).next_back();
+        let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
         let leaves = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
         let mut cuts: Vec<_> = regular_cuts(self.options.interval).take_while(|cut| *cut < prompt.len()).collect();
         let before = cuts.iter().rev().find(|cut| **cut <= leaves).map_or(0, |cut| *cut);
-        if leaves >= from.max(before) + WORTH_A_PASS {
+        if leaves >= from.max(before) + MIN_SAVED_TOKENS {
             cuts.push(leaves);
         }
-        cuts.retain(|cut| *cut > from && cut + WORTH_A_PASS <= prompt.len());
+        cuts.retain(|cut| *cut > from && cut + MIN_SAVED_TOKENS <= prompt.len());
         cuts.push(prompt.len());
         cuts.sort_unstable();
         cuts.dedup();
         cuts
     }
 
-    /// Caches the state of a sequence that goes on, which shares its pages: that state stays, and is never saved.
+    /// Caches a sequence that goes on. The cached prefix shares its pages, so it is not dropped here and not saved.
     pub fn insert_running(&mut self, session: &mut Session) {
         self.insert(session, Origin::Running);
         while self.bytes() > self.max_bytes && self.drop_oldest_before(self.uses) {}
     }
 
-    /// Caches the state of a sequence that has ended.
+    /// Caches a sequence that has ended.
     pub fn insert_last(&mut self, session: &mut Session) {
         self.insert(session, Origin::Ended);
         while self.bytes() > self.max_bytes && self.drop_oldest() {}
     }
 
-    /// Caches the state of a sequence up to its last read token.
+    /// Caches a sequence up to its last read token.
     fn insert(&mut self, session: &mut Session, origin: Origin) {
         let len = session.decoder().0.state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
         let used = self.uses;
         let formats = session.kv_options().without_limits();
-        if let Some(state) = self.states.get_mut(&key).filter(|state| state.serves(session)) {
-            (state.used, state.origin) = (used, origin);
+        if let Some(prefix) = self.prefixes.get_mut(&key).filter(|prefix| prefix.serves(session)) {
+            (prefix.used, prefix.origin) = (used, origin);
         } else if !key.is_empty() {
             match session.fork_read() {
                 Ok(fork) => {
-                    self.states.insert(key, State { storage: SessionStorage::of(fork), formats, used, origin });
+                    self.prefixes
+                        .insert(key, CachedPrefix { storage: SessionStorage::of(fork), formats, used, origin });
                 }
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
         }
     }
 
-    /// Drops states until `bytes` are available under the limit of the engine's pages, or of the system, or as many as
-    /// all states together can free.
+    /// Drops prefixes until `bytes` are available under the limit of the engine's pages, or of the system, or as many as
+    /// all prefixes together can free.
     pub fn drop_until_available(&mut self, bytes: u64) {
         // Without a limit, the system's memory is read: only for a pass that takes pages.
-        if bytes == 0 || self.states.is_empty() {
+        if bytes == 0 || self.prefixes.is_empty() {
             return;
         }
         let available = |cache: &Self| cache.engine.pages().available_memory();
@@ -202,30 +204,31 @@ impl PrefixCache {
         while available(self).is_some_and(|available| available < reachable) && self.drop_oldest() {}
     }
 
-    /// Bytes of the pages that only states hold: those that are free once all are dropped.
+    /// Bytes of the pages that only cached prefixes hold: those that are free once all are dropped.
     pub fn reclaimable(&self) -> u64 {
-        let in_memory = self.states.values().filter_map(|state| match &state.storage {
+        let in_memory = self.prefixes.values().filter_map(|prefix| match &prefix.storage {
             SessionStorage::Memory { session, .. } => Some(session),
             SessionStorage::File { .. } => None,
         });
         bytes_of_only(in_memory.flat_map(Session::held_pages))
     }
 
-    /// Whether states may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,
+    /// Whether prefixes may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,
     /// which are not in the pool.
     fn holds_uncounted(&self) -> bool {
-        let is_recurrent = |state: &State| matches!(state.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
-        self.engine.parts.models.is_some() && self.states.values().any(is_recurrent)
+        let is_recurrent =
+            |prefix: &CachedPrefix| matches!(prefix.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
+        self.engine.parts.models.is_some() && self.prefixes.values().any(is_recurrent)
     }
 
-    /// Whether dropping states may make `bytes` available.
+    /// Whether dropping prefixes may make `bytes` available.
     fn may_free(&self, bytes: u64) -> bool {
         let available = self.engine.pages().available_memory();
         self.holds_uncounted()
             || available.is_none_or(|available| available.saturating_add(self.reclaimable()) >= bytes)
     }
 
-    /// Drops the least recently used state in memory if dropping states may free memory; returns whether it did.
+    /// Drops the least recently used prefix in memory if dropping prefixes may free memory; returns whether it did.
     pub fn drop_for_memory(&mut self) -> bool {
         let may_free = self.holds_uncounted() || self.engine.pages().limit().is_none() || self.reclaimable() > 0;
         may_free && self.drop_oldest()
@@ -242,55 +245,55 @@ impl PrefixCache {
         }
     }
 
-    /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.
+    /// Drops the least recently used prefix in memory, or writes it to a file; `false` if there is none.
     pub fn drop_oldest(&mut self) -> bool {
         self.drop_oldest_before(u64::MAX)
     }
 
-    /// The same, of states last used before `used`.
+    /// The same, of prefixes last used before `used`.
     fn drop_oldest_before(&mut self, used: u64) -> bool {
-        let in_memory = |state: &State| matches!(state.storage, SessionStorage::Memory { .. });
-        let oldest = self.take_oldest(|state| in_memory(state) && state.used < used);
-        let Some((key, mut state)) = oldest else { return false };
-        let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
-        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key)) && state.origin == Origin::Ended;
+        let in_memory = |prefix: &CachedPrefix| matches!(prefix.storage, SessionStorage::Memory { .. });
+        let oldest = self.take_oldest(|prefix| in_memory(prefix) && prefix.used < used);
+        let Some((key, mut prefix)) = oldest else { return false };
+        let next = self.prefixes.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
+        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key)) && prefix.origin == Origin::Ended;
         if let (true, Some(files), SessionStorage::Memory { session, .. }) =
-            (is_last, &mut self.files, &mut state.storage)
+            (is_last, &mut self.files, &mut prefix.storage)
         {
             let path = files.next();
             match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
                 Ok(metadata) => {
-                    state.storage = SessionStorage::File { path, bytes: metadata.len() };
-                    self.states.insert(key, state);
+                    prefix.storage = SessionStorage::File { path, bytes: metadata.len() };
+                    self.prefixes.insert(key, prefix);
                 }
                 Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
             }
             while self.file_bytes() > self.options.max_file_bytes
-                && self.take_oldest(|state| !in_memory(state)).is_some()
+                && self.take_oldest(|prefix| !in_memory(prefix)).is_some()
             {}
         }
         true
     }
 
-    fn take_oldest(&mut self, of: impl Fn(&State) -> bool) -> Option<(Vec<u32>, State)> {
-        let oldest = self.states.iter().filter(|(_, state)| of(state)).min_by_key(|(_, state)| state.used);
+    fn take_oldest(&mut self, of: impl Fn(&CachedPrefix) -> bool) -> Option<(Vec<u32>, CachedPrefix)> {
+        let oldest = self.prefixes.iter().filter(|(_, prefix)| of(prefix)).min_by_key(|(_, prefix)| prefix.used);
         let key = oldest?.0.clone();
-        self.states.remove_entry(&key)
+        self.prefixes.remove_entry(&key)
     }
 
     fn bytes(&self) -> u64 {
         // The tokens are in the key and in the session.
-        let own = |(key, state): (&Vec<u32>, &State)| match state.storage {
+        let own = |(key, prefix): (&Vec<u32>, &CachedPrefix)| match prefix.storage {
             SessionStorage::Memory { recurrent_bytes, .. } => recurrent_bytes + 8 * key.len() as u64,
             SessionStorage::File { .. } => 0,
         };
-        self.engine.pages().held() + self.states.iter().map(own).sum::<u64>()
+        self.engine.pages().held() + self.prefixes.iter().map(own).sum::<u64>()
     }
 
     fn file_bytes(&self) -> u64 {
-        self.states
+        self.prefixes
             .values()
-            .map(|state| if let SessionStorage::File { bytes, .. } = state.storage { bytes } else { 0 })
+            .map(|prefix| if let SessionStorage::File { bytes, .. } = prefix.storage { bytes } else { 0 })
             .sum()
     }
 }
@@ -303,7 +306,7 @@ impl SessionStorage {
     }
 }
 
-impl State {
+impl CachedPrefix {
     /// Whether a fork can have the formats and the context of `like`; the context of one in a file is known once it is
     /// read.
     fn serves(&self, like: &Session) -> bool {
@@ -343,8 +346,8 @@ impl Drop for SessionStorage {
     }
 }
 
-/// Multiples of `interval`: the first [`CUTS`], then as many of twice the distance, and so on, because every state has
-/// a copy of its tokens.
+/// Multiples of `interval`: the first [`CUTS`], then as many of twice the distance, and so on, because every cached
+/// prefix has a copy of its tokens.
 fn regular_cuts(interval: usize) -> impl Iterator<Item = usize> {
     let next = move |(cut, n): &(usize, usize)| Some((cut.saturating_add(interval << (n / CUTS).min(32)), n + 1));
     std::iter::successors(Some((interval, 1)), next).map(|(cut, _)| cut)

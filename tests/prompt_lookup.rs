@@ -8,9 +8,9 @@ use foretoken::Isa;
 use foretoken::kv::{KvCache, KvLayout, KvOptions};
 use foretoken::sampler::{Sampler, Sampling};
 use foretoken::speculative::{
-    Confidence, Context, Draft, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters, NgramCache,
-    NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v, NgramMapOptions, NgramMod, NgramModOptions,
-    NgramPool, NgramSimple, NgramSimpleOptions, Observed, Verdict,
+    AcceptResult, Confidence, Context, Draft, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
+    NgramCache, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v, NgramMapOptions, NgramMod,
+    NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Observed,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -30,14 +30,14 @@ fn draft(drafter: &mut dyn Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
     draft.tokens
 }
 
-fn observe(drafter: &mut dyn Drafter, tokens: &[u32], own: Option<Verdict>) {
+fn observe(drafter: &mut dyn Drafter, tokens: &[u32], own: Option<AcceptResult>) {
     drafter
         .observe(&Observed { tokens, first: 0, hidden: None, on_device: None, taps: &[], own })
         .expect("nothing that can fail");
 }
 
-fn verdict(drafted: usize, accepted: usize) -> Option<Verdict> {
-    Some(Verdict { drafted, accepted })
+fn accept_result(drafted: usize, accepted: usize) -> Option<AcceptResult> {
+    Some(AcceptResult { drafted, accepted })
 }
 
 fn map(n: usize, m: usize, min_hits: usize) -> NgramMapOptions {
@@ -157,7 +157,7 @@ fn caps_grow_back() {
         for accepted in [0, 1, 2, 4, 3, 4, 8, 16, 16] {
             let drafted = draft(&mut *drafter, &text, 64).len();
             lengths.push(drafted);
-            observe(&mut *drafter, &text, verdict(drafted, accepted.min(drafted)));
+            observe(&mut *drafter, &text, accept_result(drafted, accepted.min(drafted)));
         }
         assert_eq!(lengths, [16, 1, 2, 4, 8, 4, 8, 16, 16], "{}", drafter.kind());
     }

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use parking_lot::Mutex;
 use rand::Rng;
 
-use super::{Accepted, Confidence, DecodeState, Draft, Observed, Settings, Verdict, accept_rows};
+use super::{AcceptResult, Accepted, Confidence, DecodeState, Draft, Observed, Settings, accept_rows};
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
 use crate::kv::{HeldPage, KvCache, KvOptions, Round, SequenceState};
 use crate::model::{Model, Output, OutputRows};
@@ -304,7 +304,7 @@ pub(crate) struct States {
 }
 
 impl States {
-    pub fn observed<'a>(&'a self, tokens: &'a [u32], first: usize, own: Option<Verdict>) -> Observed<'a> {
+    pub fn observed<'a>(&'a self, tokens: &'a [u32], first: usize, own: Option<AcceptResult>) -> Observed<'a> {
         let Self { hidden, on_device, taps } = self;
         Observed { tokens, first, hidden: hidden.as_ref(), on_device: on_device.as_ref(), taps, own }
     }

@@ -58,12 +58,12 @@ pub struct Observed<'a> {
     /// `(rows, hidden)` of the same rows for each layer that any drafter of the sequence reads, ascending.
     pub taps: &'a [Tensor],
     /// The accept result, if this drafter made the round's draft.
-    pub own: Option<Verdict>,
+    pub own: Option<AcceptResult>,
 }
 
 /// The result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct AcceptResult {
     /// Tokens that were verified.
     pub drafted: usize,
     /// Leading tokens of those that were accepted.

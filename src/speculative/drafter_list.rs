@@ -1,7 +1,7 @@
 //! The drafters of a sequence, from one generation to the next.
 
 use super::drafters::OutOfMemory;
-use super::{DraftCost, Drafter, DrafterKind, DrafterOptions, NgramCache, Reads, States, Verdict};
+use super::{AcceptResult, DraftCost, Drafter, DrafterKind, DrafterOptions, NgramCache, Reads, States};
 use crate::kv::HeldPage;
 use crate::{Error, Result};
 
@@ -136,11 +136,11 @@ impl DrafterList {
         self.call(|_, drafter| read(drafter))
     }
 
-    /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also its
-    /// `verdict`.
-    pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, verdict: Option<(usize, Verdict)>) {
+    /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also the
+    /// `accepted` result.
+    pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, accepted: Option<(usize, AcceptResult)>) {
         self.notify(|i, drafter| {
-            let own = verdict.filter(|(of, _)| *of == i).map(|(_, verdict)| verdict);
+            let own = accepted.filter(|(of, _)| *of == i).map(|(_, result)| result);
             drafter.observe(&states.observed(tokens, first, own))
         });
     }

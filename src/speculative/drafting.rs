@@ -11,9 +11,9 @@ use super::drafting_context::DraftingContext;
 use super::proposal::{Call, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
-    Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput, DecodeState, Draft,
-    DraftCost, DraftOutcome, ForwardOutput, Observation, Order, OtherSequences, Plan, Planner, Proposal, RoundResult,
-    Settings, States, Verdict,
+    AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
+    DecodeState, Draft, DraftCost, DraftOutcome, ForwardOutput, Observation, Order, OtherSequences, Plan, Planner,
+    Proposal, RoundResult, Settings, States,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -295,8 +295,8 @@ impl Drafting {
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        let verdict = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, Verdict { drafted, accepted }));
-        self.drafters.observe(&self.tokens, timing.position, &states, verdict);
+        let result = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, AcceptResult { drafted, accepted }));
+        self.drafters.observe(&self.tokens, timing.position, &states, result);
         let accept_time = start.elapsed();
 
         let of_model = drafter.filter(|one| self.drafters.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));

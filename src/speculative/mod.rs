@@ -39,7 +39,7 @@ pub use chain::{ChainStep, DraftChain};
 pub use context::Context;
 pub use decode_state::DecodeState;
 pub use draft::{Confidence, Draft, DraftSampling};
-pub use drafter::{DraftCost, Drafter, Observed, Reads, Verdict};
+pub use drafter::{AcceptResult, DraftCost, Drafter, Observed, Reads};
 pub use drafter_kind::DrafterKind;
 pub use drafter_options::{CustomDrafter, DrafterOptions, Drafters};
 pub use drafters::{

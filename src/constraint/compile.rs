@@ -10,7 +10,7 @@ use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use super::refused::{one_line, refused};
+use super::errors::{one_line, refused};
 use super::vocabulary::vocabulary;
 use super::{Constraint, ConstraintLimits, ConstraintState, Grammar};
 use super::{divisors, intersections, merges, rewrite, schema, unenforced};

@@ -13,8 +13,12 @@ mod annotations;
 mod bounds;
 #[cfg(feature = "constraint")]
 mod compile;
+#[cfg(not(feature = "constraint"))]
+mod disabled;
 #[cfg(feature = "constraint")]
 mod divisors;
+#[cfg(feature = "constraint")]
+mod errors;
 mod escapes;
 mod formats;
 #[cfg(feature = "constraint")]
@@ -24,8 +28,6 @@ mod keywords;
 mod merges;
 mod patterns;
 pub(crate) mod references;
-#[cfg(feature = "constraint")]
-mod refused;
 pub(crate) mod rewrite;
 #[cfg(feature = "constraint")]
 mod schema;
@@ -35,16 +37,14 @@ mod state;
 mod unenforced;
 #[cfg(feature = "constraint")]
 mod vocabulary;
-#[cfg(not(feature = "constraint"))]
-mod without;
 
 #[cfg(feature = "constraint")]
 pub(crate) use compile::{Compiler, refuses};
+#[cfg(not(feature = "constraint"))]
+pub(crate) use disabled::{Compiler, ConstraintState, refuses};
 pub(crate) use escapes::allowed_escapes;
 #[cfg(feature = "constraint")]
 pub(crate) use state::ConstraintState;
-#[cfg(not(feature = "constraint"))]
-pub(crate) use without::{Compiler, ConstraintState, refuses};
 
 use std::sync::Arc;
 

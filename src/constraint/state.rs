@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 
-use super::refused::refused;
+use super::errors::refused;
 use crate::device::DRAFTED;
 use crate::{Error, Result};
 

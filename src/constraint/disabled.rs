@@ -14,7 +14,7 @@ pub(crate) fn refuses(_: &Value) -> bool {
     false
 }
 
-/// Rejects every constraint.
+/// Refuses every constraint.
 #[derive(Default)]
 pub(crate) struct Compiler {}
 

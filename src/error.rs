@@ -129,7 +129,7 @@ pub enum Error {
     /// A malformed tokenizer file, or a text that it cannot encode.
     #[error("tokenizer: {}", one_line(.0))]
     Tokenizer(String),
-    /// A chat template that does not compile or rejects the messages.
+    /// A chat template that does not compile or refuses the messages.
     #[error("chat template: {}", one_line(.0))]
     Template(String),
     /// A device that is missing, fails, or lacks a kernel.

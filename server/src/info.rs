@@ -34,7 +34,7 @@ pub(crate) async fn one_model(
     State(app): State<Arc<App>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    // A path that is not UTF-8 is rejected.
+    // A path that is not UTF-8 is refused.
     if !id.is_ok_and(|Path(id)| id == app.model) {
         let message = format!("model not found; this server serves {:?}", app.model);
         return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"));

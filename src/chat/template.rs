@@ -213,7 +213,7 @@ impl ChatTemplate {
     /// Renders a conversation to a prompt.
     ///
     /// # Errors
-    /// If the template rejects the messages, executes more than 20 million instructions or writes more than 64 MiB, or
+    /// If the template refuses the messages, executes more than 20 million instructions or writes more than 64 MiB, or
     /// an option is invalid. Values built in template variables are not limited, because minijinja's operators cannot be
     /// checked: a template that repeatedly doubles a text exhausts memory, and one that prints a namespace that contains
     /// itself, or drops a list nested a million times, the stack.

@@ -8,7 +8,7 @@ use crate::qwen35;
 pub(crate) enum Architecture {
     /// Gemma 4 and its assistants; also every unknown name, whose error lists what is supported.
     Gemma4,
-    /// Qwen3.5, and names that begin with `qwen`, even if only to reject them by name.
+    /// Qwen3.5, and names that begin with `qwen`, even if only to refuse them by name.
     Qwen35,
 }
 

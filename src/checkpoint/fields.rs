@@ -75,7 +75,7 @@ impl Fields {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
-    /// Rejects an unknown field whose name differs in one place from an absent one.
+    /// Refuses an unknown field whose name differs in one place from an absent one.
     ///
     /// # Errors
     /// If there is one.

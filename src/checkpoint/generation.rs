@@ -109,7 +109,7 @@ pub(super) fn without_mirostat(path: &Path, key: &str, version: f64) {
 }
 
 /// Warns that a file's parameters are ignored because of `problem`. A subset of them would be another sampler than the
-/// publisher's, and is no reason to reject the weights.
+/// publisher's, and is no reason to refuse the weights.
 pub(super) fn without_parameters(path: &Path, problem: &str) {
     tracing::warn!(
         path = %path.display(),

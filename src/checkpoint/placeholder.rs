@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// Bytes to inspect.
 pub(crate) const BEGINNING: usize = 64;
 
-/// Rejects a git-LFS pointer or an HTML page.
+/// Refuses a git-LFS pointer or an HTML page.
 ///
 /// # Errors
 /// If `bytes` begin as one does.

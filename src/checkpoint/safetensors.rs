@@ -211,7 +211,7 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a file of another format that was renamed.
+/// Refuses a file of another format that was renamed.
 fn refuse_other_format(path: &Path, bytes: &[u8]) -> Result<()> {
     let problem = if bytes.starts_with(b"GGUF") {
         "is a GGUF file under another name; use the file itself as the checkpoint, not its directory".to_owned()

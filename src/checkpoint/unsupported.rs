@@ -1,4 +1,4 @@
-//! Files and directories of unsupported formats: each is rejected by name, with an alternative.
+//! Files and directories of unsupported formats: each is refused by name, with an alternative.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Alternative to an unsupported directory.
 pub(super) const INSTEAD: &str = "use the bf16 checkpoint, or a GGUF file of the model (Q4_K_M, Q6_K, Q8_0)";
-/// Rejects a directory without a model's weights, if its contents explain why.
+/// Refuses a directory without a model's weights, if its contents explain why.
 ///
 /// # Errors
 /// If it holds a LoRA adapter or GGUF files.
@@ -144,7 +144,7 @@ pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
     Error::file(path, problem)
 }
 
-/// Rejects a GGUF file without a model.
+/// Refuses a GGUF file without a model.
 ///
 /// # Errors
 /// If it is an adapter, an importance matrix, a control vector, or only towers.

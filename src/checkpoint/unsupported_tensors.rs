@@ -1,4 +1,4 @@
-//! Tensors of unsupported formats: each is rejected by name, with an alternative.
+//! Tensors of unsupported formats: each is refused by name, with an alternative.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// Alternative to a GGUF file with unsupported types.
 const OTHER_TYPES: &str = "use a file with another quantization (Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16)";
 
-/// Rejects a directory of quantized safetensors.
+/// Refuses a directory of quantized safetensors.
 ///
 /// # Errors
 /// If its configuration or tensor names are those of a quantized format.
@@ -41,7 +41,7 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Resu
     }
 }
 
-/// Rejects a model whose head scores texts instead of generating them.
+/// Refuses a model whose head scores texts instead of generating them.
 ///
 /// # Errors
 /// If a class in `architectures` is such a model's.
@@ -146,7 +146,7 @@ fn named_format(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Rejects a GGUF file with types that no kernel supports, before any weight is loaded.
+/// Refuses a GGUF file with types that no kernel supports, before any weight is loaded.
 ///
 /// # Errors
 /// If a tensor of the text model has such a type; the first is named.

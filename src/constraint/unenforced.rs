@@ -1,4 +1,4 @@
-//! Rejects parts of JSON schemas that llguidance accepts but does not enforce.
+//! Refuses parts of JSON schemas that llguidance accepts but does not enforce.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! `config.json`, validated: every field that affects the computation is implemented or rejected by name.
+//! `config.json`, validated: every field that affects the computation is implemented or refused by name.
 
 use super::per_layer_config::PerLayerConfig;
 use super::rope_config::{RopeConfig, rope};

@@ -16,7 +16,7 @@ pub trait Source: AsRef<[u8]> + Send + Sync {
         let _ = range;
     }
 
-    /// Rejects a file that has become shorter than its map, whose missing pages would fault when read. One that shrinks
+    /// Refuses a file that has become shorter than its map, whose missing pages would fault when read. One that shrinks
     /// after its bytes were handed out cannot be detected: the fault then ends the process.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The configuration, validated: every field that affects the computation is implemented or rejected by name.
+//! The configuration, validated: every field that affects the computation is implemented or refused by name.
 
 use crate::Result;
 use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};

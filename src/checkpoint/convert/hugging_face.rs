@@ -20,7 +20,7 @@ use crate::{Error, Result, chat, family};
 pub struct ToHuggingFace {
     /// Type of all floating-point tensors. Default: the file's.
     pub outtype: Option<ElementType>,
-    /// Tensors that belong to no text model. Default: rejected.
+    /// Tensors that belong to no text model. Default: refused.
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -130,7 +130,7 @@ fn templates(gguf: &Gguf, destination: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rejects destinations that cannot be a directory, that are meant as a file, or that have files of a checkpoint, which
+/// Refuses destinations that cannot be a directory, that are meant as a file, or that have files of a checkpoint, which
 /// would be mixed with the new ones, except those of an interrupted conversion.
 fn check_directory(destination: &Path) -> Result<()> {
     let has = |names: &[&str]| names.iter().any(|name| destination.join(name).exists());

@@ -111,7 +111,7 @@ fn declare_generation(file: &mut GgufWriter, source: &Checkpoint, eos: &[u32]) -
     }
 }
 
-/// Rejects the mapped source as destination, and paths that cannot be a file.
+/// Refuses the mapped source as destination, and paths that cannot be a file.
 pub(crate) fn check_destination(source: &Checkpoint, destination: &Path) -> Result<()> {
     if destination.extension().is_none_or(|extension| extension != "gguf") {
         return Err(Error::file(destination, "does not end in .gguf; use a name that does"));

@@ -113,7 +113,7 @@ pub struct ToGguf {
     pub tokenizer: Option<PathBuf>,
     /// `general.name`. Default: the directory's name.
     pub name: Option<String>,
-    /// Tensors that belong to no text model. Default: rejected. Image and audio towers are always skipped.
+    /// Tensors that belong to no text model. Default: refused. Image and audio towers are always skipped.
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,

@@ -1,5 +1,5 @@
 //! The configuration from a GGUF file's metadata, checked like `config.json`: every key that affects the computation is
-//! implemented or rejected by name.
+//! implemented or refused by name.
 
 use std::collections::HashSet;
 
@@ -141,7 +141,7 @@ fn other_architecture(name: &str) -> String {
 }
 
 /// The text model, whose last `shared` layers are KV-shared. `partial_rotary_factor` applies to files without
-/// `rope_freqs.weight`; with `None` those are rejected.
+/// `rope_freqs.weight`; with `None` those are refused.
 fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> Result<TextConfig> {
     refuse_unsupported(keys)?;
     only(keys, "attention.scale", &[1.0])?;
@@ -197,7 +197,7 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// Rejects unsupported values that change the computation, for every family.
+/// Refuses unsupported values that change the computation, for every family.
 ///
 /// # Errors
 /// If a key has one.
@@ -232,7 +232,7 @@ pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     only(keys, "expert_weights_scale", &[1.0, 0.0]) // 0 means none, as in llama.cpp
 }
 
-/// Rejects a number that is not in `neutral`; the error names the first of them.
+/// Refuses a number that is not in `neutral`; the error names the first of them.
 fn only(keys: &Keys<'_>, key: &str, neutral: &[f64]) -> Result<()> {
     match keys.value(key).filter(|value| !number(*value).is_some_and(|value| neutral.contains(&value))) {
         None => Ok(()),
@@ -318,7 +318,7 @@ fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
 }
 
 /// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any
-/// other table is rejected. `default` is the factor without a table; with `None` a table is required.
+/// other table is refused. `default` is the factor without a table; with `None` a table is required.
 fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Option<f64>) -> Result<RopeConfig> {
     let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
     let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };

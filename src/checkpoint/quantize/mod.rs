@@ -22,7 +22,7 @@ use mix::{Facts, Place, is_quantized, is_value, type_of};
 /// Handling of matrices that are already quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requantize {
-    /// Rejected: quantization errors would accumulate.
+    /// Refused: quantization errors would accumulate.
     #[default]
     Refused,
     /// Quantized again.
@@ -48,7 +48,7 @@ pub struct QuantizeOptions {
     pub rules: Rules,
     /// Importance matrix that weights errors. Default: none.
     pub importance: Option<Importance>,
-    /// Already quantized matrices. Default: rejected.
+    /// Already quantized matrices. Default: refused.
     pub requantize: Requantize,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,

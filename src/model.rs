@@ -338,7 +338,7 @@ impl Output {
 }
 
 /// Indices of `rows` in `held`, a superset; both ascend.
-pub(crate) fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
+pub(crate) fn indices_of(rows: &[usize], held: &[usize]) -> Vec<usize> {
     rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
 }
 

@@ -11,29 +11,31 @@ use super::launcher::Launcher;
 use super::temporaries::Temporaries;
 use crate::Result;
 
-/// Bytes read by the measurement, more than any cache; less if the device has less than four times that free.
-const READ: usize = 1 << 30;
+/// Bytes read per launch, more than any cache holds; less if the device has less than four times that free.
+const MAX_BYTES: usize = 1 << 30;
 
-/// Thread blocks of a launch, and launches per host synchronisation.
-const READERS: usize = 4096;
-const TIMES: usize = 8;
+/// Thread blocks per launch.
+const BLOCKS: usize = 4096;
 
-/// Peak read bandwidth of a device in GB/s.
+/// Launches per host synchronisation.
+const LAUNCHES: usize = 8;
+
+/// Peak read bandwidth of a device in GB/s: the best of four runs.
 ///
 /// # Errors
 /// If it is out of memory.
 pub(crate) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<f64> {
-    let words = READ.min(device.memory()?.0 / 4) / 4;
-    let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, READERS * 8)?);
+    let words = MAX_BYTES.min(device.memory()?.0 / 4) / 4;
+    let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, BLOCKS * 8)?);
     let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         let start = Instant::now();
-        for _ in 0..TIMES {
-            launcher.run(read_all(x.slice(), READERS, y.slice()))?;
+        for _ in 0..LAUNCHES {
+            launcher.run(read_all(x.slice(), BLOCKS, y.slice()))?;
         }
         y.read(0, 1)?;
         best = best.min(start.elapsed().as_secs_f64());
     }
-    Ok((TIMES * 4 * words) as f64 / 1e9 / best)
+    Ok((LAUNCHES * 4 * words) as f64 / 1e9 / best)
 }

@@ -29,12 +29,12 @@ pub(super) struct DraftRow<'a> {
     pub tokens: &'a [u32],
 }
 
-/// The draft that is made: its steps have one row of each sequence.
+/// The current draft: each of its steps has one row per sequence.
 #[derive(Default)]
 pub(super) struct DraftSteps {
     lists: Option<Lists>,
     angles: DraftAngles,
-    /// In order of rows, and the memory of each. A sequence whose draft is complete keeps its row,
+    /// The sequences in order of rows, each with its [`Sequence::id`]. A sequence whose draft is complete keeps its row,
     /// which is computed and not used.
     sequences: Vec<(Weak<Mutex<Sequence>>, u64)>,
     done: usize, // steps
@@ -47,8 +47,8 @@ struct Lists {
 }
 
 impl DraftSteps {
-    /// Drafts the token after those of each row; all have as many tokens, and their sequences the same plan. The tokens
-    /// become drafts in the sequences' states. Returns each one's row in [`DraftSteps::scores`].
+    /// Drafts the token after those of each row; all rows have equally many tokens, and their sequences one plan. The
+    /// tokens become drafts in the sequences' states. Returns each one's row in [`DraftSteps::scores`].
     ///
     /// # Errors
     /// If the models have no assistant, there are as many tokens as a pass may have rows, or the

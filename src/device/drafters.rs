@@ -139,8 +139,8 @@ pub(crate) struct DeviceDraftModel {
     sequence: Mutex<Sequence>,
     max_context: usize,
     max_round_rows: usize,
-    read: Vec<u32>, // tokens whose rows are on the device
-    sure: usize,    // number of them known to match the text
+    read: Vec<u32>,  // tokens whose rows are on the device
+    matching: usize, // number of them known to match the text
 }
 
 /// Maximum tokens read one by one, in recorded passes: what a fully accepted round adds.
@@ -159,19 +159,19 @@ impl DeviceDraftModel {
         let max_context = context.min(own).min(sequence.plan().context());
         let max_round_rows = kv.max_round_rows.min(fits);
         let (models, sequence) = (models.clone(), Mutex::new(sequence));
-        Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
+        Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), matching: 0 })
     }
 
     /// Drops the rows that do not match `text`, and that of its last token, whose scores are needed.
     fn rewind_to(&mut self, text: &[u32]) {
-        let (read, text_behind) = (&self.read[self.sure..], &text[self.sure..]);
-        let same = self.sure + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
-        self.sure = same.min(text.len().saturating_sub(1));
+        let (read, text_behind) = (&self.read[self.matching..], &text[self.matching..]);
+        let same = self.matching + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
+        self.matching = same.min(text.len().saturating_sub(1));
         // A ring retains one dropped round, and nothing older.
-        if self.read.len() - self.sure > self.max_round_rows {
-            self.sure = 0;
+        if self.read.len() - self.matching > self.max_round_rows {
+            self.matching = 0;
         }
-        self.read.truncate(self.sure);
+        self.read.truncate(self.matching);
     }
 
     /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the
@@ -212,32 +212,32 @@ impl Drafter for DeviceDraftModel {
             return Ok(());
         }
         self.rewind_to(tokens);
-        for chunk in tokens[self.sure..].chunks(self.max_round_rows) {
+        for chunk in tokens[self.matching..].chunks(self.max_round_rows) {
             self.run(chunk, OutputRows::None).map(drop)?;
             self.read.extend(chunk);
         }
-        self.sure = self.read.len();
+        self.matching = self.read.len();
         Ok(())
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        self.sure = self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.matching = self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count();
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         let left = self.max_context.saturating_sub(context.tokens.len());
         let most = most.min(left).min(self.max_round_rows);
-        let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
+        let is_chosen_on_device = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
         while draft.tokens.len() < most {
             let tokens = match draft.tokens.last() {
                 None => {
                     self.rewind_to(context.tokens);
-                    context.tokens[self.sure..].to_vec()
+                    context.tokens[self.matching..].to_vec()
                 }
                 Some(newest) => vec![*newest],
             };
             self.pass(&tokens, |output| {
-                if chosen_there {
+                if is_chosen_on_device {
                     // Accepting without drafts gives the model's own choice.
                     let (_, token) = output.accept(&mut [], AcceptRule::Argmax)?;
                     draft.tokens.push(token);
@@ -283,6 +283,6 @@ impl Drafter for DeviceDraftModel {
     }
 
     fn page_bytes(&self, end: usize) -> usize {
-        self.sequence.lock().kv().bytes_to_reserve(self.sure, end)
+        self.sequence.lock().kv().bytes_to_reserve(self.matching, end)
     }
 }

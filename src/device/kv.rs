@@ -95,8 +95,8 @@ pub(crate) struct PassRows {
 }
 
 impl Span {
-    /// What is in rows `first..first + count` of the pass. Rows of one constant position share one mask;
-    /// consecutive rows see one position more each.
+    /// The part that is in rows `first..first + count` of the pass. Rows at one constant position share a mask; each of
+    /// several consecutive rows sees one position more than the row before.
     fn part(&self, first: usize, count: usize) -> Option<Self> {
         let start = self.first.max(first);
         let rows = (self.first + self.rows).min(first + count).checked_sub(start).filter(|rows| *rows > 0)?;
@@ -240,9 +240,8 @@ impl KvPlan {
     }
 }
 
-/// Number of fault words of a pass: for K and V of every store, the first position with NaN or
-/// infinity. Their initial value is
-/// [`NO_FAULT`].
+/// Number of fault words of a pass: for K and V of every store, the first position with NaN or infinity. Their initial
+/// value is [`NO_FAULT`].
 pub(crate) fn fault_words(layout: &KvLayout) -> usize {
     2 * layout.stores.len()
 }

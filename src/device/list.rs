@@ -9,8 +9,8 @@ use super::buffer::{Buffer, subslice, words};
 use super::launcher::Launcher;
 use crate::Result;
 
-/// A list at a constant address, for recordings. It is written by launches, which wait for nothing,
-/// and only where it changes.
+/// A list at a constant address, for recordings. It is written by launches, without host synchronisation, and only when
+/// it changes.
 pub(super) struct List<T> {
     buffer: Buffer<T>,
     known: Vec<T>, // the device's leading elements

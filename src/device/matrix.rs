@@ -18,7 +18,7 @@ use crate::nn::{Storage, Weight};
 use crate::{Error, Result};
 
 /// Bytes packed and uploaded at a time.
-const PIECE: usize = 16 << 20;
+const CHUNK_BYTES: usize = 16 << 20;
 
 /// A stack of matrices `(outputs, inputs)`, in the CPU's layout.
 pub(crate) struct Matrices {
@@ -36,7 +36,7 @@ enum Kind {
 }
 
 impl Matrices {
-    /// Uploads `weight`, piece by piece; the file's pages are released.
+    /// Uploads `weight`, chunk by chunk; the file's pages are released.
     ///
     /// # Errors
     /// If no kernel supports its type, or the device is out of memory.
@@ -67,9 +67,9 @@ impl Matrices {
                 let elements = bytes.as_slice();
                 FloatMatrix::new(*element, shape, DeviceSlice::new(0, elements.len())).map_err(refuse)?;
                 let memory = Buffer::new(device, elements.len()).map_err(no_memory)?;
-                for (i, piece) in elements.chunks(PIECE).enumerate() {
-                    memory.write(i * PIECE, piece).map_err(failed)?;
-                    bytes.release(i * PIECE..i * PIECE + piece.len());
+                for (i, chunk) in elements.chunks(CHUNK_BYTES).enumerate() {
+                    memory.write(i * CHUNK_BYTES, chunk).map_err(failed)?;
+                    bytes.release(i * CHUNK_BYTES..i * CHUNK_BYTES + chunk.len());
                 }
                 (memory, Kind::Float(*element))
             }
@@ -84,10 +84,10 @@ impl Matrices {
                 let memory = Buffer::new(device, check(rows.weight_type())?).map_err(no_memory)?;
                 let row = rows.packed_row_bytes().max(1);
                 let panel = PANEL_ROWS * row;
-                let mut piece = vec![0; memory.len().min((PIECE / panel).max(1) * panel)];
-                for at in (0..memory.len()).step_by(piece.len().max(1)) {
-                    let len = piece.len().min(memory.len() - at);
-                    let packed = &mut piece[..len];
+                let mut chunk = vec![0; memory.len().min((CHUNK_BYTES / panel).max(1) * panel)];
+                for at in (0..memory.len()).step_by(chunk.len().max(1)) {
+                    let len = chunk.len().min(memory.len() - at);
+                    let packed = &mut chunk[..len];
                     rows.pack(at / row, packed);
                     memory.write(at, packed).map_err(failed)?;
                 }

@@ -63,7 +63,7 @@ impl Models {
         Ok(Self { loaded, plans: Mutex::default(), pages, passes })
     }
 
-    /// Models of `other`, a head of this target or its draft model, with the same memory of pages.
+    /// Models of `other`, a head of this target or its draft model, that share its page memory.
     ///
     /// # Errors
     /// If the device is out of memory.

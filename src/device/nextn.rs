@@ -60,7 +60,7 @@ struct Step {
 enum StepScores {
     /// None: the most probable token is chosen on the device, without host synchronisation.
     None,
-    /// So many of the largest, or all.
+    /// At least this many of the largest.
     Largest(usize),
     All,
 }

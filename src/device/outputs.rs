@@ -33,7 +33,7 @@ pub(crate) struct DraftOutputs {
     pub partial: Buffer<[u32; 2]>, // of the argmax
     // Buckets of one row: of every row one per chosen centroid.
     starts: Buffer<i32>,
-    counts: Buffer<i32>, // every fourth: the number of buckets of 1, 2, ... rows
+    counts: Buffer<i32>, // (rows, 4), aligned for kernels: entry (i, 0) is the number of buckets of i + 1 rows
     row: Buffer<i32>,
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::Device;
 use super::buffer::Buffer;
 use super::launcher::Launcher;
-use crate::kv::{Counted, PAGE, PagePool, Retention, SMALLER};
+use crate::kv::{Counted, MEMORY_REMEDY, PAGE, PagePool, Retention};
 use crate::{Error, Result};
 
 /// The entries of one page table.
@@ -82,7 +82,7 @@ pub(super) struct Page {
     _counted: Counted,
 }
 
-/// What a new page has.
+/// Initial contents of a page.
 pub(super) enum Contents<'a> {
     Zeros,
     CopyOf(&'a Page),
@@ -121,7 +121,7 @@ impl PageMemory {
             needed: Some(bytes as u64),
             available: self.pool.available(),
             fits: None,
-            remedy: SMALLER.into(),
+            remedy: MEMORY_REMEDY.into(),
         };
         let counted = self.pool.count(bytes as u64).ok_or_else(limit)?;
         let (chunk, slot, is_zero) = self.slot(bytes.next_multiple_of(ALIGN))?;
@@ -203,7 +203,7 @@ pub(super) fn page_memory_error(error: Error, device: &dyn Device, end: usize, r
             needed: None,
             available,
             fits: Some(reserved.next_multiple_of(PAGE)),
-            remedy: SMALLER.into(),
+            remedy: MEMORY_REMEDY.into(),
         },
         other => other,
     }

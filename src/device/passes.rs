@@ -64,7 +64,7 @@ pub(super) struct Passes {
     pub drafts: DraftSteps,
     /// `None`: the model has no delta nets.
     pub recurrent: Option<RecurrentRounds>,
-    memory: Memory,
+    lists: Lists,
     states: Option<Arc<Buffer<f32>>>, // of all rows of a pass
     last: Shape,
     // What the host has read of the last pass.
@@ -74,7 +74,7 @@ pub(super) struct Passes {
 }
 
 /// What the host writes before a pass.
-struct Memory {
+struct Lists {
     rows: usize,
     segments: usize,
     given: List<u32>,
@@ -108,7 +108,7 @@ struct Planned<'a> {
     output_rows: Vec<usize>,
 }
 
-impl Memory {
+impl Lists {
     fn new(device: &dyn Device, rows: usize, segments: usize) -> Result<Self> {
         Ok(Self {
             rows,
@@ -215,7 +215,7 @@ impl Passes {
             recurrent: (target.delta_nets())
                 .map(|nets| RecurrentRounds::new(&**device, nets, MIN_SEGMENTS))
                 .transpose()?,
-            memory: Memory::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
+            lists: Lists::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
             states: None,
             last: Shape::default(),
             ids: OnceCell::new(),
@@ -251,8 +251,8 @@ impl Passes {
 
     /// Launches a pass that is not recorded, once all of it is planned.
     fn launch(&mut self, models: &LoadedModels, pass: &mut [SequenceRows<'_>], planned: Planned<'_>) -> Result<()> {
-        let Self { workspace, memory, .. } = self;
-        let launches = |workspace: &Workspace, ops: &DeviceOps| memory.launch(workspace, ops, models, planned.clone());
+        let Self { workspace, lists, .. } = self;
+        let launches = |workspace: &Workspace, ops: &DeviceOps| lists.launch(workspace, ops, models, planned.clone());
         let launched = workspace.record(models, launches)?.launch();
         // Some of the launches may have run.
         launched.inspect_err(|_| states_of(pass).for_each(RecurrentState::lose))
@@ -260,13 +260,13 @@ impl Passes {
 
     /// Launches a pass that verifies drafts.
     fn replay(&mut self, models: &LoadedModels, shape: &Shape, mut planned: Planned<'_>) -> Result<()> {
-        let (Self { workspace, memory, .. }, plan) = (self, planned.plan);
+        let (Self { workspace, lists, .. }, plan) = (self, planned.plan);
         plan.quantize_pages(&workspace.ops.queue, &planned.all.spans, &planned.tables)?;
         let end = planned.all.spans.iter().map(|span| span.end).max().unwrap_or(0);
         planned.all.horizon = Some(workspace.reach(end));
         let Shape { segments, rows, longest, .. } = *shape;
         let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
-        workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned.clone()))
+        workspace.replay(models, recorded, |workspace, ops| lists.launch(workspace, ops, models, planned.clone()))
     }
 
     /// Reserves pages, and writes what the pass reads from lists.
@@ -295,16 +295,16 @@ impl Passes {
             outputs.1.push(Span { first: before, rows: part.outputs, position: part.position + skipped, end });
             output_rows.extend(first + skipped..first + rows);
         }
-        self.memory.given.set(launcher, &given)?;
-        self.memory.all.set(launcher, &all.0)?;
-        self.memory.outputs.set(launcher, &outputs.0)?;
+        self.lists.given.set(launcher, &given)?;
+        self.lists.all.set(launcher, &all.0)?;
+        self.lists.outputs.set(launcher, &outputs.0)?;
         let of = |list: &List<Segment>, spans: Vec<Span>| {
             let longest = spans.iter().map(|span| span.rows).max().unwrap_or(0);
             let segments = Segments { slice: list.slice(), count: spans.len(), longest };
             PassSegments { segments, spans, horizon: None }
         };
         let tables = pass.iter().map(|part| part.sequence.tables()).collect();
-        let (all, outputs) = (of(&self.memory.all, all.1), of(&self.memory.outputs, outputs.1));
+        let (all, outputs) = (of(&self.lists.all, all.1), of(&self.lists.outputs, outputs.1));
         let rows = pass.iter_mut().filter_map(|part| {
             let (position, rows, whole) = (part.position, part.ids.len(), part.is_whole);
             part.sequence.recurrent_mut().map(|state| RecurrentRows { state, position, rows, whole })
@@ -317,17 +317,17 @@ impl Passes {
     /// Reallocates what is too small for a pass.
     fn grow(&mut self, models: &LoadedModels, shape: &Shape) -> Result<()> {
         let on = &*models.device;
-        if shape.rows > self.memory.rows || shape.segments > self.memory.segments {
-            let rows = shape.rows.max(self.memory.rows).next_power_of_two();
-            let segments = shape.segments.max(self.memory.segments).next_power_of_two();
-            let memory = Memory::new(on, rows, segments)?;
+        if shape.rows > self.lists.rows || shape.segments > self.lists.segments {
+            let rows = shape.rows.max(self.lists.rows).next_power_of_two();
+            let segments = shape.segments.max(self.lists.segments).next_power_of_two();
+            let lists = Lists::new(on, rows, segments)?;
             if let Some(inputs) = &mut self.workspace.ops.inputs {
                 *inputs = Arc::new(StateInputs::new(on, (rows, inputs.width))?);
             }
             self.workspace.forget_recordings();
             self.workspace.readback.grow(on, (segments, rows))?;
             self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
-            self.memory = memory;
+            self.lists = lists;
         }
         if let Some(recurrent) = self.recurrent.as_mut().filter(|one| shape.longest_logged > one.log_rows()) {
             self.workspace.forget_recordings();
@@ -383,7 +383,7 @@ impl Passes {
         Ok(self.accepted.insert(accepted))
     }
 
-    /// Accepts so many drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure speed.
+    /// Accepts `drafts` drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure speed.
     ///
     /// # Errors
     /// As [`Passes::accept`].
@@ -393,9 +393,9 @@ impl Passes {
 
     fn run_accept(&mut self, models: &LoadedModels, accepting: Accepting) -> Result<Vec<[u32; 2]>> {
         let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
-        let Self { workspace, memory, last, .. } = self;
+        let Self { workspace, lists, last, .. } = self;
         workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
-            memory.accept(workspace, ops, models, (last, accepting, None))
+            lists.accept(workspace, ops, models, (last, accepting, None))
         })?;
         let (accepted, ids) = workspace.readback.read(last.rows)?;
         self.ids = OnceCell::from(ids);
@@ -408,12 +408,12 @@ impl Passes {
     /// # Errors
     /// If the driver fails.
     pub fn draft(&mut self, models: &LoadedModels, index: usize, drafts: &[DeviceSlice<u32>]) -> Result<()> {
-        let Self { workspace, memory, last, .. } = self;
+        let Self { workspace, lists, last, .. } = self;
         let segment = |state: &DeviceSlice<u32>| Segment { state: state.address(), ..Segment::default() };
-        memory.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
+        lists.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
         let chosen = RecordedPass::Choose { segments: last.output_segments, index };
         workspace.replay(models, chosen, |workspace, ops| {
-            memory.accept(workspace, ops, models, (last, Accepting::Equal, Some(index)))
+            lists.accept(workspace, ops, models, (last, Accepting::Equal, Some(index)))
         })
     }
 

@@ -16,7 +16,7 @@ use super::temporaries::Temporary;
 use super::weights::DeviceRotary;
 use crate::Result;
 
-/// Angles of the rows that have queries; no rotary pairs (a partial rotary factor of 0), no rotation.
+/// Angles of the rows that have queries. Without rotary pairs (a partial rotary factor of 0) nothing is rotated.
 #[derive(Clone)]
 pub(crate) struct DeviceAngles {
     cos: Arc<Temporary<f32>>, // (rows, pairs)

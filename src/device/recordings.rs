@@ -9,7 +9,7 @@ use super::Recording;
 /// Minimum distance of horizons in positions: one attention split.
 const MIN_HORIZON: usize = 512;
 
-/// Recordings kept, at most; all are dropped then. A batch has as many shapes as its drafts have lengths.
+/// Maximum number of recordings, at which all are dropped. A batch has as many shapes as its drafts have lengths.
 const MAX_RECORDINGS: usize = 256;
 
 /// The key of a recording.

@@ -165,7 +165,7 @@ impl RecurrentState {
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub fn unshare(&mut self, launcher: &Launcher) -> Result<()> {
+    pub fn make_unique(&mut self, launcher: &Launcher) -> Result<()> {
         if Arc::strong_count(&self.matrices) > 1 {
             self.matrices = Arc::new(copy(launcher, &self.matrices)?);
         }

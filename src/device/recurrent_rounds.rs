@@ -106,7 +106,7 @@ impl RecurrentRounds {
             state.reserve_logs(launcher.device(), log_rows)?;
             let to_other_memory = *is_whole && *rows > log_rows;
             if state.replays() && !to_other_memory {
-                state.unshare(launcher)?;
+                state.make_unique(launcher)?;
             }
             whole.push(to_other_memory.then(|| self.take_matrices(launcher.device())).transpose()?);
         }
@@ -131,7 +131,7 @@ impl RecurrentRounds {
         if !state.replays() {
             return Ok(());
         }
-        state.unshare(launcher)?;
+        state.make_unique(launcher)?;
         let DeltaNets { shape, layers } = state.nets();
         let segments = self.list(launcher, &[state.record()])?;
         let apply = |index| {

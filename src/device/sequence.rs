@@ -1,4 +1,4 @@
-//! A sequence on a device: its K and V, and what it has between passes.
+//! A sequence on a device: its K and V, and its state between passes.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;

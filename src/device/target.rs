@@ -1,4 +1,4 @@
-//! A target of any family, or a NextN head, as its passes see it.
+//! The interface of passes to a target of any family, or to a NextN head.
 
 use foretoken_gpu::DeviceSlice;
 

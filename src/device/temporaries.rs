@@ -74,7 +74,8 @@ impl Temporaries {
         drop(freed); // waits for kernels
     }
 
-    /// Lets what was dropped be taken again: a kernel starts that is not the one that reads it.
+    /// Makes dropped memory available again. To be called before a launch that is not merged with the last one: its
+    /// kernels start after those that read the memory.
     ///
     /// Launches that are merged run at once: if the second wrote to memory that the first reads,
     /// blocks of other rows could read it too late.

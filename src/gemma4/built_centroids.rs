@@ -23,8 +23,8 @@ struct Groups {
 
 const ORDERING: &str = "masked_embedding.token_ordering";
 const CENTROIDS: &str = "masked_embedding.centroids.weight";
-/// Measurements of each head.
-const TURNS: usize = 5;
+/// Timed runs of each head; the fastest counts.
+const RUNS: usize = 5;
 /// Maximum time relative to the dense head: built centroids miss some of the best tokens (record:
 /// `2026-11-23-epyc-zen4-2vcpu/centroids.txt`), which a smaller gain would not make up for.
 const MAX_TIME: f64 = 0.9;
@@ -148,7 +148,7 @@ impl BuildCentroids {
 /// The minimum of several runs: other load only makes them longer.
 fn fastest(run: impl Fn() -> Result<()>) -> Result<Duration> {
     let mut shortest = Duration::MAX;
-    for _ in 0..TURNS {
+    for _ in 0..RUNS {
         let start = Instant::now();
         run()?;
         shortest = shortest.min(start.elapsed());

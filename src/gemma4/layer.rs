@@ -82,16 +82,16 @@ impl<O: Ops> DecoderLayer<O> {
         let attended = attend(&self.self_attn, &ops.norm(&self.input_layernorm, h)?)?;
         let h = ops.add_norm(&self.post_attention_layernorm, h, &attended, 1.0)?;
 
-        let mut fed = self.mlp.forward(ops, &ops.norm(&self.pre_feedforward_layernorm, &h)?)?;
+        let mut feed_forward = self.mlp.forward(ops, &ops.norm(&self.pre_feedforward_layernorm, &h)?)?;
         if let Some(moe) = &self.moe {
-            fed = moe.forward(ops, &h, &fed)?;
+            feed_forward = moe.forward(ops, &h, &feed_forward)?;
         }
         match (&self.per_layer_input, input) {
             (Some(branch), Some(input)) => {
-                let h = ops.add_norm(&self.post_feedforward_layernorm, &h, &fed, 1.0)?;
+                let h = ops.add_norm(&self.post_feedforward_layernorm, &h, &feed_forward, 1.0)?;
                 branch.forward(ops, &h, input, self.layer_scalar)
             }
-            _ => ops.add_norm(&self.post_feedforward_layernorm, &h, &fed, self.layer_scalar),
+            _ => ops.add_norm(&self.post_feedforward_layernorm, &h, &feed_forward, self.layer_scalar),
         }
     }
 }

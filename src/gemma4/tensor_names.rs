@@ -22,10 +22,10 @@ pub(crate) fn is_unused_kv(name: &str, prefix: &str, config: &TextConfig) -> boo
     let of_gguf = name.strip_prefix("blk.");
     let layer = of_gguf.or_else(|| name.strip_prefix(prefix)?.strip_prefix("layers."));
     let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };
-    let dead: &[&str] = match of_gguf {
+    let unused: &[&str] = match of_gguf {
         Some(_) => &["attn_k.", "attn_v."],
         None => &["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm."],
     };
     index.parse::<usize>().ok().and_then(|i| config.layers.get(i)).is_some_and(|layer| layer.kv_shared)
-        && dead.iter().any(|dead| rest.starts_with(dead))
+        && unused.iter().any(|unused| rest.starts_with(unused))
 }

@@ -6,7 +6,7 @@ use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
 use crate::Result;
 use crate::kv::KvLayout;
-use crate::model::{Request, places};
+use crate::model::{Request, indices_of};
 use crate::ops::{Ops, PassOutput};
 
 /// Weights of a target on backend `O`.
@@ -49,7 +49,7 @@ impl<O: Ops> TextModel<O> {
         let mut angles = self.rotations.angles(ops, kv)?;
         let mut taps = Vec::with_capacity(request.taps.len());
         for (i, layer) in self.layers.iter().enumerate() {
-            // Of the last layer with K and V of its own, later rows need only these; all else is for output rows.
+            // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped here.
             let narrows = i + 1 == own_kv_layers && needed.len() < rows.len();
             if narrows {
                 layer.append(ops, &h, &angles, kv, i)?;
@@ -71,15 +71,15 @@ impl<O: Ops> TextModel<O> {
                 false => self_attn.forward(ops, x, &angles, kv, i),
             })?;
             if request.taps.contains(&i) {
-                taps.push(ops.rows(&h, &places(&request.hidden, &rows))?);
+                taps.push(ops.rows(&h, &indices_of(&request.hidden, &rows))?);
             }
         }
         if needed.is_empty() {
             return Ok(PassOutput { rows: None, taps });
         }
-        let normed = ops.final_norm(&self.norm, &ops.rows(&h, &places(&needed, &rows))?)?;
+        let normed = ops.final_norm(&self.norm, &ops.rows(&h, &indices_of(&needed, &rows))?)?;
         let soft_cap = self.config.final_logit_softcapping.map(|cap| cap as f32);
-        let logits = ops.logits(&self.lm_head, &ops.rows(&normed, &places(&request.logits, &needed))?, soft_cap)?;
-        Ok(PassOutput { rows: Some((logits, ops.rows(&normed, &places(&request.hidden, &needed))?)), taps })
+        let logits = ops.logits(&self.lm_head, &ops.rows(&normed, &indices_of(&request.logits, &needed))?, soft_cap)?;
+        Ok(PassOutput { rows: Some((logits, ops.rows(&normed, &indices_of(&request.hidden, &needed))?)), taps })
     }
 }

@@ -22,7 +22,7 @@ use crate::nn::{Aligned, F32View, blocks, divides, for_each, tensor, threads};
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
 
-/// Tasks of a wave, per task that the threads need. The splits of a wave are computed in parallel, and merged before
+/// Tasks per wave, in multiples of [`Queries::min_tasks`]. The splits of a wave are computed in parallel, and merged before
 /// the next wave. More waves mean more waiting at their ends, fewer need more memory.
 const WAVE: usize = 4;
 

@@ -274,17 +274,17 @@ impl Recurrent for DeltaNetState {
         Some(self.matrices().into_iter().flat_map(|layer| [layer.matrices, layer.window].concat()).collect())
     }
 
-    fn load(&mut self, numbers: &[f32]) -> bool {
+    fn load(&mut self, values: &[f32]) -> bool {
         let of = |layer: &Layer| layer.matrices.len() + layer.window.len();
-        if numbers.len() != self.layers.iter().map(of).sum::<usize>() {
+        if values.len() != self.layers.iter().map(of).sum::<usize>() {
             return false;
         }
-        let mut numbers = numbers;
+        let mut values = values;
         for layer in &mut self.layers {
-            let (matrices, rest) = numbers.split_at(layer.matrices.len());
+            let (matrices, rest) = values.split_at(layer.matrices.len());
             let (window, rest) = rest.split_at(layer.window.len());
             (layer.matrices, layer.window) = (Arc::new(matrices.to_vec()), window.to_vec());
-            (layer.accepted, layer.staged, numbers) = (None, None, rest);
+            (layer.accepted, layer.staged, values) = (None, None, rest);
         }
         true
     }

@@ -6,7 +6,7 @@ use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
 
 use super::layout::PAGE;
-use super::options::SMALLER;
+use super::options::MEMORY_REMEDY;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::Retention;
 use crate::nn::{cast_mut, elements, map};
@@ -190,5 +190,5 @@ pub(crate) fn not_finite(what: &'static str, layer: usize, position: usize, foun
 /// The error for K and V of `end` positions that do not fit memory.
 pub(super) fn out_of_memory(end: usize) -> Error {
     let what = format!("K and V of {end} positions");
-    Error::Memory { what, needed: None, available: None, fits: None, remedy: SMALLER.into() }
+    Error::Memory { what, needed: None, available: None, fits: None, remedy: MEMORY_REMEDY.into() }
 }

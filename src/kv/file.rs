@@ -32,12 +32,12 @@ impl KvCache {
         if self.stores.iter().any(Store::derives_keys) {
             self.angles.reserve(&self.pool, len).map_err(io::Error::other)?;
         }
-        self.count(len, written);
+        self.set_len(len, written);
         Ok(())
     }
 
     /// Sets the length of a cache whose rows are already there or on a device; positions below `written` were written.
-    pub(crate) fn count(&mut self, len: usize, written: usize) {
+    pub(crate) fn set_len(&mut self, len: usize, written: usize) {
         (self.len, self.written) = (len, written.max(len));
     }
 }

@@ -35,7 +35,8 @@ impl KvLayout {
     pub const NO_STORE: usize = usize::MAX;
 
     /// # Errors
-    /// If a layer has heads or a window of nothing, or K = V with other weights or frequencies than its heads have.
+    /// If a layer has no heads, heads of no channels or a window of 0, or K = V with weights or frequencies that do not
+    /// match its heads.
     pub(super) fn check(&self) -> Result<()> {
         for StoreLayout { num_kv_heads, head_dim, window, k_eq_v } in &self.stores {
             if *window == Some(0) {

@@ -38,7 +38,7 @@ pub use options::{KEqV, KvOptions, LayerFormat};
 pub use pool::HeldPage;
 pub use pool::PagePool;
 
-pub(crate) use pool::{Counted, bytes_of_only};
+pub(crate) use pool::{Counted, exclusive_bytes};
 pub use recurrent::Recurrent;
 pub use round::{Borrowed, Committed, KvAccess, Round};
 pub use state::SequenceState;
@@ -48,5 +48,5 @@ pub use foretoken_kernels::attention::turboquant::CodeFormat;
 pub(crate) use exact::not_finite;
 pub(crate) use k_eq_v::RotaryFirst;
 pub(crate) use layout::PAGE;
-pub(crate) use options::SMALLER;
+pub(crate) use options::MEMORY_REMEDY;
 pub(crate) use ring::{Retention, first_exact_page};

@@ -28,7 +28,7 @@ pub struct KvOptions {
 }
 
 /// Remedy for K and V that do not fit.
-pub(crate) const SMALLER: &str = "use a smaller cache type or context";
+pub(crate) const MEMORY_REMEDY: &str = "use a smaller cache type or context";
 
 /// The formats of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl KvOptions {
                 needed: Some(bytes_at(requested) as u64),
                 available: Some(available),
                 fits: Some(fits),
-                remedy: SMALLER.into(),
+                remedy: MEMORY_REMEDY.into(),
             });
         }
         tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that fits");

@@ -104,8 +104,8 @@ impl HeldPage {
     }
 }
 
-/// Bytes of the pages that no cache holds but those that `pages` are from.
-pub(crate) fn bytes_of_only(pages: impl Iterator<Item = HeldPage>) -> u64 {
+/// Bytes of the pages that no cache holds except those that `pages` come from.
+pub(crate) fn exclusive_bytes(pages: impl Iterator<Item = HeldPage>) -> u64 {
     let mut found: HashMap<usize, (HeldPage, usize)> = HashMap::new();
     for page in pages {
         found.entry(page.address).or_insert((page, 0)).1 += 1;

@@ -31,8 +31,8 @@ pub trait Recurrent: Any + Send + Sync {
     }
 
     /// Fills an empty state from the values of [`Recurrent::save`]. Returns whether they fit.
-    fn load(&mut self, numbers: &[f32]) -> bool {
-        let _ = numbers;
+    fn load(&mut self, values: &[f32]) -> bool {
+        let _ = values;
         false
     }
 }

@@ -94,7 +94,7 @@ pub struct Round<'a> {
 
 impl<'a> Round<'a> {
     /// Restricts commits to all rows or none.
-    pub(super) fn commit_whole(&mut self) {
+    pub(super) fn require_whole(&mut self) {
         self.min_commit = self.rows;
     }
 

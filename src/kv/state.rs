@@ -59,8 +59,8 @@ impl SequenceState {
     }
 
     /// Fills an empty state from the values of [`SequenceState::save_recurrent`]. Returns whether they fit.
-    pub(crate) fn load_recurrent(&mut self, numbers: &[f32]) -> bool {
-        self.recurrent.as_mut().map_or(numbers.is_empty(), |recurrent| recurrent.load(numbers))
+    pub(crate) fn load_recurrent(&mut self, values: &[f32]) -> bool {
+        self.recurrent.as_mut().map_or(values.is_empty(), |recurrent| recurrent.load(values))
     }
 
     /// Committed positions.
@@ -107,7 +107,7 @@ impl SequenceState {
     /// As [`KvCache::begin_round`].
     pub fn begin_whole_round(&mut self, rows: usize) -> Result<Round<'_>> {
         let mut round = self.kv.begin_round(rows)?;
-        round.commit_whole();
+        round.require_whole();
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.begin_whole(rows);
             round.attach(recurrent.as_mut());

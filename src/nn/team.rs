@@ -139,7 +139,7 @@ impl Team {
     fn invite(self: &Arc<Self>) {
         let (team, number) = (self.clone(), self.invitations.fetch_add(1, Ordering::Relaxed) + 1);
         rayon::spawn_broadcast(move |_| {
-            // Threads that followed all the time have one for each that left.
+            // Every invitation goes to all threads. One that never left the team finds those that were meant for others.
             let is_latest = number == team.invitations.load(Ordering::Relaxed);
             if is_latest && is_free() {
                 ROLE.set(Role::InTask);
@@ -203,16 +203,16 @@ impl Team {
     }
 }
 
-/// Waits for a moment, the longer the more often it was called; whether that was long.
+/// Spins once, or yields the processor from poll [`SPINS`] on; returns whether it yielded.
 fn pause(polls: &mut u32) -> bool {
-    let is_long = *polls >= SPINS;
-    if is_long {
+    let yields = *polls >= SPINS;
+    if yields {
         std::thread::yield_now();
     } else {
         *polls += 1;
         std::hint::spin_loop();
     }
-    is_long
+    yields
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl CallSyntax for XmlCalls {
     }
 
     fn call(&self, tool: &Tool, rules: &mut Rules) -> Result<String> {
-        let mut arguments = Arguments { rules, tool: &tool.name, root: &tool.parameters, seen: Cell::new(0) };
+        let mut arguments = Arguments { rules, tool: &tool.name, root: &tool.parameters, visited: Cell::new(0) };
         let arguments = arguments.all(&tool.parameters, 0)?;
         let begin = literal(&format!("\n<function={}>\n", tool.name));
         Ok(format!("{begin} {arguments} {}", literal("</function>\n")))
@@ -63,11 +63,11 @@ struct Arguments<'a> {
     rules: &'a mut Rules,
     tool: &'a str,
     root: &'a Value,
-    /// Schemas that were looked at: cases may refer to the same ones again and again.
-    seen: Cell<usize>,
+    /// Schemas visited: cases may refer to the same ones again and again.
+    visited: Cell<usize>,
 }
 
-/// Schemas that are looked at in those of a tool.
+/// Maximum number of schemas visited for a tool.
 const MAX_SCHEMAS: usize = 10_000;
 
 /// A value that a schema allows, behind its parameter's tag.
@@ -167,7 +167,7 @@ impl Arguments<'_> {
             cases.push(Case::Text);
             return Ok(());
         };
-        if depth == MAX_DEPTH || self.seen.get() >= MAX_SCHEMAS {
+        if depth == MAX_DEPTH || self.visited.get() >= MAX_SCHEMAS {
             self.refuse("an argument's schema refers to too many others")?;
             cases.push(Case::Text);
             return Ok(());
@@ -216,8 +216,8 @@ impl Arguments<'_> {
     /// Whether a schema may allow strings.
     fn may_be_text(&self, schema: &Value, depth: usize) -> bool {
         let Some(fields) = schema.as_object() else { return *schema != Value::Bool(false) };
-        self.seen.set(self.seen.get() + 1);
-        if depth == MAX_DEPTH || self.seen.get() >= MAX_SCHEMAS {
+        self.visited.set(self.visited.get() + 1);
+        if depth == MAX_DEPTH || self.visited.get() >= MAX_SCHEMAS {
             return true;
         }
         fields.iter().all(|(key, value)| match (key.as_str(), value) {

@@ -204,13 +204,13 @@ fn config_json(config: &TextConfig) -> Value {
 fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> {
     let rest = name.strip_prefix("blk.").and_then(|name| name.split_once('.')).map_or(name, |(_, rest)| rest);
     let (values, width) = (net.num_value_heads, net.value_head_dim);
-    // Changes of norm and rate values, and the heads per group.
-    let (norm, rate, turn): (Number, Number, usize) = match to {
+    // Changes of the values of norms and rates, and the inner dimension of the new order of value heads.
+    let (norm, rate, inner): (Number, Number, usize) = match to {
         TensorLayout::Gguf => (|x| 1.0 + x, |a_log| -a_log.exp(), net.num_key_heads),
         TensorLayout::HuggingFace => (|x| x - 1.0, |rate| (-rate).ln(), values / net.num_key_heads),
     };
     // Block `b` of the new order is block `order[b]`.
-    let order = move || (0..values).map(move |b| b % turn * (values / turn) + b / turn);
+    let order = move || (0..values).map(move |b| b % inner * (values / inner) + b / inner);
     let before = 2 * net.keys();
     match rest {
         "ssm_norm.weight" => None,

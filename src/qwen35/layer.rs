@@ -62,7 +62,8 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         })
     }
 
-    /// Applies `store` to the mixer and its input, of `h` `(rows, hidden)`.
+    /// The part of [`DecoderLayer::forward`] that later rows need, of `h` `(rows, hidden)`: `store` stores K and V, given
+    /// the mixer and its input.
     pub(super) fn append(
         &self,
         ops: &O,
@@ -80,7 +81,7 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         mix: impl FnOnce(&M, &O::Tensor) -> Result<O::Tensor>,
     ) -> Result<O::Tensor> {
         let h = ops.add(h, &mix(&self.mixer, &ops.norm(&self.input_layernorm, h)?)?)?;
-        let fed = self.mlp.forward(ops, &ops.norm(&self.post_attention_layernorm, &h)?)?;
-        ops.add(&h, &fed)
+        let feed_forward = self.mlp.forward(ops, &ops.norm(&self.post_attention_layernorm, &h)?)?;
+        ops.add(&h, &feed_forward)
     }
 }

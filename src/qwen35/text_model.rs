@@ -3,7 +3,7 @@
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
 use crate::Result;
-use crate::model::{Request, places};
+use crate::model::{Request, indices_of};
 use crate::ops::{Ops, PassOutput};
 
 /// Weights of a target on backend `O`.
@@ -41,8 +41,8 @@ impl<O: Ops> TextModel<O> {
         let mut angles = ops.angles(&self.rotary, kv)?;
         let (mut delta_nets, mut taps) = (0, Vec::with_capacity(request.taps.len()));
         for (i, layer) in self.layers.iter().enumerate() {
-            // Of the last layer, later rows need only K and V; all else is for output rows. (The state of a delta net
-            // needs all rows.)
+            // The last layer: rows without outputs are needed for K and V only, and are dropped here. (The state of a
+            // delta net needs all rows.)
             let is_attention = matches!(layer.mixer, Mixer::Attention(_));
             let narrows = i + 1 == self.layers.len() && is_attention && needed.len() < rows.len();
             if narrows {
@@ -67,14 +67,14 @@ impl<O: Ops> TextModel<O> {
                 }
             })?;
             if request.taps.contains(&i) {
-                taps.push(ops.rows(&h, &places(&request.hidden, &rows))?);
+                taps.push(ops.rows(&h, &indices_of(&request.hidden, &rows))?);
             }
         }
         if needed.is_empty() {
             return Ok(PassOutput { rows: None, taps });
         }
-        let hidden = ops.final_norm(&self.norm, &ops.rows(&h, &places(&needed, &rows))?)?;
-        let logits = ops.logits(&self.lm_head, &ops.rows(&hidden, &places(&request.logits, &needed))?, None)?;
-        Ok(PassOutput { rows: Some((logits, ops.rows(&hidden, &places(&request.hidden, &needed))?)), taps })
+        let hidden = ops.final_norm(&self.norm, &ops.rows(&h, &indices_of(&needed, &rows))?)?;
+        let logits = ops.logits(&self.lm_head, &ops.rows(&hidden, &indices_of(&request.logits, &needed))?, None)?;
+        Ok(PassOutput { rows: Some((logits, ops.rows(&hidden, &indices_of(&request.hidden, &needed))?)), taps })
     }
 }

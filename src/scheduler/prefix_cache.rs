@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::prefix_files::PrefixFiles;
 use crate::engine::Engine;
-use crate::kv::{KvOptions, bytes_of_only};
+use crate::kv::{KvOptions, exclusive_bytes};
 use crate::session::Session;
 use crate::{Error, Result};
 
@@ -210,7 +210,7 @@ impl PrefixCache {
             SessionStorage::Memory { session, .. } => Some(session),
             SessionStorage::File { .. } => None,
         });
-        bytes_of_only(in_memory.flat_map(Session::held_pages))
+        exclusive_bytes(in_memory.flat_map(Session::held_pages))
     }
 
     /// Whether prefixes may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,

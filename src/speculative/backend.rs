@@ -146,7 +146,7 @@ impl Backend {
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
         let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
         sequence.lock().read_from(len, newest, from)?;
-        kv.count(len, written);
+        kv.set_len(len, written);
         Ok(())
     }
 }

@@ -22,8 +22,8 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: usize,
-    /// Whether blocks of a kernel in a graph may start before the kernel before ends, because they
-    /// wait for its end themselves.
+    /// Whether graphs use programmatic dependent launches: blocks of a kernel may start before the previous kernel
+    /// ends, and wait for its end themselves.
     pub early_starts: bool,
     /// Bytes of L2 cache.
     pub cache: usize,
@@ -238,7 +238,9 @@ fn load(source: &'static str, image: &[u8], driver: i32) -> Result<Module, CudaE
     match check("cuModuleLoadData", result) {
         Ok(()) => Ok(Module(module)),
         Err(error @ (CudaError::OutOfMemory { .. } | CudaError::Poisoned { .. })) => Err(error),
-        Err(_) if driver < driver::IMAGES => Err(CudaError::DriverTooOld { found: driver, needed: driver::IMAGES }),
+        Err(_) if driver < driver::MIN_IMAGE_VERSION => {
+            Err(CudaError::DriverTooOld { found: driver, needed: driver::MIN_IMAGE_VERSION })
+        }
         Err(_) => Err(CudaError::BadImage { source, problem: driver::text(result) }),
     }
 }

@@ -7,11 +7,11 @@ use cudarc::driver::sys;
 use super::error::CudaError;
 
 /// The oldest driver that has all functions called here.
-const OLDEST: i32 = 12_000;
+const MIN_VERSION: i32 = 12_000;
 
-/// The oldest driver that is certain to load the images: that of the toolkit that compiles them, or [`OLDEST`] for
+/// The oldest driver that is certain to load the images: that of the toolkit that compiles them, or [`MIN_VERSION`] for
 /// committed PTX, whose version is older than any accepted driver.
-pub(super) const IMAGES: i32 = if cfg!(feature = "cuda") { 13_000 } else { OLDEST };
+pub(super) const MIN_IMAGE_VERSION: i32 = if cfg!(feature = "cuda") { 13_000 } else { MIN_VERSION };
 
 /// The least major compute capability, and the oldest driver, with programmatic edges in graphs. Committed PTX is for
 /// capability 8.0, where kernels do not wait for earlier ones themselves.
@@ -91,8 +91,8 @@ pub(super) fn load() -> Result<i32, CudaError> {
     let mut found = 0;
     // SAFETY: cuDriverGetVersion may be called before cuInit; the pointer is to an integer.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
-    if found < OLDEST {
-        return Err(CudaError::DriverTooOld { found, needed: OLDEST });
+    if found < MIN_VERSION {
+        return Err(CudaError::DriverTooOld { found, needed: MIN_VERSION });
     }
     // SAFETY: no arguments.
     match unsafe { sys::cuInit(0) } {

@@ -21,7 +21,7 @@ pub struct Verified {
 pub enum Accepting {
     /// Of every segment: those that equal the target's argmax, up to the first that does not.
     Equal,
-    /// Of this segment, so many, to simulate acceptance.
+    /// The first `drafts` drafts of this segment, to simulate acceptance.
     Count {
         /// The segment's index.
         segment: usize,

@@ -41,7 +41,7 @@ pub struct Queries {
     pub kv_heads: usize,
     /// Width.
     pub head_dim: usize,
-    /// Positions that a query sees, its own included; `None` for all before it.
+    /// Positions that a query sees, its own included; `None`: no window.
     pub window: Option<usize>,
     /// Exact zones; `None` if all pages are exact.
     pub zones: Option<Zones>,

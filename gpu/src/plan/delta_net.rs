@@ -12,7 +12,7 @@ pub use foretoken_kernels::delta_net::HeadOrder;
 pub const MAX_KEY_DIM: usize = 128;
 
 /// Channels of a warp of [`inputs`], and warps of its blocks.
-const RUN: usize = 128;
+const WARP_CHANNELS: usize = 128;
 const INPUT_WARPS: usize = 4;
 
 /// Columns of a block of [`delta_rule`].
@@ -29,7 +29,7 @@ pub struct Shape {
     pub key_dim: usize,
     /// Width of a value: a multiple of 4.
     pub value_dim: usize,
-    /// Which key a value has.
+    /// The key head of each value head.
     pub order: HeadOrder,
     /// Rows that the convolution sees, the current one included.
     pub taps: usize,
@@ -210,7 +210,7 @@ pub fn inputs(
         layer: dimension("the layer", layer.index)?,
         query_scale: (shape.key_dim as f32).powf(-0.5),
     };
-    let warps = 2 * shape.key_heads + (heads * shape.value_dim).div_ceil(RUN) + 1;
+    let warps = 2 * shape.key_heads + (heads * shape.value_dim).div_ceil(WARP_CHANNELS) + 1;
     let grid = [blocks("channels", warps.div_ceil(INPUT_WARPS))?, blocks("rows", rows)?, 1];
     Ok(Launch { kernel: "delta_inputs", grid, block: [32 * INPUT_WARPS as u32, 1, 1], shared: 0, params })
 }
@@ -254,11 +254,10 @@ pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParam
 /// The rows that [`commit`] commits.
 #[derive(Clone, Copy, Debug)]
 pub enum Committed {
-    /// Of every segment: the dropped ones, the first of the others, and as many drafts as the
-    /// results `(segments, 2)` of
-    /// [`accept`](super::accept::accept) say.
+    /// Of every segment: its [`skipped`](super::segments::Segment::skipped) rows, the first one after them, and as many
+    /// drafts as the results `(segments, 2)` of [`accept`](super::accept::accept) say.
     Accepted(DeviceSlice<u32>),
-    /// Of this segment, so many. All, if the segment is [`whole`](super::segments::Recurrent::whole).
+    /// The first `rows` rows of this segment; all if it is [`whole`](super::segments::Recurrent::whole).
     Rows {
         /// The segment's index.
         segment: usize,
@@ -281,10 +280,10 @@ pub struct CommitParams {
 // SAFETY: the `CommitParams` of delta_net.cpp.
 unsafe impl Params for CommitParams {}
 
-/// Ends a round in all `layers`: the convolution's window becomes the last of the window and the
-/// committed rows, and the next
-/// [`delta_rule`] applies the rows that were logged, if `log` is `replayed` then. A round whose logged rows are all
-/// dropped is committed with zero rows, because its accepted ones are in the matrices; a `whole` one not at all.
+/// Ends a round in all `layers`: the convolution's window becomes the last rows of the window and the committed rows,
+/// and the next [`delta_rule`] applies the logged rows if its `replayed` is this round's `log`. A round whose logged
+/// rows are all dropped is committed with zero rows, because the accepted rows of the round before are in the matrices
+/// now; a `whole` round is then not committed at all.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or no such segment, or a slice is too short.

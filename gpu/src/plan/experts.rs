@@ -118,7 +118,7 @@ fn route_params(
     })
 }
 
-/// An expert that all rows have.
+/// An expert that every row is routed to.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedExpert {
     /// `(rows, width)`: its results.

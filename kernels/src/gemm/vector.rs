@@ -17,7 +17,7 @@ struct MatMul<'a, W> {
     inputs: usize,
     w: &'a [W],
     y: ColumnsMut<'a>,
-    /// Instead of to L1: a Zen 4 reads columns side by side 1.5 times as fast so.
+    /// Whether to prefetch to L2 instead of L1: a Zen 4 then reads several columns side by side 1.5 times as fast.
     prefetches_to_l2: bool,
 }
 
@@ -29,7 +29,7 @@ const STREAM_ROWS: usize = 16;
 
 /// With a single lane, inputs per partial sum: rounding error grows with the number of terms, which several lanes
 /// divide.
-const RUN: usize = 32;
+const PARTIAL_INPUTS: usize = 32;
 
 impl<W: Element> Op for MatMul<'_, W> {
     type Output = ();
@@ -133,7 +133,7 @@ impl<W: Element> MatMul<'_, W> {
                 }
                 accumulate(l, &mut acc, x.add(i + L::LANES), inputs, columns);
                 i += 2 * L::LANES;
-                if L::LANES == 1 && i.is_multiple_of(RUN) {
+                if L::LANES == 1 && i.is_multiple_of(PARTIAL_INPUTS) {
                     add(l, &mut runs, &acc);
                     acc = [[l.splat(0.0); C]; R];
                 }

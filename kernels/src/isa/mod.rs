@@ -12,7 +12,7 @@ pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, is_zen_4};
 
-/// Whether this is an AMD Zen 4, which reads memory otherwise than other processors.
+/// Whether this is an AMD Zen 4: never on other architectures.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn is_zen_4() -> bool {
     false

@@ -68,7 +68,8 @@ impl Amx {
     }
 }
 
-/// Whether this is an AMD Zen 4, which reads memory otherwise than other processors.
+/// Whether this is an AMD Zen 4, whose hardware prefetchers need other streams and prefetches than those of other
+/// processors.
 pub(crate) fn is_zen_4() -> bool {
     // CPUID leaf 1, EAX: bits 20 to 27 are added to a family of 15; bits 16 to 19 are the upper half of the model.
     static SIGNATURE: LazyLock<u32> = LazyLock::new(|| std::arch::x86_64::__cpuid(1).eax);

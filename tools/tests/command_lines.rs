@@ -874,12 +874,12 @@ fn safetensors_that_shrink_are_noticed() {
     shrink(&weights);
     assert!(checkpoint.has(name));
     noticed(checkpoint.get(name).err().expect("an error"));
-    noticed(Target::load(&checkpoint, Isa::best()).err().expect("an error"));
+    noticed(Target::load(&checkpoint, Isa::best()).expect_err("an error"));
 
     // Behind the first tensor, while the others are loaded.
     let (checkpoint, path) = (copy(), weights.clone());
     let progress = Some(Arc::new(move |_| shrink(&path)) as Arc<_>);
-    noticed(Target::load(&checkpoint, LoadOptions { progress, ..Isa::best().into() }).err().expect("an error"));
+    noticed(Target::load(&checkpoint, LoadOptions { progress, ..Isa::best().into() }).expect_err("an error"));
 
     // Another file that takes its name is no matter: the old one stays mapped.
     let (checkpoint, other) = (copy(), directory.path().join("other"));

@@ -333,7 +333,7 @@ fn split_files_open_from_any_of_them() {
 
 #[test]
 fn bad_splits_are_refused() {
-    let message = |paths: &[PathBuf]| Gguf::open(&paths[1]).err().expect("an error").to_string();
+    let message = |paths: &[PathBuf]| Gguf::open(&paths[1]).expect_err("an error").to_string();
     let changed = |change: fn(usize, GgufFile) -> GgufFile| {
         let (_directory, paths) = split(3, change);
         message(&paths)
@@ -369,13 +369,13 @@ fn bad_splits_are_refused() {
     assert!(repeated.contains("tensor same: is also in another file"), "{repeated}");
     let (_directory, paths) = split(2, |_, file| file);
     let bytes = std::fs::read(&paths[0]).expect("read");
-    assert!(Gguf::from_bytes(bytes).err().expect("an error").to_string().contains("one of 2 files"));
+    assert!(Gguf::from_bytes(bytes).expect_err("an error").to_string().contains("one of 2 files"));
 }
 
 #[test]
 fn what_is_no_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
-    let message = |path: &Path| Gguf::open(path).err().expect("an error").to_string();
+    let message = |path: &Path| Gguf::open(path).expect_err("an error").to_string();
     assert!(message(directory.path()).contains("is a directory"));
     assert!(message(&directory.path().join("absent.gguf")).contains("check the path"));
     let path = directory.path().join("empty.gguf");

@@ -118,7 +118,7 @@ fn what_is_not_finite_is_named_by_layer_and_position() {
 #[test]
 fn unsupported_formats_are_refused() {
     let coded = KvOptions { key: CodeFormat::Tqc4.into(), ..KvOptions::default() };
-    let refusal = |head_dim, options: &KvOptions| cache(head_dim, options).err().expect("a refusal").to_string();
+    let refusal = |head_dim, options: &KvOptions| cache(head_dim, options).expect_err("a refusal").to_string();
     assert!(refusal(72, &coded).contains("72"), "{}", refusal(72, &coded));
     assert!(cache(72, &KvOptions::default()).is_ok() && cache(48, &coded).is_ok());
 

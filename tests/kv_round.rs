@@ -417,7 +417,7 @@ fn limits_are_checked() {
         KvCache::new(layout(), &options, 4096, Isa::best())
     };
     for (context, rows) in [(0, 20), (30, 0)] {
-        let problem = new(context, rows).err().expect("an empty cache").to_string();
+        let problem = new(context, rows).expect_err("an empty cache").to_string();
         assert!(problem.contains("at least 1"), "{problem}");
     }
     assert_eq!(new(usize::MAX, usize::MAX).expect("a cache").bytes(), 0);
@@ -434,7 +434,7 @@ fn limits_are_checked() {
     for (change, want) in changes {
         let mut layout = layout();
         change(&mut layout.stores[2]);
-        let refused = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).err().expect("a refusal");
+        let refused = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).expect_err("a refusal");
         assert!(refused.to_string().contains(want), "{refused}");
     }
 }

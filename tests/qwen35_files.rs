@@ -370,7 +370,7 @@ fn block_counts_with_and_without_the_head_are_read() {
         file
     };
     let refused = |file: &GgufFile, why: &str| {
-        let message = load(file, folder.path()).err().expect("a refusal").to_string();
+        let message = load(file, folder.path()).expect_err("a refusal").to_string();
         assert!(message.contains(why) && !message.contains('\n'), "{message}");
     };
     computes_the_references(case, &load(&with(4), folder.path()).expect("a head after the blocks"));
@@ -415,7 +415,7 @@ fn files_of_other_converters_are_read_or_refused() {
     }
 
     let refused = |file: GgufFile, about: [&str; 2]| {
-        let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+        let message = load(&file, folder.path()).expect_err("a refusal").to_string();
         assert!(about.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{message}");
     };
     refused(
@@ -497,7 +497,7 @@ fn a_head_drafts_with_its_own_tables() {
             assert_eq!((scores(&copy), values(&rows(&copy, ids))), (scores(&plain), values(&rows(&plain, ids))));
             let mut short = table.clone();
             (short.shape[0], short.bytes) = (1, table.bytes[..4 * width].to_vec());
-            let message = load(&with(name, &short, short.bytes.clone())).err().expect("a refusal");
+            let message = load(&with(name, &short, short.bytes.clone())).expect_err("a refusal");
             assert!(message.to_string().contains("has shape [1,"), "{}: {message}", case.name);
         }
         // Row `i` is the trunk's row `i + 1`.
@@ -545,7 +545,7 @@ fn mlx_checkpoints_are_refused_by_name() {
             .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
         serialize_to_file(views, None, &path).expect("the tensors");
         let error =
-            Target::load(&Checkpoint::open(folder.path()).expect("a directory"), Isa::best()).err().expect("a refusal");
+            Target::load(&Checkpoint::open(folder.path()).expect("a directory"), Isa::best()).expect_err("a refusal");
         assert!(error.to_string().contains("an MLX checkpoint"), "{}: {error}", case.name);
     }
 }
@@ -564,7 +564,7 @@ fn other_architectures_in_gguf_are_refused_by_name() {
         let mut file = converted(&shipped()[0]);
         let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b"architecture")).expect("the key");
         key.1 = str_value(architecture);
-        let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+        let message = load(&file, folder.path()).expect_err("a refusal").to_string();
         for part in ["general.architecture", architecture, name, "Qwen3.5"] {
             assert!(message.contains(part) && !message.contains('\n'), "{architecture}: {message}");
         }
@@ -713,7 +713,7 @@ fn claimed_numbers_of_experts_are_not_listed() {
         },
     );
     let opened = Checkpoint::open(folder.path()).expect("a directory");
-    let message = Target::load(&opened, Isa::best()).err().expect("a refusal").to_string();
+    let message = Target::load(&opened, Isa::best()).expect_err("a refusal").to_string();
     assert!(message.contains("layers.0.mlp.experts.gate_up_proj: is missing"), "{message}");
     let findings = verify(&VerifyOptions { target: Some(folder.path().to_owned()), ..VerifyOptions::default() });
     assert!(findings.len() < 100, "{} findings", findings.len());
@@ -721,7 +721,7 @@ fn claimed_numbers_of_experts_are_not_listed() {
     file.tensors.retain(|tensor| !String::from_utf8_lossy(&tensor.name).contains("_exps."));
     let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".expert_count")).expect("the key");
     key.1 = u32_value(1_000_000);
-    let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+    let message = load(&file, folder.path()).expect_err("a refusal").to_string();
     assert!(message.contains("is missing (here blk.0.ffn_gate_up_exps.weight)"), "{message}");
 }
 

@@ -15,7 +15,8 @@ const LOGITS_OF_DRAFT: &str = "logits of a draft";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be opened, mapped or read.
+    /// A file could not be opened, mapped, read or written. If the disk is full, the kind of `cause` is `StorageFull` or
+    /// `QuotaExceeded`.
     #[error("{}", one_line(format_args!("{}: {cause}{}", path.display(), hint(cause))))]
     Io {
         /// The file.
@@ -23,11 +24,23 @@ pub enum Error {
         /// The operating system's error. Not a `source`: the message already contains it.
         cause: std::io::Error,
     },
-    /// A file that is malformed, of another kind than expected, or cannot be written or downloaded.
+    /// A file that is malformed or of another kind than expected, or a path that cannot be used.
     #[error("{}", one_line(format_args!("{}: {problem}", path.display())))]
     File {
-        /// The file; if it cannot be downloaded, the repository on the Hub.
+        /// The file; if a repository on the Hub is no checkpoint, its name.
         path: PathBuf,
+        /// The problem and its remedy.
+        problem: String,
+    },
+    /// A download from the Hub failed.
+    #[error("{}", one_line(format_args!("{repository}: {problem}")))]
+    Download {
+        /// The repository, `owner/name`.
+        repository: String,
+        /// The HTTP status, if the Hub refused: with 401, 403 or 404 the repository is missing, or not accessible; after
+        /// 429 and from 500, the same call may succeed later. `None`: there was no complete response (no connection, a
+        /// timeout, one that broke off), or the files changed meanwhile; the same call may succeed later.
+        status: Option<u16>,
         /// The problem and its remedy.
         problem: String,
     },
@@ -246,6 +259,7 @@ fn hint(cause: &std::io::Error) -> &'static str {
     match cause.kind() {
         std::io::ErrorKind::NotFound => "; check the path, or download the checkpoint there",
         std::io::ErrorKind::IsADirectory => "; a file is expected here",
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => "; free space there, or write elsewhere",
         _ => "",
     }
 }

@@ -6,6 +6,7 @@ mod cases;
 mod skipped;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cases::{Case, argmax, cache, pass, same_id, values};
@@ -19,7 +20,7 @@ use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{
-    ElementType, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+    ElementType, Engine, EngineOptions, Error, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
 };
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
@@ -578,8 +579,10 @@ fn a_full_disk_is_a_clear_error() {
 fn on_a_small_disk() {
     let file = PathBuf::from(std::env::var("DISK").expect("a disk")).join("demo.gguf");
     std::fs::write(&file, b"the old file").expect("written");
-    let error = to_gguf(&open(&demo("target")), &file, &options(Outtype::F16)).expect_err("too small").to_string();
-    assert!(error.contains("the disk is full after") && error.contains("free space"), "{error}");
+    let error = to_gguf(&open(&demo("target")), &file, &options(Outtype::F16)).expect_err("too small");
+    let message = error.to_string();
+    assert!(message.contains("the disk is full after") && message.contains("free space"), "{message}");
+    assert!(matches!(&error, Error::Io { cause, .. } if cause.kind() == ErrorKind::StorageFull), "{error:?}");
     assert_eq!(std::fs::read(&file).expect("the old file"), b"the old file");
     assert!(!file.with_extension("gguf.partial").exists());
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use foretoken::hub::{self, HubOptions};
-use foretoken::{Engine, EngineOptions, GenerateOptions, Result, SessionOptions};
+use foretoken::{Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions};
 use serde_json::json;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -415,6 +415,49 @@ fn requests_that_are_refused() {
     refused(refuse("/resolve/", "403 Forbidden"), &["403", "gated", "needs a token (hf auth login)", &terms]);
     assert_eq!(server.state().requests.len(), 2, "a refusal is not asked for again");
     refused(refuse("/api/", "503 Service Unavailable"), &["503", "try again"]);
+}
+
+/// A caller can tell a refusal, a failure of the network, a cache that cannot be written and a repository that is no
+/// checkpoint from each other.
+#[test]
+fn failures_by_cause() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    let status = |name: &str, options: &HubOptions| match resolve(name, options) {
+        Err(Error::Download { repository, status, .. }) if repository == name => status,
+        other => panic!("not a failed download of {name}: {other:?}"),
+    };
+    for (part, head, expected) in [
+        ("/api/", "401 Unauthorized", 401),
+        ("/resolve/", "403 Forbidden", 403),
+        ("/resolve/", "404 Not Found", 404),
+        ("/resolve/", "429 Too Many Requests", 429),
+        ("/resolve/", "500 Internal Server Error", 500),
+        ("/api/", "503 Service Unavailable", 503),
+    ] {
+        server.state().refuse = Some((part, head));
+        assert_eq!(status("test/target", &options), Some(expected), "{head}");
+    }
+    server.state().refuse = None;
+    assert_eq!(status("test/nothing", &options), Some(404));
+
+    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+    assert_eq!(status("test/target", &offline), None, "nobody answers");
+    server.state().break_after = Some(100_000);
+    assert_eq!(status("test/target", &options), None, "the connection breaks");
+    assert_eq!(server.state().break_after, None, "the connection did not break");
+
+    // A file in the place of the cache.
+    let file = cache.path().join("file");
+    std::fs::write(&file, "").expect("written");
+    server.state().requests.clear();
+    let blocked = resolve("test/target", &HubOptions { cache: Some(file.clone()), retries: 3, ..options.clone() });
+    assert!(matches!(&blocked, Err(Error::Io { path, .. }) if path.starts_with(&file)), "{blocked:?}");
+    assert_eq!(server.state().requests.len(), 2, "a path that cannot be written is not tried again");
+
+    server.state().files.insert("test/text/README.md".into(), b"no checkpoint".to_vec());
+    let text = resolve("test/text", &options);
+    assert!(matches!(&text, Err(Error::File { path, .. }) if path == Path::new("test/text")), "{text:?}");
 }
 
 /// `owner/name:TAG` is one GGUF file of a repository, with all its parts.

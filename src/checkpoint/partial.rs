@@ -148,15 +148,13 @@ fn busy(path: &Path) -> Error {
 /// The error of writing `path` after `len` bytes of `total`.
 fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error {
     let of = total.map_or(String::new(), |total| format!(" of {total}"));
-    match cause.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            Error::file(path, format!("the disk is full after {len}{of} bytes; free space there, or write elsewhere"))
+    let problem = match cause.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => format!("the disk is full after {len}{of} bytes"),
+        ErrorKind::FileTooLarge => {
+            format!("the file system does not support files this large ({len}{of} bytes); write elsewhere")
         }
-        ErrorKind::FileTooLarge => Error::file(
-            path,
-            format!("the file system does not support files this large ({len}{of} bytes); write elsewhere"),
-        ),
-        ErrorKind::NotFound => Error::file(path, "its directory does not exist; create it first"),
-        _ => Error::io(path)(cause),
-    }
+        ErrorKind::NotFound => return Error::file(path, "its directory does not exist; create it first"),
+        _ => return Error::io(path)(cause),
+    };
+    Error::io(path)(io::Error::new(cause.kind(), problem))
 }

@@ -48,12 +48,12 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     if options.token.is_some() {
         api = api.with_token(options.token.clone());
     }
-    let client = api.build().map_err(|e| Error::file(name.repository, problem(&options.endpoint, &e)))?;
+    let client = api.build().map_err(|e| failure(name, None, problem(&options.endpoint, &e)))?;
     let download = Downloads { api: client.repo(repo.clone()), client, cache: cache.repo(repo), name, options };
     let info = match download.info() {
         Ok(info) => info,
-        Err(Refusal { status: Some(..500), error }) => return Err(error),
-        Err(Refusal { error, .. }) => return download.unanswered(error),
+        Err(error @ Error::Download { status: Some(..500), .. }) => return Err(error),
+        Err(error) => return download.unanswered(error),
     };
     let files: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
     let has = |file: &str| files.contains(&file);
@@ -82,7 +82,7 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
             download.file(file)?;
         }
     }
-    complete(&download.cache, name).ok_or_else(|| Error::file(name.repository, CHANGED))
+    complete(&download.cache, name).ok_or_else(|| failure(name, None, CHANGED))
 }
 
 /// The problem with files of two commits.
@@ -123,24 +123,17 @@ struct Downloads<'a> {
     options: &'a HubOptions,
 }
 
-/// Why the names of a repository's files are not known.
-struct Refusal {
-    /// `None` if there is no response.
-    status: Option<u16>,
-    error: Error,
-}
-
 impl Downloads<'_> {
     /// The names of the repository's files.
-    fn info(&self) -> std::result::Result<RepoInfo, Refusal> {
-        let failed = |e| Refusal { status: None, error: self.failed("", &ApiError::RequestError(Box::new(e))) };
+    fn info(&self) -> Result<RepoInfo> {
+        let failed = |e| self.failed("", &ApiError::RequestError(Box::new(e)));
         // Without the client, whose errors have no headers.
         let response = self.api.info_request().config().http_status_as_error(false).build().call();
         let mut response = response.map_err(failed)?;
         let status = response.status().as_u16();
         if status != 200 {
             let wait = response.headers().get(RETRY_AFTER).and_then(|wait| seconds(wait.to_str().ok()?));
-            return Err(Refusal { status: Some(status), error: self.refused("", status, wait) });
+            return Err(self.refused("", status, wait));
         }
         response.body_mut().read_json().map_err(failed)
     }
@@ -156,7 +149,7 @@ impl Downloads<'_> {
         let files = self.cache.get("").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
         let found = tagged(&files, self.name);
-        if let Error::File { problem, .. } = &mut error
+        if let Error::Download { problem, .. } = &mut error
             && !found.is_empty()
         {
             let tags = tagged_as(self.name.tag);
@@ -184,7 +177,7 @@ impl Downloads<'_> {
         match &paths[..] {
             [] => Err(none()),
             [first, others @ ..] if others.iter().any(|part| part.parent() != first.parent()) => {
-                Err(Error::file(repository, CHANGED))
+                Err(failure(self.name, None, CHANGED))
             }
             [first, ..] => Ok(first.clone()),
         }
@@ -207,6 +200,10 @@ impl Downloads<'_> {
                     Ok(()) => return Ok(path),
                     Err(error) => error,
                 },
+                // Another attempt would not help.
+                Err(ApiError::IoError(cause)) if is_of_file(&cause) => {
+                    return Err(Error::io(directory_of(&self.cache.blob_path("")))(cause));
+                }
                 Err(error) if status(&error) == Some(429) => {
                     return Err(self.refused(&format!(", {name}"), 429, self.wait(name)));
                 }
@@ -240,7 +237,7 @@ impl Downloads<'_> {
         let _ = std::fs::remove_file(path); // where there are no links, it is the content
         let what = format!("{}, {name}: received {own} bytes instead of {total}", self.options.endpoint);
         let remedy = "try again, or download it with hf download";
-        Err(Error::file(self.name.repository, format!("cannot be downloaded from {what}; {remedy}")))
+        Err(failure(self.name, None, format!("cannot be downloaded from {what}; {remedy}")))
     }
 
     /// Removes what interrupted downloads left of the file `name`, if it is more than the file.
@@ -262,7 +259,7 @@ impl Downloads<'_> {
             Some(status) => self.refused(what, status, None),
             None => {
                 let at = format!("{}{what}", self.options.endpoint);
-                Error::file(self.name.repository, problem(&at, error))
+                failure(self.name, None, problem(&at, error))
             }
         }
     }
@@ -282,7 +279,7 @@ impl Downloads<'_> {
             _ => "try again to resume, or download it with hf download".into(),
         };
         let problem = format!("cannot be downloaded from {endpoint}{what}: http status {status}; {remedy}");
-        Error::file(repository, problem)
+        failure(self.name, Some(status), problem)
     }
 }
 
@@ -313,6 +310,18 @@ fn listed(files: &[&str]) -> String {
         len if len > SHOWN => format!("{} and {} more", files[..SHOWN].join(", "), len - SHOWN),
         _ => files.join(", "),
     }
+}
+
+fn failure(name: Name<'_>, status: Option<u16>, problem: impl Into<String>) -> Error {
+    Error::Download { repository: name.repository.to_owned(), status, problem: problem.into() }
+}
+
+/// Whether a failed copy from the network to a file failed at the file.
+fn is_of_file(cause: &std::io::Error) -> bool {
+    use std::io::ErrorKind as E;
+    let full = matches!(cause.kind(), E::StorageFull | E::QuotaExceeded | E::FileTooLarge | E::ReadOnlyFilesystem);
+    let path = [E::PermissionDenied, E::NotFound, E::AlreadyExists, E::NotADirectory, E::IsADirectory];
+    full || path.contains(&cause.kind())
 }
 
 /// The HTTP status of an error.

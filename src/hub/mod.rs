@@ -21,7 +21,9 @@ pub use options::{Download, HubOptions, OnDownload};
 /// the only cached one with the tag.
 ///
 /// # Errors
-/// If `path` is a name on the Hub and the build cannot download, or the download fails; the error contains a remedy.
+/// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses,
+/// [`Error::Io`](crate::Error::Io) if the cache cannot be written, and [`Error::File`](crate::Error::File) if the
+/// repository is no checkpoint, there is no cache, or the build cannot download.
 pub fn resolve(path: &Path, options: &HubOptions) -> Result<PathBuf> {
     match name(path) {
         Some(name) if !path.exists() => download(name, options),

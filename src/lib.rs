@@ -54,6 +54,8 @@
 //!
 //! The library reads no environment variable and prints nothing; it logs through `tracing`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod chat;
 pub mod checkpoint;
 mod constraint;

@@ -9,6 +9,8 @@
 //!
 //! Layouts of weights, activations and K/V pages are those of [`foretoken_kernels`].
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 pub mod cuda;
 #[cfg(any(test, feature = "metal"))]

@@ -119,3 +119,8 @@ pub use speculative::Cancel;
 pub use stop::FinishReason;
 #[cfg(feature = "stream")]
 pub use stream::GenerationStream;
+
+// Compiles its example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -89,7 +89,8 @@ impl Engine {
     /// [`Error::Io`], [`Error::File`], [`Error::Config`] or [`Error::Tensor`] if a file is missing or malformed;
     /// [`Error::Unsupported`] if one needs something that is not implemented; [`Error::Pair`] or [`Error::DraftModel`]
     /// if the assistant or the draft model does not fit the target; [`Error::Device`] if there is no such device, or it
-    /// fails; [`Error::Memory`] if memory is exhausted; [`Error::Argument`] if an option is out of its range.
+    /// fails; [`Error::Memory`] if memory is exhausted; [`Error::Argument`] if an option is out of its range;
+    /// [`Error::Cancelled`] if the caller cancels it.
     pub fn load(options: &EngineOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);
@@ -101,6 +102,7 @@ impl Engine {
             quantize: options.quantize,
             centroids: options.centroids.clone(),
             progress: options.progress.clone(),
+            cancel: options.cancel.clone(),
         };
         let checkpoint = Checkpoint::open(&options.model)?;
         let tokens = checkpoint.generation_tokens()?;

@@ -153,6 +153,9 @@ pub enum Error {
         /// The problem and its remedy.
         problem: String,
     },
+    /// A load was cancelled through [`EngineOptions::cancel`](crate::EngineOptions).
+    #[error("the load was cancelled; load again with a new handle")]
+    Cancelled,
     /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of
     /// the same pass are unaffected; this one's session must not be used again.
     #[error("a generation panicked: {}; fix the logits processor or drafter, or report a bug", one_line(.0))]

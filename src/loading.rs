@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, Models};
 use crate::family::{self, Loaded};
@@ -11,6 +10,7 @@ use crate::kv::PagePool;
 use crate::options::EngineOptions;
 use crate::speculative::{ChainedModel, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 
 /// The models of an engine.
 pub(crate) struct ReadModels {
@@ -38,7 +38,7 @@ pub(crate) fn read_with_fallback(
     tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
     match (read(options, load, checkpoint, device, tokens), &options.device) {
-        (Err(error), DeviceChoice::Auto) if device.is_some() => {
+        (Err(error), DeviceChoice::Auto) if device.is_some() && !matches!(error, Error::Cancelled) => {
             tracing::warn!(%error, "the models cannot run on the device; using the CPU");
             read(options, load, checkpoint, None, tokens)
         }

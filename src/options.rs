@@ -40,6 +40,9 @@ pub struct EngineOptions {
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Cancels every load with this handle from any thread, or from `progress`, before the next tensor. Default: a new
+    /// handle.
+    pub cancel: Cancel,
 }
 
 impl EngineOptions {
@@ -56,6 +59,7 @@ impl EngineOptions {
             centroids: Centroids::default(),
             kv_memory: None,
             progress: None,
+            cancel: Cancel::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::hub::{self, HubOptions};
@@ -18,7 +19,7 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
+    Cancel, DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
     SpeculationOptions,
 };
 use safetensors::tensor::{Dtype, TensorView};
@@ -917,6 +918,25 @@ fn causes_in_files() {
         pair.tensors(WEIGHTS, |tensors| tensors.get_mut(tensor).expect("a tensor").0 = Dtype::I32);
     });
     assert!(matches!(&integers, Error::Unsupported { what, .. } if what.ends_with(tensor)), "{integers:?}");
+}
+
+/// A load that its caller cancels ends before the next tensor.
+#[test]
+fn a_load_that_is_cancelled() {
+    let (pair, cancel, seen) = (Pair::new(), Cancel::default(), Arc::new(AtomicUsize::new(0)));
+    let (own, count) = (cancel.clone(), Arc::clone(&seen));
+    let options = EngineOptions {
+        progress: Some(Arc::new(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            own.cancel();
+        })),
+        cancel,
+        ..EngineOptions::new(pair.path("target"))
+    };
+    let error = Engine::load(&options).expect_err("cancelled");
+    assert!(matches!(error, Error::Cancelled), "{error:?}");
+    assert_eq!(seen.load(Ordering::Relaxed), 1, "tensors were loaded after it");
+    Engine::load(&EngineOptions { cancel: Cancel::default(), ..options }).expect("an engine");
 }
 
 /// NaN or infinity in K, V and logits, with layer and position.

@@ -24,7 +24,7 @@ use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Result, Speculation,
+    Cancel, DeviceChoice, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Result, Speculation,
     SpeculationOptions, Stop, WeightType,
 };
 use on_device::machine::Emulated;
@@ -199,6 +199,19 @@ fn weights_are_not_kept_on_the_host() {
     quantize(&source, &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     drop(source);
     loads_in_one_tensor("a quantized file", &EngineOptions { model: at("mixed.gguf"), ..pair() });
+}
+
+/// A load that its caller cancels after the first tensor leaves nothing on the device.
+#[test]
+fn a_load_that_is_cancelled() {
+    let _alone = alone();
+    let cancel = Cancel::default();
+    let own = cancel.clone();
+    let options = EngineOptions { progress: Some(Arc::new(move |_| own.cancel())), cancel, ..pair() };
+    let (engine, machine, seen) = load(&options, 0);
+    assert!(matches!(engine, Err(Error::Cancelled)), "{engine:?}");
+    assert!(seen.largest.load(Ordering::Relaxed) > 0, "nothing was loaded");
+    assert_eq!(machine.used(), 0, "bytes are left");
 }
 
 /// A device that fails while weights are written: the error names the matrix, and nothing stays allocated.

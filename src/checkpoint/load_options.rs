@@ -6,6 +6,7 @@ use foretoken_kernels::Isa;
 use foretoken_kernels::quant::WeightType;
 
 use crate::gemma4::Centroids;
+use crate::speculative::Cancel;
 
 /// Options for loading a checkpoint.
 #[derive(Clone)]
@@ -18,11 +19,13 @@ pub struct LoadOptions {
     pub centroids: Centroids,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Cancels the load before the next tensor. Default: a new handle.
+    pub cancel: Cancel,
 }
 
 impl From<Isa> for LoadOptions {
     fn from(isa: Isa) -> Self {
-        Self { isa, quantize: None, centroids: Centroids::default(), progress: None }
+        Self { isa, quantize: None, centroids: Centroids::default(), progress: None, cancel: Cancel::default() }
     }
 }
 

@@ -141,8 +141,11 @@ impl<'a> Loader<'a> {
     /// A tensor of exactly this shape.
     ///
     /// # Errors
-    /// If it is missing or has another shape.
+    /// If it is missing or has another shape, or the load is cancelled.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
+        if self.options.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
         let full = self.full(name);
         let Some(tensor) = self.checkpoint.get(&full)? else {
             let own = full.strip_prefix("model.").unwrap_or(&full); // as assistants' are loaded

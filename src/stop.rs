@@ -127,7 +127,7 @@ mod tests {
 
     fn tokenizer() -> Tokenizer {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-        Tokenizer::read(&path, 4096).expect("the demo model's")
+        Tokenizer::read(path, 4096).expect("the demo model's")
     }
 
     /// A stop string is not found across a control token, before which nothing is held back.

@@ -587,7 +587,7 @@ fn speculation_options() {
 fn traces() {
     let engine = Pair::new().engine().expect("an engine");
     let directory = tempfile::tempdir().expect("a directory");
-    refused(Trace::file(&directory.path().join("no/trace")), &["no/trace", "directory does not exist"]);
+    refused(Trace::file(directory.path().join("no/trace")), &["no/trace", "directory does not exist"]);
     refused(Trace::file(directory.path()), &["cannot be written", "another path"]);
     let other = directory.path().join("other");
     std::fs::write(&other, "{\"model_type\": 1}\n").expect("a file");
@@ -626,7 +626,7 @@ fn traces() {
     }
     // A disk that is full at once, and one that fills after a few lines.
     match Path::new("/dev/full").exists() {
-        true => assert_eq!(ids(Some(Trace::file(Path::new("/dev/full")).expect("it can be opened"))), want),
+        true => assert_eq!(ids(Some(Trace::file("/dev/full").expect("it can be opened"))), want),
         false => skipped::skipped("a trace on a full disk", "this system has no /dev/full"),
     }
     struct Filling(usize);
@@ -777,7 +777,7 @@ fn chat_templates_that_ask_for_too_much() {
 
 #[test]
 fn names_on_the_hub_without_the_feature() {
-    let resolve = |path: &str| hub::resolve(Path::new(path), &HubOptions::default());
+    let resolve = |path: &str| hub::resolve(path, &HubOptions::default());
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {
         if cfg!(not(feature = "hub")) {
             let command = format!("hf download {path} --local-dir models/{path}");

@@ -313,7 +313,7 @@ fn who_opens_the_reasoning_is_seen_in_the_prompt() {
     let always = format!("{plain}{{% if add_generation_prompt %}}<think>\n{{% endif %}}");
     let switched = format!("{plain}{{{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}}}");
     let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
-    let tokenizer = Tokenizer::read(&demo.join("tokenizer.json"), 1 << 20).expect("a tokenizer");
+    let tokenizer = Tokenizer::read(demo.join("tokenizer.json"), 1 << 20).expect("a tokenizer");
     let (prompt, reply) = (ReasoningStart::Prompt, ReasoningStart::Reply);
     for (source, off, on) in
         [(plain, reply, reply), (&always, prompt, prompt), (&switched, reply, prompt), ("{{ raise() }}", reply, reply)]
@@ -343,7 +343,7 @@ fn who_opens_the_reasoning_is_seen_in_the_prompt() {
 #[test]
 fn channels_in_a_history_are_stripped() {
     let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-    let tokenizer = Tokenizer::read(&demo, 1 << 20).expect("a tokenizer");
+    let tokenizer = Tokenizer::read(demo, 1 << 20).expect("a tokenizer");
     let (gemma, options) = (template(&read("gemma_tools.jinja")).expect("a template"), ChatOptions::default());
     let answer = "a<|channel>thought\nplan<channel|>b <|channel>c<channel|>d";
     let parts = vec![Part::Text(answer.into()), Part::Text("e".into())];

@@ -59,7 +59,7 @@ fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>
 fn can_be_said(case: &Case) -> bool {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("target.gguf");
-    match to_gguf(&open(&case.path.join("target")), &file, &options(Outtype::F32)) {
+    match to_gguf(&open(&case.path.join("target")), file, &options(Outtype::F32)) {
         Ok(_) => true,
         Err(error) => {
             let own = case.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
@@ -179,7 +179,7 @@ fn the_sampling_parameters_are_the_same() {
             config.as_object_mut().expect("an object").extend(parameters.as_object().expect("an object").clone());
         });
         let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
-        to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
         let want = open(&at("source")).sampling_defaults().expect("parameters").filter(|_| is_kept);
         for checkpoint in [gguf, open(&at("again"))] {
             assert_eq!(checkpoint.sampling_defaults().expect("parameters"), want, "{parameters}");
@@ -187,7 +187,7 @@ fn the_sampling_parameters_are_the_same() {
         std::fs::remove_dir_all(at("again")).expect("the directory");
     }
     changed(&demo("target"), &at("source"), "generation_config.json", |config| config["top_p"] = json!(1.5));
-    let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err("a share").to_string();
+    let error = to_gguf(&open(&at("source")), at("x.gguf"), &options(Outtype::F16)).expect_err("a share").to_string();
     assert!(error.contains("generation_config.json: top_p") && !at("x.gguf").exists(), "{error}");
 }
 
@@ -199,7 +199,7 @@ fn tokenizers_that_a_gguf_file_cannot_represent_are_refused() {
     let (gemma, qwen) = (demo("target"), cases::demo_qwen().path);
     let refused = |source: &Path, field: &str, change: &dyn Fn(&mut Value)| {
         changed(source, &at("source"), "tokenizer.json", change);
-        let error = to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).expect_err(field).to_string();
+        let error = to_gguf(&open(&at("source")), at("x.gguf"), &options(Outtype::F16)).expect_err(field).to_string();
         let said = format!("tokenizer.json: {field}: is ");
         assert!(error.contains(&said) && error.contains("cannot represent") && !error.contains('\n'), "{error}");
     };
@@ -248,7 +248,7 @@ fn templates_and_their_tokens_are_the_same() {
         config["chat_template"] = json!([{"name": "default", "template": tokens}, {"name": "tool_use", "template": format!("tools {tokens}")}]);
     });
     let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
-    to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+    to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
     let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
     for checkpoint in [open(&at("source")), gguf, open(&at("again"))] {
         let template = ChatTemplate::of(&checkpoint).expect("no error").expect("a template");
@@ -265,7 +265,7 @@ fn the_text_is_the_same() {
     for case in cases::all().into_iter().filter(can_be_said) {
         let at = |name: &str| directory.path().join(format!("{}-{name}", case.name));
         let gguf = convert(&case.path.join("target"), &at("target.gguf"), &options(Outtype::F32));
-        to_hugging_face(&gguf, &at("target"), &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&gguf, at("target"), &ToHuggingFace::default()).expect("a directory");
         for (i, checkpoint) in [gguf, open(&at("target"))].into_iter().enumerate() {
             let target = Target::load(&checkpoint, Isa::best()).expect("a target");
             let mut kv = cache(&target, ElementType::F32, Isa::best());
@@ -450,7 +450,7 @@ fn an_untied_assistant_without_an_embedding_is_converted() {
     let untied = |config: &mut Value| config["tie_word_embeddings"] = false.into();
     let source = renamed("edge/assistant", &at("source"), name, untied);
     let gguf = convert(source.path(), &at("assistant.gguf"), &options(Outtype::F32));
-    to_hugging_face(&gguf, &at("again"), &ToHuggingFace::default()).expect("a directory");
+    to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
     for checkpoint in [&source, &gguf, &open(&at("again"))] {
         let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
         assert!(assistant.has_centroids());
@@ -470,30 +470,30 @@ fn bad_input_is_refused_by_name() {
     };
     convert(&demo("target"), &at("q8.gguf"), &options(Outtype::Q8_0));
     let quantized = open(&at("q8.gguf"));
-    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is already a GGUF file");
+    refused(to_gguf(&quantized, at("x.gguf"), &options(Outtype::F16)).map(drop), "is already a GGUF file");
     let back = ToHuggingFace::default();
-    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; only floating-point tensors");
-    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is not a GGUF file");
-    refused(to_gguf(&open(&demo("target")), &at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
-    refused(to_gguf(&open(&demo("target")), &at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
+    refused(to_hugging_face(&quantized, at("back"), &back).map(drop), "is q8_0; only floating-point tensors");
+    refused(to_hugging_face(&open(&demo("target")), at("back"), &back).map(drop), "is not a GGUF file");
+    refused(to_gguf(&open(&demo("target")), at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
+    refused(to_gguf(&open(&demo("target")), at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
     convert(&demo("target"), &at("f16.gguf"), &options(Outtype::F16));
     let floats = open(&at("f16.gguf"));
     std::fs::write(at("a file"), "").expect("written");
-    refused(to_hugging_face(&floats, &at("f16.gguf"), &back).map(drop), "ends in .gguf");
-    refused(to_hugging_face(&floats, &at("other.gguf"), &back).map(drop), "ends in .gguf");
-    refused(to_hugging_face(&floats, &at("a file"), &back).map(drop), "is a file; use the name of a directory");
+    refused(to_hugging_face(&floats, at("f16.gguf"), &back).map(drop), "ends in .gguf");
+    refused(to_hugging_face(&floats, at("other.gguf"), &back).map(drop), "ends in .gguf");
+    refused(to_hugging_face(&floats, at("a file"), &back).map(drop), "is a file; use the name of a directory");
     assert!(!at("other.gguf").exists());
-    to_hugging_face(&floats, &at("whole"), &back).expect("a new directory");
-    refused(to_hugging_face(&floats, &at("whole"), &back).map(drop), "has files of a checkpoint already");
+    to_hugging_face(&floats, at("whole"), &back).expect("a new directory");
+    refused(to_hugging_face(&floats, at("whole"), &back).map(drop), "has files of a checkpoint already");
     std::fs::create_dir(at("project")).expect("a directory");
     std::fs::write(at("project/config.json"), "{}").expect("written");
-    refused(to_hugging_face(&floats, &at("project"), &back).map(drop), "has files of a checkpoint already");
+    refused(to_hugging_face(&floats, at("project"), &back).map(drop), "has files of a checkpoint already");
     assert_eq!(std::fs::read_to_string(at("project/config.json")).expect("kept"), "{}");
     let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
-    refused(to_gguf(&open(&demo("target")), &at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
+    refused(to_gguf(&open(&demo("target")), at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.
     let large = copy(&at("large"), |_, data| data.fill(0x7f)); // 3.39e38 everywhere
-    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
+    refused(to_gguf(&large, at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
     // As many tokens would be written, whatever the configuration claims.
     for size in [511, 2_000_000_000] {
         let claims = at(&format!("claims {size}"));
@@ -504,7 +504,7 @@ fn bad_input_is_refused_by_name() {
         config["vocab_size"] = size.into();
         std::fs::write(&path, config.to_string()).expect("written");
         let what = format!("the configuration implies [{size}, ");
-        refused(to_gguf(&open(&claims), &at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
+        refused(to_gguf(&open(&claims), at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
     }
     // Readers of GGUF files refuse it.
     for source in [demo("target"), cases::demo_qwen().path] {
@@ -513,7 +513,7 @@ fn bad_input_is_refused_by_name() {
             text["rms_norm_eps"] = json!(0);
         });
         let what = "config.json: rms_norm_eps: is 0, which a GGUF file cannot represent";
-        refused(to_gguf(&open(&at("source")), &at("x.gguf"), &options(Outtype::F16)).map(drop), what);
+        refused(to_gguf(&open(&at("source")), at("x.gguf"), &options(Outtype::F16)).map(drop), what);
     }
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }

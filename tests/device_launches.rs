@@ -129,11 +129,11 @@ fn launches_are_those_of_the_roofline_model() {
     let at = |name: &str| files.path().join(name);
     to_gguf(
         &Checkpoint::open(demo("target")).expect("a checkpoint"),
-        &at("f32.gguf"),
+        at("f32.gguf"),
         &ToGguf { outtype: Outtype::F32, ..ToGguf::default() },
     )
     .expect("a file");
-    quantize(&Checkpoint::open(at("f32.gguf")).expect("a file"), &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M))
+    quantize(&Checkpoint::open(at("f32.gguf")).expect("a file"), at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M))
         .expect("a file");
 
     let mut lists = Vec::new();

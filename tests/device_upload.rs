@@ -194,9 +194,9 @@ fn weights_are_not_kept_on_the_host() {
     let files = tempfile::tempdir().expect("a folder");
     let at = |name: &str| files.path().join(name);
     let source = Checkpoint::open(demo("target")).expect("a checkpoint");
-    to_gguf(&source, &at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    to_gguf(&source, at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
     let source = Checkpoint::open(at("f32.gguf")).expect("a file");
-    quantize(&source, &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
+    quantize(&source, at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     drop(source);
     loads_in_one_tensor("a quantized file", &EngineOptions { model: at("mixed.gguf"), ..pair() });
 }

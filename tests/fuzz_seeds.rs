@@ -371,7 +371,7 @@ fn the_committed_seeds_are_accepted() {
         assert!(read.iter().any(Result::is_ok), "{name}: {read:?}");
     }
     for (name, seed) in read("tokenizer") {
-        let tokenizer = Tokenizer::read(&file("tokenizer.json", &seed), VOCAB).expect(&name);
+        let tokenizer = Tokenizer::read(file("tokenizer.json", &seed), VOCAB).expect(&name);
         let ids = tokenizer.encode("a text and more").expect(&name);
         assert!(tokenizer.decode(&ids).expect(&name).contains("text"), "{name}");
     }

@@ -740,7 +740,7 @@ const TEXTS: [&str; 6] = [
 #[test]
 fn a_tokenizer_is_the_same_from_gguf() {
     let (json, tokens, kinds, merges) = demo();
-    let read = Tokenizer::read(&demo_path(), 4096).expect("a tokenizer");
+    let read = Tokenizer::read(demo_path(), 4096).expect("a tokenizer");
     for model in ["gemma4", "llama"] {
         let file = tokenizer_file(model, &tokens, &kinds).key("tokenizer.ggml.merges", strings(&merges));
         let gguf = Gguf::from_bytes(file.bytes()).expect("a valid file");
@@ -816,7 +816,7 @@ fn bad_tokenizers_are_refused() {
     other[1000] = "another token".into();
     let file = tokenizer_file("gemma4", &other, &kinds).key("tokenizer.ggml.merges", strings(&merges));
     let gguf = Gguf::from_bytes(file.bytes()).expect("a valid file");
-    let read = Tokenizer::read(&demo_path(), 4096).expect("a tokenizer");
+    let read = Tokenizer::read(demo_path(), 4096).expect("a tokenizer");
     let message = gguf::check_tokenizer(&gguf, &read).expect_err("another token").to_string();
     assert!(message.contains("id 1000"), "{message}");
     let short = tokenizer_file("gemma4", &tokens[..4000], &kinds[..4000]);

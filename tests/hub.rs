@@ -165,7 +165,7 @@ fn ids(target: &Path, assistant: &Path, prompt: &[u32]) -> Vec<u32> {
 }
 
 fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf> {
-    hub::resolve(Path::new(name), options)
+    hub::resolve(name, options)
 }
 
 fn refused(result: Result<PathBuf>, about: &[&str]) {

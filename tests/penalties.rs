@@ -277,7 +277,7 @@ fn the_history_is_the_whole_sequence() {
 #[test]
 fn tokens_with_a_string() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-    let tokenizer = Tokenizer::read(&path, 4096).expect("the demo's");
+    let tokenizer = Tokenizer::read(path, 4096).expect("the demo's");
     for part in ["\n", ":", " fn", "\""] {
         let ids = tokenizer.ids_with(part);
         let spells = |id: u32| tokenizer.token(id).is_some_and(|token| token.replace('\u{2581}', " ").contains(part));

@@ -294,7 +294,7 @@ fn caches_are_saved_and_loaded() {
     assert!(NgramCache::load(&path).expect_err("too many").to_string().contains("18446744073709551615 entries"));
     std::fs::write(&path, [&whole[..], &[0]].concat()).expect("a file");
     NgramCache::load(&path).expect_err("a byte too many");
-    assert!(NgramCache::load(directory.path().join("none").as_path()).is_err());
+    assert!(NgramCache::load(directory.path().join("none")).is_err());
 
     // Counts of any size are compared.
     let mut most = whole.clone();

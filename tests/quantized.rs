@@ -288,9 +288,9 @@ fn a_mix_is_llama_cpps() {
     let at = |name: &str| directory.path().join(name);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let source = Checkpoint::open(&demo).expect("the demo");
-    to_gguf(&source, &at("f16.gguf"), &ToGguf::default()).expect("a file");
+    to_gguf(&source, at("f16.gguf"), &ToGguf::default()).expect("a file");
     let source = Checkpoint::open(at("f16.gguf")).expect("a file");
-    let report = quantize(&source, &at("mix.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
+    let report = quantize(&source, at("mix.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     let type_of = |name: &str| report.iter().find(|tensor| tensor.name == name).expect("a tensor").to;
     assert_eq!(type_of("token_embd.weight"), "Q6_K");
     assert_eq!(type_of("per_layer_token_embd.weight"), "Q8_0"); // rows of 160
@@ -301,11 +301,11 @@ fn a_mix_is_llama_cpps() {
     assert_eq!(type_of("blk.0.proj.weight"), "F16"); // rows of 16
     assert_eq!(type_of("blk.0.attn_norm.weight"), "F32");
     let again =
-        quantize(&Checkpoint::open(at("mix.gguf")).expect("a file"), &at("x.gguf"), &QuantizeOptions::new(Mix::Q8_0));
+        quantize(&Checkpoint::open(at("mix.gguf")).expect("a file"), at("x.gguf"), &QuantizeOptions::new(Mix::Q8_0));
     let error = again.expect_err("quantized twice").to_string();
     assert!(error.contains("quantize its source file"), "{error}");
     let onto_itself =
-        quantize(&source, &at("f16.gguf"), &QuantizeOptions::new(Mix::Q8_0)).expect_err("itself").to_string();
+        quantize(&source, at("f16.gguf"), &QuantizeOptions::new(Mix::Q8_0)).expect_err("itself").to_string();
     assert!(onto_itself.contains("is the source itself"), "{onto_itself}");
 }
 
@@ -323,7 +323,7 @@ fn claimed_numbers_of_layers_are_limited() {
     file.write(&name, &[0; 128]).expect("written");
     file.finish().expect("a file");
     let source = Checkpoint::open(at("model.gguf")).expect("a file");
-    let error = quantize(&source, &at("x.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect_err("a claim").to_string();
+    let error = quantize(&source, at("x.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect_err("a claim").to_string();
     assert!(error.contains("gemma4.block_count: is 9223372036854775807, must be an integer"), "{error}");
 }
 
@@ -333,7 +333,7 @@ fn importance_is_accepted() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    to_gguf(&Checkpoint::open(&demo).expect("the demo"), &at("f16.gguf"), &ToGguf::default()).expect("a file");
+    to_gguf(&Checkpoint::open(&demo).expect("the demo"), at("f16.gguf"), &ToGguf::default()).expect("a file");
     let source = Checkpoint::open(at("f16.gguf")).expect("a file");
     let name = "blk.2.attn_q.weight"; // (256, 256)
     let mean_squares: Vec<f32> = (0..256).map(|i| if i % 16 == 3 { 40.0 } else { 1.0 }).collect();
@@ -359,7 +359,7 @@ fn importance_is_accepted() {
     want.iter_mut().zip(halves.as_chunks().0).for_each(|(x, half)| *x = half::f16::from_le_bytes(*half).to_f32());
     let weighted_error = |importance: Option<Importance>| {
         let options = QuantizeOptions { importance, ..QuantizeOptions::new(Mix::Q4_K_M) };
-        let report = quantize(&source, &at("q.gguf"), &options).expect("a file");
+        let report = quantize(&source, at("q.gguf"), &options).expect("a file");
         assert_eq!(
             report.iter().filter(|tensor| tensor.by_importance).count(),
             usize::from(options.importance.is_some())
@@ -371,7 +371,7 @@ fn importance_is_accepted() {
     };
     let without = weighted_error(None);
     for file in ["imatrix.gguf", "imatrix.dat"] {
-        let with = weighted_error(Some(Importance::read(&at(file)).expect("importances")));
+        let with = weighted_error(Some(Importance::read(at(file)).expect("importances")));
         assert!(with < 0.9 * without, "{file}: {with} of {without}");
     }
 
@@ -379,7 +379,7 @@ fn importance_is_accepted() {
     let dat = |values: &[f32]| {
         let head = [int(1), int(name.len()), name.as_bytes().to_vec(), int(1), int(256)].concat();
         std::fs::write(at("scaled.dat"), [head, bytes(values)].concat()).expect("written");
-        weighted_error(Some(Importance::read(&at("scaled.dat")).expect("importances")))
+        weighted_error(Some(Importance::read(at("scaled.dat")).expect("importances")))
     };
     let with = dat(&mean_squares);
     for factor in [1e-40, 1e-30, 1e-12, 1e12, 1e30, 3e36] {
@@ -390,11 +390,11 @@ fn importance_is_accepted() {
     // Of another model, negative, or not an importance matrix at all.
     let refused = |bytes: &[u8], what: &str| {
         std::fs::write(at("bad.dat"), bytes).expect("written");
-        let message = match Importance::read(&at("bad.dat")) {
+        let message = match Importance::read(at("bad.dat")) {
             Err(error) => error.to_string(),
             Ok(importance) => {
                 let options = QuantizeOptions { importance: Some(importance), ..QuantizeOptions::new(Mix::Q4_K_M) };
-                quantize(&source, &at("q.gguf"), &options).expect_err(what).to_string()
+                quantize(&source, at("q.gguf"), &options).expect_err(what).to_string()
             }
         };
         assert!(message.contains(what), "{message:?} does not say {what:?}");
@@ -409,7 +409,7 @@ fn importance_is_accepted() {
     refused(b"a text", "is not an importance matrix");
     #[cfg(unix)]
     {
-        let error = Importance::read(Path::new("/dev/null")).expect_err("a device").to_string();
+        let error = Importance::read("/dev/null").expect_err("a device").to_string();
         assert!(error.contains("is not a regular file"), "{error}");
     }
 }

@@ -604,7 +604,7 @@ fn the_tokenizer_is_qwens() {
     };
     let own = gguf("qwen35", &kinds).expect("a tokenizer").expect("one");
     let of_metadata = Tokenizer::new(own, &path, 1000).expect("a tokenizer");
-    let of_file = Tokenizer::read(&path.join("tokenizer.json"), 1000).expect("a tokenizer");
+    let of_file = Tokenizer::read(path.join("tokenizer.json"), 1000).expect("a tokenizer");
     for case in expected.as_array().expect("cases") {
         let text = case["text"].as_str().expect("a text");
         let want: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("ids");
@@ -843,7 +843,7 @@ fn experts_matrices_without_rows_are_refused() {
         serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
         std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
         let source = Checkpoint::open(folder.path()).expect("a directory");
-        let result = to_gguf(&source, &folder.path().join("x.gguf"), &ToGguf::default());
+        let result = to_gguf(&source, folder.path().join("x.gguf"), &ToGguf::default());
         let (error, has) = (result.expect_err("a refusal").to_string(), format!("has shape {shape:?}"));
         assert!(error.contains("experts.0.down_proj.weight") && error.contains(&has), "{error}");
     }

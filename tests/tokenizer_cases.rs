@@ -45,8 +45,8 @@ fn has_the_ids(tokenizer: &Tokenizer, name: &str, what: &str) {
 #[test]
 fn tokenizer_json_has_the_ids_of_the_reference() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-    has_the_ids(&Tokenizer::read(&demo, 4096).expect("a tokenizer"), "demo", "the demo's tokenizer.json");
-    has_the_ids(&Tokenizer::read(&file("twin.json"), 512).expect("a tokenizer"), "twin", "the twin's tokenizer.json");
+    has_the_ids(&Tokenizer::read(demo, 4096).expect("a tokenizer"), "demo", "the demo's tokenizer.json");
+    has_the_ids(&Tokenizer::read(file("twin.json"), 512).expect("a tokenizer"), "twin", "the twin's tokenizer.json");
 }
 
 #[test]

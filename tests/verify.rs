@@ -28,7 +28,7 @@ impl Pair {
         for part in ["target", "assistant"] {
             let source = Checkpoint::open(fixture.join(part)).expect("the fixture");
             let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
-            to_gguf(&source, &pair.path(part), &options).expect("a file");
+            to_gguf(&source, pair.path(part), &options).expect("a file");
         }
         pair
     }

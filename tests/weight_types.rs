@@ -180,7 +180,7 @@ fn files_of_new_mixes_are_read_again() {
     let want = logits(&at("f32.gguf"));
     for (mix, bound) in [(Mix::IQ4_XS, 0.3), (Mix::MXFP4_MOE, 0.5)] {
         let options = QuantizeOptions { rules: Rules::Pure, ..QuantizeOptions::new(mix) };
-        let report = quantize(&source, &at("quantized.gguf"), &options).expect("a file");
+        let report = quantize(&source, at("quantized.gguf"), &options).expect("a file");
         let count = report.iter().filter(|tensor| tensor.to == name(mix.weight_type())).count();
         assert!(count > 20, "{mix:?}: {count} tensors");
         let got = logits(&at("quantized.gguf"));
@@ -189,7 +189,7 @@ fn files_of_new_mixes_are_read_again() {
         println!("{}: logits off by {error:.4}", mix.name());
         assert!(error < bound, "{}: {error}", mix.name());
     }
-    let mixed = quantize(&source, &at("mixed.gguf"), &QuantizeOptions::new(Mix::MXFP4_MOE));
+    let mixed = quantize(&source, at("mixed.gguf"), &QuantizeOptions::new(Mix::MXFP4_MOE));
     assert!(mixed.expect_err("no experts").to_string().contains("the file has none"));
     let checkpoint = Checkpoint::open(at("f32.gguf")).expect("a checkpoint");
     let options = LoadOptions { quantize: Some(WeightType::IQ3_S), ..LoadOptions::from(Isa::best()) };

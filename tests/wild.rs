@@ -430,7 +430,7 @@ fn a_stray_scale_is_an_error() {
         let file = twin.gguf("target").tensor(name, &[1], F32, one.clone());
         let path = twin.write("model.gguf", file.bytes());
         refused(engine(&path, None), &["model.gguf", shown, "is a scale", "use"]);
-        let converted = to_hugging_face(&Checkpoint::open(&path).expect("a file"), &twin.path("new"), &to_directory);
+        let converted = to_hugging_face(&Checkpoint::open(&path).expect("a file"), twin.path("new"), &to_directory);
         refused(converted, &["model.gguf", shown, "is a scale"]);
         let file = twin.gguf("assistant").tensor(name, &[1], F32, one.clone());
         let drafter = twin.write("drafter.gguf", file.bytes());
@@ -443,11 +443,11 @@ fn a_stray_scale_is_an_error() {
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(full.clone(), scale)));
         refused(engine(&twin.path("target"), None), &[&full, "is a scale", "use"]);
         let source = Checkpoint::open(twin.path("target")).expect("a checkpoint");
-        refused(to_gguf(&source, &twin.path("new.gguf"), &to_file), &[&full, "is a scale"]);
+        refused(to_gguf(&source, twin.path("new.gguf"), &to_file), &[&full, "is a scale"]);
     }
     let file = twin.gguf("target").tensor("v.std_scale", &[1], F32, one);
     let source = Checkpoint::open(twin.write("with-tower.gguf", file.bytes())).expect("a file");
-    to_hugging_face(&source, &twin.path("new"), &to_directory).expect("a directory");
+    to_hugging_face(&source, twin.path("new"), &to_directory).expect("a directory");
     // The scales that a mixture of experts has are none of these.
     computes_the_references(&case("moe"), &target(&twin.path("target")).expect("a target"));
     computes_the_references(
@@ -825,7 +825,7 @@ fn separate_experts_load_as_stacks() {
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
     let open = |twin: &Twin| Checkpoint::open(twin.path("target")).expect("a checkpoint");
     let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
-    to_gguf(&open(&twin), &twin.path("model.gguf"), &options).expect("a file");
+    to_gguf(&open(&twin), twin.path("model.gguf"), &options).expect("a file");
     computes_the_references(&case, &target(&twin.path("model.gguf")).expect("a target"));
     // All experts of the configuration, and no further ones.
     let file = twin.path("partial.gguf");
@@ -2129,7 +2129,7 @@ fn unusual_text_has_the_ids_of_tokenizer_json() {
 #[test]
 fn a_megabyte_is_encoded_in_time() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-    let tokenizer = Tokenizer::read(&path, 4096).expect("the demo's");
+    let tokenizer = Tokenizer::read(path, 4096).expect("the demo's");
     let source = include_str!("wild.rs");
     let lines: String = source.chars().cycle().take(1 << 20).collect();
     let runs = ["a", "\n", " ", "\0", "\u{1f468}\u{200d}"].map(|piece| piece.repeat((1 << 20) / piece.len()));
@@ -2399,12 +2399,12 @@ fn an_assistant_beside_its_target_is_found() {
     }
     assert_eq!(find_assistants(&model).expect("one").only(), Some(heads.as_path()));
     std::fs::rename(twin.path("assistant"), twin.path("target-assistant")).expect("renamed");
-    let found = find_assistants(&twin.path("target")).expect("one");
+    let found = find_assistants(twin.path("target")).expect("one");
     assert_eq!(found.only(), Some(twin.path("target-assistant").as_path()));
     let file = twin.write("target-UD-Q4_K_XL.gguf", &target);
-    assert_eq!(find_assistants(&file).expect("one").only(), Some(twin.path("target-assistant").as_path()));
+    assert_eq!(find_assistants(file).expect("one").only(), Some(twin.path("target-assistant").as_path()));
     let inside = twin.write("target/mtp-target.gguf", &drafter);
-    let found = find_assistants(&twin.path("target")).expect("two");
+    let found = find_assistants(twin.path("target")).expect("two");
     assert_eq!(found.only(), None);
     assert_eq!(found.fitting, [inside, twin.path("target-assistant")]);
 }
@@ -2436,7 +2436,7 @@ fn an_assistant_in_the_hubs_cache_is_found() {
         "hub/models--unsloth--gemma-4-E2B-it-GGUF/snapshots/4d/gemma-4-E2B-it-Q4_0.gguf",
         twin.gguf("target").bytes(),
     );
-    assert_eq!(find_assistants(&file).expect("one").only(), Some(newest.as_path()));
+    assert_eq!(find_assistants(file).expect("one").only(), Some(newest.as_path()));
     // A second one.
     let drafter = twin.gguf("assistant").bytes();
     let other = "hub/models--unsloth--gemma-4-E2B-it-assistant-GGUF";

@@ -258,7 +258,7 @@ fn the_last_words_of_a_server_are_kept() {
     let model = path("demo.gguf");
     let checkpoint = foretoken::checkpoint::Checkpoint::open(&demo).expect("the demo");
     let options = foretoken::checkpoint::convert::ToGguf::default();
-    foretoken::checkpoint::convert::to_gguf(&checkpoint, Path::new(&model), &options).expect("a file");
+    foretoken::checkpoint::convert::to_gguf(&checkpoint, &model, &options).expect("a file");
     let server = path("server");
     std::fs::write(&server, "#!/bin/sh\necho \"$@\"\necho no such flag >&2\nexit 3\n").expect("a script");
     std::fs::set_permissions(&server, std::fs::Permissions::from_mode(0o755)).expect("a mode");

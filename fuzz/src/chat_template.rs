@@ -15,7 +15,7 @@ pub fn read(data: &[u8]) {
     } else {
         file(TARGET, "tokenizer_config.json", br#"{"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}"#);
     }
-    let Some(Some(template)) = checked(ChatTemplate::read(&directory(TARGET))) else { return };
+    let Some(Some(template)) = checked(ChatTemplate::read(directory(TARGET))) else { return };
     let turns =
         [(Role::System, "Be brief."), (Role::User, "Hello {{ x }}\n"), (Role::Assistant, "Hi"), (Role::User, "")];
     let turns = turns.map(|(role, content)| Message::new(role, content));

@@ -9,7 +9,7 @@ const TEXTS: [&str; 3] = ["a text, <bos> and more\n", " ▁größe 你好 \u{1F9
 
 /// Reads `data`.
 pub fn read(data: &[u8]) {
-    let Some(tokenizer) = checked(Tokenizer::read(&file(TARGET, "tokenizer.json", data), 1 << 16)) else { return };
+    let Some(tokenizer) = checked(Tokenizer::read(file(TARGET, "tokenizer.json", data), 1 << 16)) else { return };
     for text in TEXTS {
         let Some(ids) = checked(tokenizer.encode(text)) else { continue };
         checked(tokenizer.decode(&ids));

@@ -154,7 +154,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
-    pub fn read(directory: &Path) -> Result<Option<Self>> {
+    pub fn read(directory: impl AsRef<Path>) -> Result<Option<Self>> {
+        let directory = directory.as_ref();
         let mut sources = template_sources(directory)?;
         let (default, of_tools) = (sources.remove(DEFAULT_TEMPLATE), sources.remove(TOOL_TEMPLATE));
         Self::with(default, of_tools, || special_tokens(directory))

@@ -38,7 +38,8 @@ impl FoundAssistants {
 ///
 /// # Errors
 /// If the target cannot be read.
-pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
+pub fn find_assistants(model: impl AsRef<Path>) -> Result<FoundAssistants> {
+    let model = model.as_ref();
     let candidates = candidates(model);
     if candidates.is_empty() && !model.is_dir() {
         return Ok(FoundAssistants::default());

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// The name of a model's file or directory; of a snapshot in the Hub's cache, whose directory is named by its commit, the
 /// repository's.
-pub fn model_name(model: &Path) -> String {
+pub fn model_name(model: impl AsRef<Path>) -> String {
+    let model = model.as_ref();
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let snapshots = model.parent().filter(|parent| parent.ends_with("snapshots"));
     let repository = snapshots.and_then(Path::parent).and_then(repository_name);

@@ -24,7 +24,8 @@ pub use options::{Download, HubOptions, OnDownload};
 /// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses,
 /// [`Error::Io`](crate::Error::Io) if the cache cannot be written, and [`Error::File`](crate::Error::File) if the
 /// repository is no checkpoint, there is no cache, or the build cannot download.
-pub fn resolve(path: &Path, options: &HubOptions) -> Result<PathBuf> {
+pub fn resolve(path: impl AsRef<Path>, options: &HubOptions) -> Result<PathBuf> {
+    let path = path.as_ref();
     match name(path) {
         Some(name) if !path.exists() => download(name, options),
         _ => Ok(path.to_owned()),

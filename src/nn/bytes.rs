@@ -40,7 +40,8 @@ impl MappedFile {
     ///
     /// # Errors
     /// If it cannot be opened or mapped, or is a directory.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
         let file = File::open(path).map_err(Error::io(path))?;
         if file.metadata().map_err(Error::io(path))?.is_dir() {
             return Err(Error::file(path, "is a directory; a file is expected here"));

@@ -41,7 +41,8 @@ impl Trace {
     ///
     /// # Errors
     /// If it cannot be created, or is some other file, such as the checkpoint.
-    pub fn file(path: &Path) -> Result<Self> {
+    pub fn file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
         if is_other_file(path) {
             return Err(Error::file(path, "exists and is not a trace; choose another path for the trace"));
         }

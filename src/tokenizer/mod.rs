@@ -44,7 +44,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If the file is missing or malformed, or an id is outside the model's vocabulary.
-    pub fn read(path: &Path, vocab_size: usize) -> Result<Self> {
+    pub fn read(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
+        let path = path.as_ref();
         regular_file(path, "a tokenizer.json")?;
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
@@ -63,7 +64,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If an id is outside the model's vocabulary.
-    pub fn new(inner: Pipeline, path: &Path, vocab_size: usize) -> Result<Self> {
+    pub fn new(inner: Pipeline, path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
         let last = spellings(&inner).max_by_key(|(_, id)| *id);
         if let Some((token, id)) = last.filter(|(_, id)| *id as usize >= vocab_size) {
             let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");

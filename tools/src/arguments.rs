@@ -78,9 +78,9 @@ impl Load {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
         let (from, load) = (hub_options(self.hf_cache.clone()), ProgressLine::new("loading", 0));
-        let model = hub::resolve(&self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
+        let model = hub::resolve(self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
         let assistant = match assistant {
-            Some(path) => Some(hub::resolve(&path, &from)?),
+            Some(path) => Some(hub::resolve(path, &from)?),
             None if self.no_assistant || drafting.no_speculation => None,
             None => found_assistant(&model)?,
         };

@@ -47,7 +47,8 @@ struct Planned {
 /// If the file is malformed or of no supported family, lacks a tensor that its configuration implies, has quantized
 /// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has
 /// files of a checkpoint that are not those of an interrupted conversion, or a file cannot be written.
-pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
+pub fn to_hugging_face(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToHuggingFace) -> Result<Report> {
+    let destination = destination.as_ref();
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
     };

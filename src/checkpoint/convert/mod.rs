@@ -43,7 +43,8 @@ pub struct Report {
 /// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies or has it in
 /// another shape, has some that belong to no text model, or the file cannot be written: an existing one is unchanged
 /// then.
-pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Result<Report> {
+pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToGguf) -> Result<Report> {
+    let destination = destination.as_ref();
     if source.path().is_file() {
         return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));
     }
@@ -59,7 +60,7 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     file.value("general.architecture", architecture)?;
     file.value("general.type", "model")?;
     let own = source.path().canonicalize().unwrap_or_else(|_| source.path().to_owned());
-    file.value("general.name", options.name.as_deref().unwrap_or(&model_name(&own)))?;
+    file.value("general.name", options.name.as_deref().unwrap_or(&model_name(own)))?;
     file.value("general.file_type", options.outtype.file_type())?;
     file.value("general.quantization_version", 2u32)?;
     describe(&mut file)?;

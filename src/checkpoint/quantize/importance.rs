@@ -31,7 +31,8 @@ impl Importance {
     ///
     /// # Errors
     /// If it is neither, or malformed, or has a value that is negative, NaN or infinite.
-    pub fn read(path: &Path) -> Result<Self> {
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
         regular_file(path, "an importance matrix")?;
         let mut magic = [0; 4];
         let file = std::fs::File::open(path).map_err(Error::io(path))?;

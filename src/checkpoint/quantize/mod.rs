@@ -83,7 +83,12 @@ pub struct Quantized {
 /// # Errors
 /// If the file is malformed, a matrix is already quantized, importances are for another model, or the new file cannot
 /// be written: an existing one is unchanged then.
-pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptions) -> Result<Vec<Quantized>> {
+pub fn quantize(
+    source: &Checkpoint,
+    destination: impl AsRef<Path>,
+    options: &QuantizeOptions,
+) -> Result<Vec<Quantized>> {
+    let destination = destination.as_ref();
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is a directory of safetensors; convert it to GGUF first"));
     };

@@ -80,7 +80,7 @@ impl NgramCache {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn save(&self, path: &Path) -> Result<()> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut entries: Vec<(&Ngram, u32, u32)> = (self.counts.iter())
             .flat_map(|(ngram, next)| next.iter().map(move |(token, count)| (ngram, *token, *count)))
             .collect();
@@ -92,7 +92,7 @@ impl NgramCache {
             let numbers = ngram.iter().copied().chain([token, count]);
             bytes.extend(numbers.flat_map(u32::to_le_bytes));
         }
-        let mut file = Partial::create(path)?;
+        let mut file = Partial::create(path.as_ref())?;
         file.put(&bytes)?;
         file.publish()
     }
@@ -101,7 +101,8 @@ impl NgramCache {
     ///
     /// # Errors
     /// If the file is missing, truncated, or something else.
-    pub fn load(path: &Path) -> Result<Self> {
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(Error::io(path))?;
         let refuse = |problem: String| Err(Error::file(path, format!("{problem}; write the n-gram cache again")));
         let Some((magic, rest)) = bytes.split_first_chunk::<8>() else { return refuse("is truncated".into()) };

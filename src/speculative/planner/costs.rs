@@ -290,7 +290,8 @@ impl Costs {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn save(&self, path: &Path) -> Result<()> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e.to_string()))?;
         let mut file = Partial::create(path)?;
         file.put(text.as_bytes())?;
@@ -301,7 +302,8 @@ impl Costs {
     ///
     /// # Errors
     /// If the file is missing or malformed, or its costs were measured on another machine.
-    pub fn load(path: &Path, machine: &Machine) -> Result<Self> {
+    pub fn load(path: impl AsRef<Path>, machine: &Machine) -> Result<Self> {
+        let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let again = "; delete it to measure again";
         let costs: Self =

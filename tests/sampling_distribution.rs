@@ -99,18 +99,23 @@ fn samplings() -> [Sampling; 10] {
     ]
 }
 
+/// Drafts, and the target's distributions before and after each.
+type Round = (Draft, Vec<Distribution>);
+
 /// Two models that agree in part: logits that depend on all previous tokens.
 struct Models {
     vocabulary: usize,
     sampler: Sampler,
     target: HashMap<Vec<u32>, Distribution>,
     drafter: HashMap<Vec<u32>, (u32, Distribution)>,
+    /// By the text with the drafts, their number, and whether they are drawn.
+    rounds: HashMap<(Vec<u32>, usize, bool), Round>,
 }
 
 impl Models {
     fn new(vocabulary: usize, sampling: Sampling) -> Self {
         let sampler = Sampler::new(Isa::best(), sampling, Vec::new()).expect("parameters in range");
-        Self { vocabulary, sampler, target: HashMap::new(), drafter: HashMap::new() }
+        Self { vocabulary, sampler, target: HashMap::new(), drafter: HashMap::new(), rounds: HashMap::new() }
     }
 
     fn logits(&self, prefix: &[u32], salt: u64, spread: f32) -> Vec<f32> {
@@ -131,16 +136,15 @@ impl Models {
     }
 
     /// The drafter's best token and its distribution: the target's logits, disturbed.
-    fn drafter(&mut self, prefix: &[u32]) -> (u32, Distribution) {
-        if let Some(known) = self.drafter.get(prefix) {
-            return known.clone();
+    fn drafter(&mut self, prefix: &[u32]) -> &(u32, Distribution) {
+        if !self.drafter.contains_key(prefix) {
+            let (target, noise) = (self.logits(prefix, 1, 3.0), self.logits(prefix, 2, 1.5));
+            let logits: Vec<f32> = target.iter().zip(noise).map(|(a, b)| a + b).collect();
+            let best = self.sampler.most_probable(None, &logits).expect("finite logits");
+            let distribution = self.sampler.distribution(None, &logits).expect("finite logits");
+            self.drafter.insert(prefix.to_vec(), (best, distribution));
         }
-        let (target, noise) = (self.logits(prefix, 1, 3.0), self.logits(prefix, 2, 1.5));
-        let logits: Vec<f32> = target.iter().zip(noise).map(|(a, b)| a + b).collect();
-        let best = self.sampler.most_probable(None, &logits).expect("finite logits");
-        let distribution = self.sampler.distribution(None, &logits).expect("finite logits");
-        self.drafter.insert(prefix.to_vec(), (best, distribution.clone()));
-        (best, distribution)
+        &self.drafter[prefix]
     }
 
     /// The exact probabilities of all texts of `tokens` tokens.
@@ -170,21 +174,26 @@ impl Models {
         drafts: DraftSampling,
         rng: &mut StdRng,
     ) -> (Vec<u32>, usize) {
-        let (mut text, mut probs) = (prefix.to_vec(), Vec::new());
-        let mut target_probs = vec![self.target(&text)];
+        let mut text = prefix.to_vec();
         for _ in 0..num_drafts {
             let (best, distribution) = self.drafter(&text);
-            text.push(match drafts {
-                DraftSampling::Greedy => best,
+            let token = match drafts {
+                DraftSampling::Greedy => *best,
                 DraftSampling::Sampled => distribution.sample(rng),
-            });
-            probs.push(distribution);
-            target_probs.push(self.target(&text));
+            };
+            text.push(token);
         }
-        let tokens = text.split_off(prefix.len());
-        let probs = (drafts == DraftSampling::Sampled).then_some(probs);
-        let draft = Draft { tokens, probs, ..Draft::default() };
-        let accepted = accept(&draft, &target_probs, rng);
+        let round = (text, num_drafts, drafts == DraftSampling::Sampled);
+        if !self.rounds.contains_key(&round) {
+            let (text, _, drawn) = &round;
+            let target_probs = (prefix.len()..=text.len()).map(|len| self.target(&text[..len])).collect();
+            let probs = (prefix.len()..text.len()).map(|len| self.drafter(&text[..len]).1.clone());
+            let probs = drawn.then(|| probs.collect());
+            let draft = Draft { tokens: text[prefix.len()..].to_vec(), probs, ..Draft::default() };
+            self.rounds.insert(round.clone(), (draft, target_probs));
+        }
+        let (draft, target_probs) = &self.rounds[&round];
+        let accepted = accept(draft, target_probs, rng);
         let mut emitted = draft.tokens[..accepted.count].to_vec();
         emitted.push(accepted.next);
         (emitted, accepted.count)
@@ -233,7 +242,7 @@ fn a_wrong_rule_would_be_seen() {
     let mut models = Models::new(12, sampling(1.0, Some(4), 1.0, 0.0));
     let exact = models.exact(1);
     let mut rng = StdRng::seed_from_u64(0);
-    let (target, (_, drafter)) = (models.target(&[]), models.drafter(&[]));
+    let (target, (_, drafter)) = (models.target(&[]), models.drafter(&[]).clone());
     let (mut right, mut wrong) = (BTreeMap::new(), BTreeMap::new());
     for _ in 0..100_000 {
         let draft = drafter.sample(&mut rng);

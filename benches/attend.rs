@@ -1,7 +1,7 @@
 //! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16
 //! and for every quantized format, with 1, 8 and 32 queries, on every instruction set.
 //!
-//! `cargo bench -p foretoken-kernels --bench attend -- avx2` for one of them. The pages are distinct and together larger
+//! `cargo bench --bench attend -- avx2` for one of them. The pages are distinct and together larger
 //! than an L2 cache.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

@@ -15,13 +15,14 @@ const LOGITS_OF_DRAFT: &str = "logits of a draft";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be opened, mapped, read or written. If the disk is full, the kind of `cause` is `StorageFull` or
-    /// `QuotaExceeded`.
+    /// A file could not be opened, mapped, read or written. If the disk is full, the kind of `cause` is `StorageFull`
+    /// or `QuotaExceeded`.
     #[error("{}", one_line(format_args!("{}: {cause}{}", path.display(), hint(cause))))]
     Io {
         /// The file.
         path: PathBuf,
-        /// The operating system's error. Not a `source`: the message already contains it.
+        /// The operating system's error, or one of its kind with more details. Not a `source`: the message already
+        /// contains it.
         cause: std::io::Error,
     },
     /// A file that is malformed or of another kind than expected, or a path that cannot be used.
@@ -37,9 +38,11 @@ pub enum Error {
     Download {
         /// The repository, `owner/name`.
         repository: String,
-        /// The HTTP status, if the Hub refused: with 401, 403 or 404 the repository is missing, or not accessible; after
-        /// 429 and from 500, the same call may succeed later. `None`: there was no complete response (no connection, a
-        /// timeout, one that broke off), or the files changed meanwhile; the same call may succeed later.
+        /// The HTTP status, if the Hub refused: with 401, 403 or 404 the repository is missing, or not accessible;
+        /// after 429 and from 500, the same call may succeed later. `None`: there was no usable response (no
+        /// connection, a timeout, one that broke off, an endpoint or a token that is not valid), the files changed
+        /// meanwhile, or another process downloads them; unless the endpoint or the token is wrong, the same call may
+        /// succeed later.
         status: Option<u16>,
         /// The problem and its remedy.
         problem: String,
@@ -153,7 +156,8 @@ pub enum Error {
         /// The problem and its remedy.
         problem: String,
     },
-    /// A load was cancelled through [`EngineOptions::cancel`](crate::EngineOptions).
+    /// A load was cancelled through [`EngineOptions::cancel`](crate::EngineOptions) or
+    /// [`LoadOptions::cancel`](crate::checkpoint::LoadOptions).
     #[error("the load was cancelled; load again with a new handle")]
     Cancelled,
     /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of
@@ -263,6 +267,7 @@ fn hint(cause: &std::io::Error) -> &'static str {
         std::io::ErrorKind::NotFound => "; check the path, or download the checkpoint there",
         std::io::ErrorKind::IsADirectory => "; a file is expected here",
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => "; free space there, or write elsewhere",
+        std::io::ErrorKind::FileTooLarge | std::io::ErrorKind::ReadOnlyFilesystem => "; write elsewhere",
         _ => "",
     }
 }

@@ -7,6 +7,7 @@ mod skipped;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -632,7 +633,7 @@ fn traces() {
     struct Filling(usize);
     impl std::io::Write for Filling {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(ErrorKind::StorageFull)?;
             Ok(bytes.len())
         }
         fn flush(&mut self) -> std::io::Result<()> {
@@ -918,6 +919,15 @@ fn causes_in_files() {
         pair.tensors(WEIGHTS, |tensors| tensors.get_mut(tensor).expect("a tensor").0 = Dtype::I32);
     });
     assert!(matches!(&integers, Error::Unsupported { what, .. } if what.ends_with(tensor)), "{integers:?}");
+}
+
+/// A file that its file system cannot take is to be written elsewhere.
+#[test]
+fn file_systems_that_cannot_take_a_file() {
+    for kind in [ErrorKind::FileTooLarge, ErrorKind::ReadOnlyFilesystem] {
+        let error = Error::Io { path: "model.gguf".into(), cause: kind.into() }.to_string();
+        assert!(error.starts_with("model.gguf: ") && error.ends_with("; write elsewhere"), "{error}");
+    }
 }
 
 /// A load that its caller cancels ends before the next tensor.

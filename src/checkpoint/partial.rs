@@ -150,9 +150,7 @@ fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error 
     let of = total.map_or(String::new(), |total| format!(" of {total}"));
     let problem = match cause.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => format!("the disk is full after {len}{of} bytes"),
-        ErrorKind::FileTooLarge => {
-            format!("the file system does not support files this large ({len}{of} bytes); write elsewhere")
-        }
+        ErrorKind::FileTooLarge => format!("the file system does not support files this large ({len}{of} bytes)"),
         ErrorKind::NotFound => return Error::file(path, "its directory does not exist; create it first"),
         _ => return Error::io(path)(cause),
     };

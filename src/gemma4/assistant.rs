@@ -43,8 +43,8 @@ impl Assistant {
     /// Loads an assistant for `target`.
     ///
     /// # Errors
-    /// If the pair does not fit, config.json needs something that is not implemented, or a tensor is missing or has
-    /// another shape, or the target's weights are on a device.
+    /// If the pair does not fit, config.json needs something that is not implemented, a tensor is missing or has
+    /// another shape, the target's weights are on a device, or the load is cancelled.
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let embed_tokens = target.model()?.embed_tokens.clone();

@@ -28,7 +28,8 @@ impl Target {
     /// Loads a checkpoint; floating-point weights stay in the mapped file, quantized ones are packed in memory.
     ///
     /// # Errors
-    /// If config.json needs something that is not implemented, or a tensor is missing or has another shape.
+    /// If config.json needs something that is not implemented, a tensor is missing or has another shape, or the load is
+    /// cancelled.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let (target, model) = Self::load_to(&CpuDestination { isa: options.isa }, checkpoint, &options)?;

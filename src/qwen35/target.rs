@@ -36,8 +36,8 @@ impl Target {
     /// Loads a checkpoint; floating-point weights stay in the mapped file, quantized ones are packed in memory.
     ///
     /// # Errors
-    /// If the configuration needs something that is not implemented, or a tensor is missing or has another shape. A
-    /// NextN head is loaded if any of its tensors is present; then all must be.
+    /// If the configuration needs something that is not implemented, a tensor is missing or has another shape, or the
+    /// load is cancelled. A NextN head is loaded if any of its tensors is present; then all must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let (target, Weights { model, nextn }) =

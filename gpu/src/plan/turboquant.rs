@@ -88,7 +88,7 @@ unsafe impl Params for EncodeParams {}
 /// * `codes`: pages of the layout.
 ///
 /// # Errors
-/// If there are no kernels for the layout, or `tables` is empty.
+/// If there are no kernels for the layout, `tables` is empty, or `first` does not fit in an `i32`.
 pub fn encode(
     layout: PageLayout,
     tables: DeviceSlice<u64>,

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::{Error, Session};
 
-/// A refused generation: its session, unchanged, and the cause. A session is not `Sync`: for errors that must be, such as
-/// anyhow's, convert it to an [`Error`], which drops the session.
+/// A refused generation: its session, unchanged, and the cause. A session is not `Sync`: for errors that must be, such
+/// as anyhow's, convert it to an [`Error`], which drops the session.
 pub struct NotStarted {
     /// The session that was passed.
     pub session: Session,

@@ -51,8 +51,8 @@ struct Args {
     /// Disable the prefix cache.
     #[arg(long)]
     no_prefix_cache: bool,
-    /// Existing directory for prefix cache entries that do not fit in memory, up to 8 GiB; the files are deleted
-    /// on exit, those of a killed server at the next start. Default: they are evicted.
+    /// Existing directory for cached prefixes that do not fit in memory, up to 8 GiB; the files are deleted on exit,
+    /// those of a killed server at the next start. Default: they are evicted.
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
     cache_dir: Option<PathBuf>,
     /// Maximum bytes of the K/V cache of all requests together, with an optional suffix K, M or G. Default: unlimited;

@@ -231,7 +231,7 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     if let Some(directory) = options.scheduler.prefix_cache.as_ref().and_then(|cache| cache.directory.as_ref()) {
         anyhow::ensure!(
             directory.is_dir(),
-            "{}: is not a directory, so prefix cache entries cannot be saved there; create it first",
+            "{}: is not a directory, so cached prefixes cannot be saved there; create it first",
             directory.display()
         );
     }

@@ -34,8 +34,8 @@ pub(super) struct DraftRow<'a> {
 pub(super) struct DraftSteps {
     lists: Option<Lists>,
     angles: DraftAngles,
-    /// The sequences in order of rows, each with its [`Sequence::id`]. A sequence whose draft is complete keeps its row,
-    /// which is computed and not used.
+    /// The sequences in order of rows, each with its [`Sequence::id`]. A sequence whose draft is complete keeps its
+    /// row, which is computed and not used.
     sequences: Vec<(Weak<Mutex<Sequence>>, u64)>,
     done: usize, // steps
 }

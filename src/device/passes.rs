@@ -383,7 +383,8 @@ impl Passes {
         Ok(self.accepted.insert(accepted))
     }
 
-    /// Accepts `drafts` drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure speed.
+    /// Accepts `drafts` drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure
+    /// speed.
     ///
     /// # Errors
     /// As [`Passes::accept`].

@@ -14,8 +14,8 @@ use super::states::StateInputs;
 use super::temporaries::{Temporaries, activation_bytes};
 use crate::{Error, Result};
 
-/// Attention's split partials of a few rows take at most 1 / `PARTIALS` of the memory for activations. With sizes rounded
-/// up to powers of two, and smaller ones of smaller depths, up to four times as much is allocated.
+/// Attention's split partials of a few rows take at most 1 / `PARTIALS` of the memory for activations. With sizes
+/// rounded up to powers of two, and smaller ones of smaller depths, up to four times as much is allocated.
 const PARTIALS: usize = 8;
 
 /// The launch queue, memory of results, and recordings.
@@ -55,8 +55,8 @@ impl Workspace {
         &self.ops.queue.launcher
     }
 
-    /// Records the launches of `launches`, merged. If memory is too small for their temporaries, records them again after
-    /// dropping all recordings and freeing large temporaries of other sizes.
+    /// Records the launches of `launches`, merged. If memory is too small for their temporaries, records them again
+    /// after dropping all recordings and freeing large temporaries of other sizes.
     ///
     /// # Errors
     /// Those of `launches`.

@@ -49,7 +49,8 @@ impl<O: Ops> TextModel<O> {
         let mut angles = self.rotations.angles(ops, kv)?;
         let mut taps = Vec::with_capacity(request.taps.len());
         for (i, layer) in self.layers.iter().enumerate() {
-            // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped here.
+            // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped
+            // here.
             let narrows = i + 1 == own_kv_layers && needed.len() < rows.len();
             if narrows {
                 layer.append(ops, &h, &angles, kv, i)?;

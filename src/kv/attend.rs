@@ -22,8 +22,8 @@ use crate::nn::{Aligned, F32View, blocks, divides, for_each, tensor, threads};
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, so that the work per task outweighs its scheduling.
 const SPLIT_PAGES: usize = 8;
 
-/// Tasks per wave, in multiples of [`Queries::min_tasks`]. The splits of a wave are computed in parallel, and merged before
-/// the next wave. More waves mean more waiting at their ends, fewer need more memory.
+/// Tasks per wave, in multiples of [`Queries::min_tasks`]. The splits of a wave are computed in parallel, and merged
+/// before the next wave. More waves mean more waiting at their ends, fewer need more memory.
 const WAVE: usize = 4;
 
 /// Query rows that share one read of the keys. More rows would read the keys less often, but their outputs would not

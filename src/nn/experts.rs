@@ -77,8 +77,8 @@ impl Experts {
         tensor(sum, (x.len() / hidden, hidden))
     }
 
-    /// Adds the weighted outputs of the experts of `buckets`, each for its rows of `x` `(rows, hidden)`, to `sum` `(rows,
-    /// hidden)`.
+    /// Adds the weighted outputs of the experts of `buckets`, each for its rows of `x` `(rows, hidden)`, to `sum`
+    /// `(rows, hidden)`.
     fn add(&self, buckets: &[&[Choice]], x: &[f32], sum: &mut [f32]) {
         let (hidden, intermediate) = (self.down_proj.outputs(), self.down_proj.inputs());
         let num_rows: usize = buckets.iter().map(|bucket| bucket.len()).sum();

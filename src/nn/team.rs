@@ -139,7 +139,8 @@ impl Team {
     fn invite(self: &Arc<Self>) {
         let (team, number) = (self.clone(), self.invitations.fetch_add(1, Ordering::Relaxed) + 1);
         rayon::spawn_broadcast(move |_| {
-            // Every invitation goes to all threads. One that never left the team finds those that were meant for others.
+            // Every invitation goes to all threads. One that never left the team finds those that were meant for
+            // others.
             let is_latest = number == team.invitations.load(Ordering::Relaxed);
             if is_latest && is_free() {
                 ROLE.set(Role::InTask);

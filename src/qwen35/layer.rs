@@ -62,8 +62,8 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         })
     }
 
-    /// The part of [`DecoderLayer::forward`] that later rows need, of `h` `(rows, hidden)`: `store` stores K and V, given
-    /// the mixer and its input.
+    /// The part of [`DecoderLayer::forward`] that later rows need, of `h` `(rows, hidden)`: `store` stores K and V,
+    /// given the mixer and its input.
     pub(super) fn append(
         &self,
         ops: &O,

@@ -37,7 +37,7 @@ pub struct SchedulerOptions {
     /// as many prompt rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a
     /// pass, infinity up to `max_rows`. Default: 3.
     pub prompt_slowdown: f64,
-    /// Caches states of the sequences, so that shared prefixes of prompts are not computed again. Default: none.
+    /// Caches prefixes of the sequences, so that those that prompts share are not computed again. Default: none.
     pub prefix_cache: Option<PrefixCacheOptions>,
 }
 

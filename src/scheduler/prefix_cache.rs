@@ -25,9 +25,9 @@ const CUTS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
     /// Tokens of a prompt between two of its first 64 cached prefixes; between the next 64 twice as many, then four
-    /// times as many, and so on. A prompt that diverges from a cached one between two prefixes computes the tokens after
-    /// the shorter one again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix.
-    /// Default: 256.
+    /// times as many, and so on. A prompt that diverges from a cached one between two prefixes computes the tokens
+    /// after the shorter one again, and is cached at that place. A pass reads at most the tokens up to the next cached
+    /// prefix. Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, of recurrent states and of
     /// tokens; beyond it the least recently used prefixes are dropped. Default: half of
@@ -139,8 +139,8 @@ impl PrefixCache {
         }
     }
 
-    /// Lengths, ascending, at which a sequence that reads `prompt` from token `from` on is cached: at regular intervals,
-    /// where the prompt diverges from cached ones, and at its end.
+    /// Lengths, ascending, at which a sequence that reads `prompt` from token `from` on is cached: at regular
+    /// intervals, where the prompt diverges from cached ones, and at its end.
     pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
         let below = self.prefixes.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
@@ -189,8 +189,8 @@ impl PrefixCache {
         }
     }
 
-    /// Drops prefixes until `bytes` are available under the limit of the engine's pages, or of the system, or as many as
-    /// all prefixes together can free.
+    /// Drops prefixes until `bytes` are available under the limit of the engine's pages, or of the system, or as many
+    /// as all prefixes together can free.
     pub fn drop_until_available(&mut self, bytes: u64) {
         // Without a limit, the system's memory is read: only for a pass that takes pages.
         if bytes == 0 || self.prefixes.is_empty() {

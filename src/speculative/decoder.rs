@@ -60,8 +60,8 @@ impl Step<'_> {
         let is_independent = self.decoder.drafting.is_greedy() || proposal.draft.probs.is_none();
         match error {
             Error::Memory { .. } => is_independent,
-            // A drafter's own scores that are not finite are an error: its file is damaged. On a device, its drafts stay
-            // there.
+            // A drafter's own scores that are not finite are an error: its file is damaged. On a device, its drafts
+            // stay there.
             Error::NotFinite { .. } => is_independent && !error.is_of_draft(),
             _ => false,
         }

@@ -136,8 +136,8 @@ impl DrafterList {
         self.call(|_, drafter| read(drafter))
     }
 
-    /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also the
-    /// `accepted` result.
+    /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also
+    /// the `accepted` result.
     pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, accepted: Option<(usize, AcceptResult)>) {
         self.notify(|i, drafter| {
             let own = accepted.filter(|(of, _)| *of == i).map(|(_, result)| result);

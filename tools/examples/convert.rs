@@ -39,7 +39,7 @@ struct Args {
     /// Name of the model in the GGUF file. Default: the directory's name.
     #[arg(long)]
     name: Option<String>,
-    /// Skip tensors that no text model of the family has, instead of rejecting the checkpoint.
+    /// Skip tensors that no text model of the family has, instead of refusing the checkpoint.
     #[arg(long)]
     leave_out_unknown: bool,
 }

@@ -127,9 +127,9 @@ impl Order {
         if self.in_turn { (i % self.panels, i / self.panels) } else { (i / self.blocks, i % self.blocks) }
     }
 
-    /// Distance in packed blocks from `block` of the range to the block to prefetch; a panel has `of_panel` blocks. With
-    /// panels in turn: the panel's next block, at the end of the range its first block in the same panel of the next
-    /// group. Else the same block of the next panel.
+    /// Distance in packed blocks from `block` of the range to the block to prefetch; a panel has `of_panel` blocks.
+    /// With panels in turn: the panel's next block, at the end of the range its first block in the same panel of the
+    /// next group. Else the same block of the next panel.
     #[inline(always)]
     fn next(&self, block: usize, of_panel: usize) -> isize {
         match self.in_turn {

@@ -379,9 +379,10 @@ fn a_truncated_head_drafts_as_if_nothing_had_followed() {
     const KEPT: usize = 60; // with states; the token after them is the last one
     for case in cases::of(cases::QWEN35) {
         let target = Arc::new(target(&case, Isa::best()));
+        let vocab = target.vocab_size() as u32;
         let texts = [0, 1].map(|change| {
             let ids = case.ids("input_ids").into_iter().cycle().take(ROWS + 1).enumerate();
-            let ids: Vec<u32> = ids.map(|(at, id)| if at > KEPT { id ^ change } else { id }).collect();
+            let ids: Vec<u32> = ids.map(|(at, id)| if at > KEPT { (id + change) % vocab } else { id }).collect();
             let mut state = state(&target);
             let (_, hidden) = in_chunks(&target, &mut state, &ids[..ROWS], 33);
             Text { ids, hidden: tensor(hidden, (ROWS, target.hidden_size())).expect("states"), state }

@@ -1,5 +1,7 @@
 //! Patterns of JSON schemas: ECMA-262's syntax, translated to that of the crate `regex`, which llguidance reads.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 /// `\s` and its complement, as items of a class.
@@ -21,13 +23,20 @@ pub(super) fn translate(fields: &mut Map<String, Value>) {
         *pattern = translated(pattern);
     }
     let Some(Value::Object(properties)) = fields.get_mut("patternProperties") else { return };
+    // Names that became equal. Their schemas are in one list: all names can become equal, too many to nest.
+    let mut equal = HashSet::new();
     for (name, schema) in std::mem::take(properties) {
         let name = translated(&name);
-        let schema = match properties.remove(&name) {
-            None => schema,
-            Some(other) => json!({"allOf": [other, schema]}),
+        let Some(known) = properties.get_mut(&name) else {
+            properties.insert(name, schema);
+            continue;
         };
-        properties.insert(name, schema);
+        if equal.insert(name) {
+            *known = json!({"allOf": [known.take()]});
+        }
+        if let Some(all) = known.get_mut("allOf").and_then(Value::as_array_mut) {
+            all.push(schema);
+        }
     }
 }
 
@@ -141,5 +150,22 @@ mod tests {
         translate(schema.as_object_mut().expect("an object"));
         let want = json!({"patternProperties": {r"[\~]": {"allOf": [{"maxLength": 1}, {"type": "string"}]}}});
         assert_eq!(schema, want);
+    }
+
+    /// Schemas are visited recursively: the depth of a document must not grow with the number of its names.
+    #[test]
+    fn names_that_become_equal_are_not_nested() {
+        let names = (0..1 << 10).map(|spelling: u32| {
+            let character = |i: u32| if spelling >> i & 1 == 1 { r"\~" } else { "~" };
+            format!("[{}]", (0..10).map(character).collect::<String>())
+        });
+        let properties: Map<_, _> = names.zip(0..).map(|(name, i)| (name, json!({"maxLength": i}))).collect();
+        let mut schema = json!({"patternProperties": properties});
+        translate(schema.as_object_mut().expect("an object"));
+        let merged = &schema["patternProperties"][format!("[{}]", r"\~".repeat(10))]["allOf"];
+        let lengths = merged.as_array().expect("a list").iter().filter_map(|schema| schema["maxLength"].as_u64());
+        let mut lengths: Vec<u64> = lengths.collect();
+        lengths.sort_unstable();
+        assert!(lengths.into_iter().eq(0..1 << 10));
     }
 }

@@ -60,7 +60,10 @@ impl Unescaped {
         if keys.iter().all(|key| !key.contains(['/', '~', '%'])) {
             return Some(format!("#{}", keys.join("/")));
         }
-        self.copied += target.to_string().len();
+        // Not measured any more once the limit is exceeded: as many references as there are may be to one large schema.
+        if self.copied <= COPIED {
+            self.copied += target.to_string().len();
+        }
         if self.copied > COPIED {
             return None;
         }

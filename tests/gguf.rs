@@ -416,6 +416,20 @@ fn experts_that_lie_apart_come_together() {
     assert!(file(39, &[1, 1, 32]).weight(name).is_err());
 }
 
+/// The shape of a tensor of an unknown type may be of any size: its bytes are not counted.
+#[test]
+fn experts_of_an_unknown_type_and_any_size_have_a_shape() {
+    let part = |file: GgufFile, name: &str| file.tensor(name, &[1, usize::MAX, 1], 77, vec![0]);
+    let file = part(GgufFile::new(), "blk.2.ffn_gate_exps.weight");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("model.gguf");
+    std::fs::write(&path, part(file, "blk.2.ffn_up_exps.weight").bytes()).expect("written");
+    let checkpoint = Checkpoint::open(&path).expect("a valid file");
+    let name = "layers.2.experts.gate_up_proj";
+    assert_eq!(checkpoint.type_and_shape(name).map(|(_, shape)| shape), Some(vec![1, usize::MAX, 1]));
+    assert!(checkpoint.get(name).is_err());
+}
+
 // ---- configurations and weights: every fixture, written as GGUF, reads back unchanged ----
 
 fn fixtures() -> Vec<PathBuf> {

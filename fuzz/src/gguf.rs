@@ -42,6 +42,9 @@ pub fn read(data: &[u8]) {
         let _ = tokenizer.encode("a text\n", true).map(|ids| tokenizer.decode(ids.get_ids(), true));
     }
     if let Some(checkpoint) = checked(Checkpoint::open(file(TARGET, "model.gguf", data))) {
+        for name in checkpoint.names() {
+            assert!(checkpoint.type_and_shape(&name).is_none_or(|(_, shape)| !shape.is_empty()));
+        }
         checked(foretoken::chat::ChatTemplate::of(&checkpoint));
         run(&checkpoint);
     }

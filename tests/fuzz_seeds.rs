@@ -233,6 +233,36 @@ fn prefixing_tokenizer() -> Value {
     file
 }
 
+/// Qwen's kind of tokenizer in miniature: BPE over the bytes of split texts.
+fn byte_level_tokenizer() -> Value {
+    let tokens =
+        "<|endoftext|> <|im_end|> \u{10a} \u{120} \u{c3} \u{b6} a e t x n o d m r te xt text an and \u{120}and";
+    let tokens: Vec<&str> = tokens.split(' ').collect();
+    let mut file = tokenizer();
+    let added = file["added_tokens"].as_array_mut().expect("a list");
+    added.truncate(2);
+    added.iter_mut().zip(&tokens).for_each(|(added, token)| added["content"] = json!(token));
+    let vocabulary = tokens.into_iter().zip(0..).map(|(token, id)| (token.to_owned(), json!(id)));
+    file["model"]["vocab"] = Value::Object(vocabulary.collect());
+    file["model"]["merges"] =
+        json!([["t", "e"], ["x", "t"], ["te", "xt"], ["a", "n"], ["an", "d"], ["\u{120}", "and"]]);
+    file["model"]["unk_token"] = Value::Null;
+    file["model"]["fuse_unk"] = json!(false);
+    file["model"]["byte_fallback"] = json!(false);
+    let pattern = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s+(?!\S)|\s+";
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    file["normalizer"] = json!({"type": "NFC"});
+    file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}, bytes,
+    ]});
+    file["post_processor"] = json!({
+        "type": "TemplateProcessing", "special_tokens": {}, "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    });
+    file["decoder"] = bytes;
+    file
+}
+
 const TEMPLATE: &str = "\
 {{- bos_token -}}
 {%- set ns = namespace(system=false) -%}
@@ -301,6 +331,7 @@ fn write_fuzz_seeds() {
 
     write("tokenizer", "bpe", tokenizer().to_string());
     write("tokenizer", "prefixing", prefixing_tokenizer().to_string());
+    write("tokenizer", "byte_level", byte_level_tokenizer().to_string());
     write("chat_template", "template", TEMPLATE);
     write("chat_template", "config", json!({"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}).to_string());
     let several =

@@ -211,8 +211,7 @@ impl Error {
 
     /// The error for a panic in a sequence's part of a pass.
     pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        Error::Panic(message.unwrap_or("no message").to_owned())
+        Error::Panic(panic_message(panic).to_owned())
     }
 
     pub(crate) fn argument(name: &'static str, problem: impl Into<String>) -> Self {
@@ -248,6 +247,12 @@ impl Error {
             other => other,
         }
     }
+}
+
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    message.unwrap_or("no message")
 }
 
 fn without_backtrace(error: &candle_core::Error) -> &candle_core::Error {

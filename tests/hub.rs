@@ -415,6 +415,8 @@ fn requests_that_are_refused() {
     refused(refuse("/resolve/", "403 Forbidden"), &["403", "gated", "needs a token (hf auth login)", &terms]);
     assert_eq!(server.state().requests.len(), 2, "a refusal is not asked for again");
     refused(refuse("/api/", "503 Service Unavailable"), &["503", "try again"]);
+    let nowhere = refuse("/resolve/", "302 Found\r\nETag: \"a\"\r\nX-Repo-Commit: 0123");
+    refused(nowhere, &["test/target", &server.endpoint, "the response cannot be used", "location header"]);
 }
 
 /// A caller can tell a refusal, a failure of the network, a cache that cannot be written and a repository that is no

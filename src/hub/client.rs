@@ -1,5 +1,6 @@
 //! The Hub client: downloads a repository's files into a cache in the layout of Hugging Face's own tools.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use super::gguf_files::{certain, in_directory, likely, parts, tagged};
 use super::name::Name;
 use super::options::{Download, HubOptions, OnDownload};
 use crate::checkpoint::{HEAD, weights};
+use crate::error::panic_message;
 use crate::{Error, Result};
 
 /// Small files of a checkpoint; only the first is required.
@@ -30,6 +32,16 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The repository's directory or GGUF file in the cache, complete.
 pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
+    // The client panics at some malformed responses, such as a redirect to nowhere.
+    catch_unwind(AssertUnwindSafe(|| downloaded(name, options))).unwrap_or_else(|panic| {
+        let (at, cause) = (&options.endpoint, panic_message(&*panic));
+        let remedy = "check the endpoint, or download it with hf download";
+        let problem = format!("cannot be downloaded from {at}: the response cannot be used ({cause}); {remedy}");
+        Err(failure(name, None, problem))
+    })
+}
+
+fn downloaded(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
     let cache = match &options.cache {
         // The client compares path components, so paths have to be absolute.
         Some(path) => std::path::absolute(path).map_err(Error::io(path))?,

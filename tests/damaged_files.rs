@@ -1,6 +1,7 @@
 //! Damaged checkpoints: truncated anywhere, with one byte of a header or a JSON file changed, or with two tensors
 //! exchanged. None panics or takes more memory than its packed tensors and 64 MiB, and damage visible in names, shapes
-//! or lengths is an error. The matrices here are as large packed as in the file, whose length is the measure.
+//! or lengths is an error. The matrices here are as large packed as in the file, whose length is the measure. So are
+//! files of counts, costs and importances.
 
 mod counting;
 mod gguf_writer;
@@ -16,8 +17,11 @@ use std::sync::{Mutex, MutexGuard};
 use counting::{HELD, PEAK};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::gguf::{Gguf, Value as GgufValue};
+use foretoken::checkpoint::quantize::Importance;
 use foretoken::gemma4::{Assistant, Target};
+use foretoken::speculative::{Costs, DrafterKind, Machine, NgramCache};
 use foretoken::{Engine, EngineOptions, Isa, Result};
+use gguf_writer::GgufFile;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use twins::{Twin, written};
@@ -458,4 +462,61 @@ fn gguf_damaged(file: &str, model: &Model) -> usize {
         }
     }
     cases
+}
+
+// ---- other files ----
+
+#[test]
+fn damaged_counts_costs_and_importances() {
+    let _alone = alone();
+    let directory = directory();
+    let at = |name: &str| directory.path().join(name);
+    let mut counts = NgramCache::default();
+    counts.learn(&[1, 2, 3, 1, 2, 3, 1, 2, 4], 0, 4);
+    counts.save(at("counts")).expect("written");
+    let machine = Machine { processor: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let mut costs = Costs::new(machine.clone());
+    (0..9).for_each(|i| costs.verified(600, 1 + i % 3, 4.0));
+    (0..2).for_each(|_| costs.drafted(DrafterKind::Mtp, 4, 2.0));
+    costs.save(at("costs")).expect("written");
+    let importance = GgufFile::new().floats("a.in_sum2", &[2, 4], &[8.0; 8]).floats("a.counts", &[2, 1], &[2.0; 2]);
+    std::fs::write(at("importance"), importance.bytes()).expect("written");
+    let (int, values) = (i32::to_le_bytes, [1.0f32; 4].map(f32::to_le_bytes).concat());
+    let older = [&int(1)[..], &int(1), b"a", &int(8), &int(4), &values].concat();
+    std::fs::write(at("older importance"), older).expect("written");
+
+    let read_costs = |path: &Path| -> Result<()> {
+        let costs = Costs::load(path, &machine)?;
+        assert!(costs.verify(600, 16).iter().all(|estimate| estimate.ms.is_finite()));
+        assert!(costs.step(DrafterKind::Mtp, 600).is_finite());
+        Ok(())
+    };
+    let read_importance = |path: &Path| Importance::read(path).map(drop);
+    let readers: [(&str, &dyn Fn(&Path) -> Result<()>); 4] = [
+        ("counts", &|path: &Path| NgramCache::load(path).map(drop)),
+        ("costs", &read_costs),
+        ("importance", &read_importance),
+        ("older importance", &read_importance),
+    ];
+    let mut cases = 0;
+    for (name, read) in readers {
+        let whole = std::fs::read(at(name)).expect("written");
+        let path = at("damaged");
+        let is_read = |bytes: &[u8], case: &dyn Fn() -> String| {
+            std::fs::write(&path, bytes).expect("written");
+            checked(bytes.len(), case, || read(&path)).is_some()
+        };
+        assert!(is_read(&whole, &|| name.into()), "{name}");
+        for len in 0..whole.len() {
+            let case = || format!("{name}: cut to {len} of {} bytes", whole.len());
+            assert!(!is_read(&whole[..len], &case), "{}: accepted", case());
+        }
+        for byte in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[byte] ^= mask(byte, cases);
+            is_read(&changed, &|| format!("{name}: byte {byte} changed"));
+            cases += 1;
+        }
+    }
+    println!("{cases} cases");
 }

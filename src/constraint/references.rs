@@ -30,6 +30,15 @@ pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a
     })
 }
 
+/// Keys of a reference that may lead to something: JSON is read to 127 levels, which rewriting at most triples.
+const MAX_KEYS: usize = 512;
+
+/// Whether a reference has so many keys that no document has them all. Looking for each of its beginnings would take
+/// time quadratic in its length.
+pub(super) fn is_too_deep(reference: &str) -> bool {
+    reference.matches('/').count() > MAX_KEYS
+}
+
 /// Finds references without escapes. Schemas in whose path a key has a `/`, `~` or `%` are copied to `$defs`.
 #[derive(Default)]
 pub(super) struct Unescaped {
@@ -47,7 +56,7 @@ impl Unescaped {
     /// `reference` without escapes; `None` if it has none, or refers to nothing, or the copies exceed their limit.
     pub fn of(&mut self, root: &mut Value, reference: &str) -> Option<String> {
         let pointer = reference.strip_prefix('#').filter(|path| path.contains(['%', '~']))?;
-        let pointer = percent_decoded(pointer)?;
+        let pointer = percent_decoded(pointer).filter(|pointer| !is_too_deep(pointer))?;
         if let Some(copy) = self.copies.get(&pointer) {
             return Some(copy.clone());
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::{Map, Value};
 
 use super::keywords::{LISTS, MAPS, ONES};
-use super::references::{Unescaped, lookup_mut};
+use super::references::{Unescaped, is_too_deep, lookup_mut};
 use super::{annotations, bounds, formats, patterns};
 use crate::{Error, Result};
 
@@ -48,7 +48,7 @@ pub(crate) fn document(root: &mut Value) {
             });
         }
         let targets = references.into_iter().map(|(reference, plain)| plain.unwrap_or(reference));
-        for target in targets {
+        for target in targets.filter(|target| !is_too_deep(target)) {
             if (unescaped.is_copy(&target) || !is_covered(&target, &seen)) && seen.insert(target.clone()) {
                 places.push(target);
             }
@@ -185,6 +185,23 @@ mod tests {
         }
         let referred = json!({"anyOf": [{"$ref": "#/x/a/b"}, {"$ref": "#/x/a"}], "x": {"a": {"format": "c", "b": {"format": "d"}}}});
         assert_eq!(rewritten(referred)["x"], json!({"a": {"b": {}}}));
+    }
+
+    /// Their number, or their length, squared would be hours.
+    #[test]
+    fn references_that_are_many_or_long_take_no_time() {
+        let long = ["#/~0".to_owned() + &"/".repeat(1 << 20), "#".to_owned() + &"/items".repeat(1 << 18)];
+        for schema in long.map(|reference| json!({"$ref": reference})) {
+            assert!(rewritten(schema.clone()) == schema);
+        }
+        // Spellings of one that leads to more than is copied.
+        let spelled = |spelling: u32| {
+            let character = |i: u32| if spelling >> i & 1 == 1 { "%62" } else { "b" };
+            format!("#/$defs/~1{}", (0..16).map(character).collect::<String>())
+        };
+        let many: Vec<Value> = (0..1 << 16).map(|spelling| json!({"$ref": spelled(spelling)})).collect();
+        let schema = json!({"anyOf": many, "$defs": {"/bbbbbbbbbbbbbbbb": {"description": "x".repeat(2 << 20)}}});
+        assert!(rewritten(schema.clone()) == schema);
     }
 
     #[test]

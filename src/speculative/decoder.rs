@@ -357,6 +357,35 @@ impl Work {
     }
 }
 
+/// A step whose rows are in a pass.
+struct Unfinished<'p, 's> {
+    drafting: &'p mut Drafting,
+    work: &'p mut Option<Work>,
+    rng: &'p mut StdRng,
+    ends: &'p mut Ends<'s>,
+    counts: OtherSequences,
+}
+
+impl Unfinished<'_, '_> {
+    /// Finishes the step after its pass, which took `verify` for the rows of `all`, and commits those of its `round`
+    /// that it keeps.
+    ///
+    /// # Errors
+    /// Those of the step, and its panic; no rows are committed then.
+    fn finish(
+        self,
+        output: Option<ForwardOutput<'_>>,
+        round: Round<'_>,
+        (verify, all): (Duration, OtherSequences),
+    ) -> Result<Done> {
+        let timing = PassTiming { position: round.position(), verify, others: all.without(self.counts) };
+        let Self { drafting, work, rng, ends, .. } = self;
+        let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, (rng, ends), &timing))?;
+        round.commit(keep);
+        Ok(done)
+    }
+}
+
 /// One pass of the model over the rows of all steps.
 ///
 /// # Errors
@@ -367,6 +396,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     for Step { decoder, work, rng, ends } in steps.iter_mut() {
         let SpeculativeDecoder { state, drafting, .. } = &mut **decoder;
         let Some(planned) = &*work else { continue };
+        let counts = planned.counts();
         let (ids, logits, hidden) = planned.rows(drafting);
         let first = batch.rows();
         let round = planned.begin_round(state, ids.len())?;
@@ -374,37 +404,26 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let (logits, hidden) =
             (request.add_logits(first, ids.len(), logits), request.add_hidden(first, ids.len(), hidden));
         request.taps.extend(drafting.drafters.reads().taps);
-        unfinished.push((drafting, work, rng, ends, logits, hidden));
+        unfinished.push((Unfinished { drafting, work, rng, ends, counts }, logits, hidden));
     }
     request.taps.sort_unstable();
     request.taps.dedup();
-    let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(OtherSequences::default(), OtherSequences::add);
+    let all = unfinished.iter().map(|(step, ..)| step.counts).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = unfinished.iter().map(|(drafting, .., logits, hidden)| -> Result<_> {
+    let outputs = unfinished.iter().map(|(step, logits, hidden)| -> Result<_> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
-            taps: drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
+            taps: step.drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
         };
         Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
     });
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
-    let mut done = Vec::with_capacity(unfinished.len());
-    for (((drafting, work, rng, ends, ..), rows), round) in unfinished.into_iter().zip(outputs).zip(batch.into_rounds())
-    {
-        let others = all.without(counts(work));
-        let timing = PassTiming { position: round.position(), verify, others };
-        let finished = Error::catch(|| finish(drafting, work.take(), rows, (rng, ends), &timing));
-        done.push(finished.map(|(keep, done)| {
-            round.commit(keep);
-            done
-        }));
-    }
-    Ok(done)
+    let steps = unfinished.into_iter().zip(outputs).zip(batch.into_rounds());
+    Ok(steps.map(|(((step, ..), output), round)| step.finish(output, round, (verify, all))).collect())
 }
 
 /// One pass on a device over the rows of all steps, whose sequences share passes.
@@ -418,37 +437,31 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
         let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
         models = Some(&device.models);
-        let (ids, outputs, hidden) = planned.rows(drafting);
+        let counts = planned.counts();
+        let (ids, logits, hidden) = planned.rows(drafting);
         let round = planned.begin_round(state, ids.len())?;
-        parts.push(device.part(ids, &round, (outputs, hidden)));
-        unfinished.push((drafting, work, rng, ends, round, [outputs, hidden].map(|rows| rows != OutputRows::None)));
+        parts.push(device.part(ids, &round, (logits, hidden)));
+        unfinished.push((Unfinished { drafting, work, rng, ends, counts }, round, logits, hidden));
     }
     let Some(models) = models else { return Ok(Vec::new()) };
-    let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
-    let all = unfinished.iter().map(|(_, work, ..)| counts(work)).fold(OtherSequences::default(), OtherSequences::add);
+    let all = unfinished.iter().map(|(step, ..)| step.counts).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = || unfinished.iter().filter(|(.., [has_logits, _])| *has_logits).map(|(drafting, ..)| drafting);
-    if outputs().any(|drafting| drafting.accepts_on_device()) {
+    let with_logits = unfinished.iter().filter(|(_, _, logits, _)| *logits != OutputRows::None);
+    let with_logits = with_logits.map(|(step, ..)| &*step.drafting);
+    if with_logits.clone().any(Drafting::accepts_on_device) {
         pass.accept()?;
-    } else if outputs().next().is_some() {
-        pass.wait(outputs().filter_map(|drafting| drafting.largest_logits()).min())?;
+    } else if with_logits.clone().next().is_some() {
+        pass.wait(with_logits.filter_map(Drafting::largest_logits).min())?;
     }
     let verify = start.elapsed();
-    let mut done = Vec::with_capacity(unfinished.len());
-    for (i, (drafting, work, rng, ends, round, [_, has_hidden])) in unfinished.into_iter().enumerate() {
-        let others = all.without(counts(work));
-        let timing = PassTiming { position: round.position(), verify, others };
+    let steps = unfinished.into_iter().enumerate().map(|(i, (step, round, _, hidden))| {
         // Rows with logits have hidden states.
-        let output = has_hidden.then(|| ForwardOutput::Device(pass.output(i)));
-        let finished = Error::catch(|| finish(drafting, work.take(), output, (rng, ends), &timing));
-        done.push(finished.map(|(keep, done)| {
-            round.commit(keep);
-            done
-        }));
-    }
-    Ok(done)
+        let output = (hidden != OutputRows::None).then(|| ForwardOutput::Device(pass.output(i)));
+        step.finish(output, round, (verify, all))
+    });
+    Ok(steps.collect())
 }
 
 /// Finishes a sequence's step, and returns the number of rows to keep.

@@ -366,26 +366,30 @@ impl Scheduler {
         let mut out_of_memory = None;
         for slot in decoding.into_iter().chain(reading) {
             let Slot { session, run, planned, waits, .. } = slot;
-            let alone = !run.is_reading();
-            if !alone && of_prompts == 0 {
+            let reads = run.is_reading();
+            if reads && of_prompts == 0 {
                 continue;
             }
-            let max_rows = match session.decoder().0.drafting.chooses() {
-                _ if run.is_reading() => left.min(of_prompts).max(1),
-                _ if self.plain => 1,
-                true if !drafts => 1,
-                _ => usize::MAX,
+            let max_rows = if reads {
+                left.min(of_prompts).max(1)
+            } else if self.plain || (!drafts && session.decoder().0.drafting.chooses()) {
+                1
+            } else {
+                usize::MAX
             };
             let plain = OtherSequences { rows: 1, tokens: 1, prompt_rows: 0 };
-            let beside = if alone { others.without(plain) } else { others };
+            let beside = if reads { others } else { others.without(plain) };
             match run.plan(session.decoder().0, (max_rows, beside), None) {
                 Ok(work) => {
-                    others = if alone { beside + work.counts() } else { others };
                     left = left.saturating_sub(work.num_rows());
-                    of_prompts = of_prompts.saturating_sub(if alone { 0 } else { work.num_rows() });
+                    if reads {
+                        of_prompts = of_prompts.saturating_sub(work.num_rows());
+                    } else {
+                        others = beside + work.counts();
+                    }
                     *planned = Some(work);
                 }
-                Err(error @ Error::Memory { .. }) if run.is_reading() => {
+                Err(error @ Error::Memory { .. }) if reads => {
                     *waits = true;
                     out_of_memory = Some(error);
                 }

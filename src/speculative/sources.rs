@@ -81,41 +81,8 @@ impl Sources {
         // Formats of layers are the target's.
         let kv = &KvOptions { layers: Vec::new(), ..kv.clone() };
         Ok(match options {
-            DrafterOptions::Mtp => {
-                if let Some(head) = &self.nextn {
-                    let mut drafter = NextN::new(head.clone(), kv, &self.pages)?;
-                    drafter.set_max_context(context);
-                    return Ok(Box::new(drafter));
-                }
-                if let Some(head) = &self.device_nextn {
-                    return Ok(Box::new(DeviceNextN::new(head.clone(), kv, context)?));
-                }
-                let missing = || {
-                    Error::argument(
-                        "drafters",
-                        "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off",
-                    )
-                };
-                let assistant = self.assistant.clone().ok_or_else(missing)?;
-                match &backend.device {
-                    Some(DeviceSequence { models, sequence }) => {
-                        Box::new(DeviceMtp::new(models.clone(), sequence.clone()))
-                    }
-                    None => Box::new(Mtp::new(assistant)),
-                }
-            }
-            DrafterOptions::DraftModel => {
-                let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
-                let model = self.draft_model.clone().ok_or_else(missing)?;
-                match &self.device_draft_model {
-                    Some(models) => Box::new(DeviceDraftModel::new(models, &*model.0, kv, context)?),
-                    None => {
-                        let mut drafter = DraftModel::new(model, kv, &self.pages)?;
-                        drafter.set_max_context(context);
-                        Box::new(drafter)
-                    }
-                }
-            }
+            DrafterOptions::Mtp => self.mtp(backend, (kv, context))?,
+            DrafterOptions::DraftModel => self.draft_model((kv, context))?,
             DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),
             DrafterOptions::NgramMapK(options) => Box::new(NgramMapK::new(*options)),
             DrafterOptions::NgramMapK4v(options) => Box::new(NgramMapK4v::new(*options)),
@@ -137,5 +104,36 @@ impl Sources {
                 drafter
             }
         })
+    }
+
+    fn mtp(&self, backend: &Backend, (kv, context): (&KvOptions, usize)) -> Result<Box<dyn Drafter>> {
+        if let Some(head) = &self.nextn {
+            let mut drafter = NextN::new(head.clone(), kv, &self.pages)?;
+            drafter.set_max_context(context);
+            return Ok(Box::new(drafter));
+        }
+        if let Some(head) = &self.device_nextn {
+            return Ok(Box::new(DeviceNextN::new(head.clone(), kv, context)?));
+        }
+        let Some(assistant) = &self.assistant else {
+            let problem = "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off";
+            return Err(Error::argument("drafters", problem));
+        };
+        Ok(match &backend.device {
+            Some(DeviceSequence { models, sequence }) => Box::new(DeviceMtp::new(models.clone(), sequence.clone())),
+            None => Box::new(Mtp::new(assistant.clone())),
+        })
+    }
+
+    fn draft_model(&self, (kv, context): (&KvOptions, usize)) -> Result<Box<dyn Drafter>> {
+        let Some(model) = &self.draft_model else {
+            return Err(Error::argument("drafters", "draft-model needs a draft model; load one, or omit it"));
+        };
+        if let Some(models) = &self.device_draft_model {
+            return Ok(Box::new(DeviceDraftModel::new(models, &*model.0, kv, context)?));
+        }
+        let mut drafter = DraftModel::new(model.clone(), kv, &self.pages)?;
+        drafter.set_max_context(context);
+        Ok(Box::new(drafter))
     }
 }

@@ -1,11 +1,12 @@
 //! Loads an engine's models to memory or to a device.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
-use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, Models};
+use crate::device::{Device, DeviceChoice, DeviceDestination, DeviceModels, DeviceNextnHead, DeviceOps, Models};
 use crate::family::{self, Loaded};
-use crate::gemma4::Assistant;
+use crate::gemma4::{Assistant, AssistantModel, Target};
 use crate::kv::PagePool;
 use crate::options::EngineOptions;
 use crate::speculative::{ChainedModel, Sources, check_vocabulary};
@@ -59,23 +60,11 @@ fn read(
     tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
     let (target, models) = read_target(checkpoint, load, device)?;
-    let (mut assistant, mut assistant_model) = (None, None);
-    if let Some(path) = &options.assistant {
-        let Some(target) = &target.gemma4 else {
-            return Err(family::not_implemented(("assistant", "omit it"), checkpoint));
-        };
-        let checkpoint = Checkpoint::open_assistant(path)?;
-        let read = match device {
-            None => Assistant::load(&checkpoint, target, load.clone())?,
-            Some(device) => {
-                let (read, model) =
-                    Assistant::load_to(&DeviceDestination(&**device), &checkpoint, target.config(), load)?;
-                assistant_model = Some((model, read.donors().to_vec()));
-                read
-            }
-        };
-        assistant = Some(Arc::new(read));
-    }
+    let assistant = options.assistant.as_ref().map(|path| match &target.gemma4 {
+        Some(target) => read_assistant(path, target, load, device),
+        None => Err(family::not_implemented(("assistant", "omit it"), checkpoint)),
+    });
+    let (assistant, assistant_model) = assistant.transpose()?.unzip();
     let tokenizer = checkpoint.tokenizer(target.model.vocab_size())?;
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
@@ -92,14 +81,16 @@ fn read(
     let (context, suppressed) = (target.model.max_position_embeddings(), &tokens.suppressed[..]);
     let mut sources = Sources {
         gemma4: target.gemma4,
-        assistant,
+        assistant: assistant.map(Arc::new),
         nextn: target.nextn,
         draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
         ..Sources::new(target.model, PagePool::new(options.kv_memory))
     };
     let mut on_device = None;
     if let Some((device, DeviceModels { target, nextn })) = device.zip(models) {
-        let models = Models::new(device.clone(), target, assistant_model, suppressed, options.kv_memory)?;
+        let assistant = assistant_model.flatten().zip(sources.assistant.as_ref());
+        let assistant = assistant.map(|(model, host)| (model, host.donors().to_vec()));
+        let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
         // A draft model drafts without its head.
         let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
@@ -132,6 +123,24 @@ fn read_target(
         Some(device) => {
             let (loaded, models) = family::load_to_device(checkpoint, load, &**device)?;
             Ok((loaded, Some(models)))
+        }
+    }
+}
+
+/// An assistant for `target`, and its weights if they are on a device.
+fn read_assistant(
+    path: &Path,
+    target: &Target,
+    load: &LoadOptions,
+    device: Option<&Arc<dyn Device>>,
+) -> Result<(Assistant, Option<AssistantModel<DeviceOps>>)> {
+    let checkpoint = Checkpoint::open_assistant(path)?;
+    match device {
+        None => Ok((Assistant::load(&checkpoint, target, load.clone())?, None)),
+        Some(device) => {
+            let to = DeviceDestination(&**device);
+            let (assistant, model) = Assistant::load_to(&to, &checkpoint, target.config(), load)?;
+            Ok((assistant, Some(model)))
         }
     }
 }

@@ -57,43 +57,60 @@ fn translated(pattern: &str) -> String {
     let (mut rest, mut class) = (pattern, None);
     while !rest.is_empty() {
         let item = take(&mut rest);
-        let Some(before) = class else {
-            match item {
-                "." => out += NO_LINE_END,
-                r"\s" => out += &format!("[{SPACE}]"),
-                r"\S" => out += &format!("[^{SPACE}]"),
-                "[" => match ["]", "^]"].map(|end| rest.strip_prefix(end)) {
-                    [Some(behind), _] => (out, rest) = (out + NONE, behind),
-                    [_, Some(behind)] => (out, rest) = (out + ANY, behind),
-                    _ => {
-                        out.push('[');
-                        if rest.starts_with('^') {
-                            out += take(&mut rest);
-                        }
-                        class = Some(Before::Other);
-                    }
-                },
-                _ => out += item,
-            }
-            continue;
+        class = match class {
+            None => translate_outside(item, &mut rest, &mut out),
+            Some(before) => translate_in_class(item, before, rest, &mut out),
         };
-        let ends_class = rest.starts_with(']') || SETS.iter().any(|set| rest.starts_with(set));
-        class = match item {
-            "]" => None,
-            "-" if before == Before::Character && !ends_class => Some(Before::Range),
-            _ if SETS.contains(&item) || before == Before::Range => Some(Before::Other),
-            _ => Some(Before::Character),
-        };
-        match item {
-            "-" if class == Some(Before::Range) => out.push('-'),
-            "-" | "[" | "&" | "~" => out += &format!(r"\{item}"),
-            r"\b" => out += r"\x08",
-            r"\s" => out += SPACE,
-            r"\S" => out += NO_SPACE,
-            _ => out += item,
-        }
     }
     out
+}
+
+/// Translates an item outside of classes. If a class begins with it, returns what precedes its first item.
+fn translate_outside(item: &str, rest: &mut &str, out: &mut String) -> Option<Before> {
+    match item {
+        "." => *out += NO_LINE_END,
+        r"\s" => *out += &format!("[{SPACE}]"),
+        r"\S" => *out += &format!("[^{SPACE}]"),
+        "[" => {
+            for (empty, meaning) in [("]", NONE), ("^]", ANY)] {
+                if let Some(behind) = rest.strip_prefix(empty) {
+                    *out += meaning;
+                    *rest = behind;
+                    return None;
+                }
+            }
+            out.push('[');
+            if rest.starts_with('^') {
+                *out += take(rest);
+            }
+            return Some(Before::Other);
+        }
+        _ => *out += item,
+    }
+    None
+}
+
+/// Translates an item of a class. Returns what precedes the next one; `None` if the class ends with it.
+fn translate_in_class(item: &str, before: Before, rest: &str, out: &mut String) -> Option<Before> {
+    let ends_class = rest.starts_with(']') || SETS.iter().any(|set| rest.starts_with(set));
+    let class = match item {
+        "]" => None,
+        "-" if before == Before::Character && !ends_class => Some(Before::Range),
+        _ if SETS.contains(&item) || before == Before::Range => Some(Before::Other),
+        _ => Some(Before::Character),
+    };
+    *out += match item {
+        "-" if class == Some(Before::Range) => "-",
+        "-" => r"\-",
+        "[" => r"\[",
+        "&" => r"\&",
+        "~" => r"\~",
+        r"\b" => r"\x08",
+        r"\s" => SPACE,
+        r"\S" => NO_SPACE,
+        _ => item,
+    };
+    class
 }
 
 /// Takes a character, or a backslash and the character behind it.

@@ -9,6 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::device::{DeviceNextN, DeviceNextnHead, draft_greedily, read_bandwidth};
 use crate::engine::Engine;
+use crate::gemma4::Assistant;
 use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
 use crate::nn::tensor;
@@ -167,27 +168,25 @@ impl Probe {
         let no_assistant =
             || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
         let assistant = engine.assistant().ok_or_else(no_assistant)?;
-        let hidden = self.hidden.clone();
+        engine.run(|| self.chain_assistant(assistant, last, tokens))
+    }
+
+    /// [`Probe::draft`] with the assistant.
+    fn chain_assistant(&mut self, assistant: &Assistant, last: u32, tokens: usize) -> Result<Duration> {
         let decoder = self.session.decoder().0;
         let committed = decoder.state.kv().committed();
-        engine.run(|| {
-            let start = Instant::now();
-            match &decoder.backend.device {
-                Some(DeviceSequence { models, sequence }) => {
-                    draft_greedily(models, sequence, (last, committed.position()), tokens)?;
-                }
-                None => {
-                    let mut hidden = hidden.ok_or_else(no_state)?;
-                    for _ in 0..tokens {
-                        let kv = DraftKv::Target(committed);
-                        let steps =
-                            assistant.step(&mut [DraftRows { ids: vec![last], hidden: Some(hidden.clone()), kv }])?;
-                        hidden = steps.into_iter().next().map_or(hidden, |step| step.hidden);
-                    }
-                }
-            }
-            Ok(start.elapsed())
-        })
+        let start = Instant::now();
+        if let Some(DeviceSequence { models, sequence }) = &decoder.backend.device {
+            draft_greedily(models, sequence, (last, committed.position()), tokens)?;
+            return Ok(start.elapsed());
+        }
+        let mut hidden = self.hidden.clone().ok_or_else(no_state)?;
+        for _ in 0..tokens {
+            let kv = DraftKv::Target(committed);
+            let steps = assistant.step(&mut [DraftRows { ids: vec![last], hidden: Some(hidden.clone()), kv }])?;
+            hidden = steps.into_iter().next().map_or(hidden, |step| step.hidden);
+        }
+        Ok(start.elapsed())
     }
 
     /// [`Probe::draft`] with a NextN head on a device, where the rows before the draft are uninitialised.

@@ -127,6 +127,13 @@ impl Echo {
     }
 }
 
+/// A move of `token` into a centroid, and out of `from` if it has one.
+#[derive(Clone, Copy)]
+struct Move {
+    token: u32,
+    from: Option<usize>,
+}
+
 /// An assignment of tokens to centroids with a capacity of `size` each.
 struct Groups<'a> {
     choices: &'a [u16], // of each token, the nearest first
@@ -156,20 +163,20 @@ impl<'a> Groups<'a> {
     /// Finds the shortest chain of tokens that can each move to another of their choices, the last into a centroid
     /// with free capacity, and moves them, so that `token` gets one of its choices.
     fn insert_by_moving(&mut self, token: u32) {
-        let mut came_from: Vec<Option<(u32, Option<usize>)>> = vec![None; self.members.len()];
+        let mut moves: Vec<Option<Move>> = vec![None; self.members.len()]; // into each centroid that is reached
         let mut queue = std::collections::VecDeque::new();
         for choice in self.of(token) {
-            came_from[choice] = Some((token, None));
+            moves[choice] = Some(Move { token, from: None });
             queue.push_back(choice);
         }
         while let Some(full) = queue.pop_front() {
             if self.members[full].len() < self.size {
-                return self.shift(full, &came_from);
+                return self.shift(full, &moves);
             }
-            for member in &self.members[full] {
-                for choice in self.of(*member) {
-                    if came_from[choice].is_none() {
-                        came_from[choice] = Some((*member, Some(full)));
+            for token in &self.members[full] {
+                for choice in self.of(*token) {
+                    if moves[choice].is_none() {
+                        moves[choice] = Some(Move { token: *token, from: Some(full) });
                         queue.push_back(choice);
                     }
                 }
@@ -181,8 +188,9 @@ impl<'a> Groups<'a> {
         }
     }
 
-    fn shift(&mut self, mut into: usize, came_from: &[Option<(u32, Option<usize>)>]) {
-        while let Some((token, from)) = came_from[into] {
+    /// Makes the chain of moves that ends in the centroid `into`.
+    fn shift(&mut self, mut into: usize, moves: &[Option<Move>]) {
+        while let Some(Move { token, from }) = moves[into] {
             self.members[into].push(token);
             let Some(from) = from else { return };
             self.members[from].retain(|member| *member != token);

@@ -159,36 +159,40 @@ impl Job {
             Contents::Ids(ids) => write(&ids.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()),
             Contents::Rows(stored, rows) => {
                 let inputs = tensor.shape.last().copied().unwrap_or(1);
-                let block = ROWS * stored.bytes(inputs);
-                let mut buffer = vec![0; tensor.bytes.min((BATCH / block).max(1) * block)];
-                batches(tensor.bytes, buffer.len()).try_for_each(|(start, len)| {
-                    let out = &mut buffer[..len];
-                    out.par_chunks_mut(block).enumerate().for_each(|(i, out)| {
-                        let mut x = vec![0.0; out.len() / (block / ROWS) * inputs];
-                        rows((start / block + i) * ROWS, &mut x);
-                        for (x, out) in x.chunks_exact(inputs).zip(out.chunks_exact_mut(block / ROWS)) {
-                            stored.encode(self.isa, x, out);
-                        }
-                    });
-                    write(out)
+                let row = stored.bytes(inputs);
+                write_parts(tensor.bytes, ROWS * row, write, |i, out| {
+                    let mut x = vec![0.0; out.len() / row * inputs];
+                    rows(i * ROWS, &mut x);
+                    for (x, out) in x.chunks_exact(inputs).zip(out.chunks_exact_mut(row)) {
+                        stored.encode(self.isa, x, out);
+                    }
                 })
             }
             Contents::Random(stored, std) => {
                 let (isa, seed) = (self.isa, self.seed);
                 let make = || Bank::new(isa, seed, *stored, *std);
                 let bank = &*self.banks.entry((tensor.ggml_id, std.to_bits())).or_insert_with(make);
-                let run = RUN * bank.piece;
-                let mut buffer = vec![0; tensor.bytes.min((BATCH / run).max(1) * run)];
-                batches(tensor.bytes, buffer.len()).try_for_each(|(start, len)| {
-                    let out = &mut buffer[..len];
-                    out.par_chunks_mut(run).enumerate().for_each(|(i, out)| {
-                        bank.draw(&mut Random::new(seed, &tensor.name, (start / run + i) as u64), out);
-                    });
-                    write(out)
+                write_parts(tensor.bytes, RUN * bank.piece, write, |i, out| {
+                    bank.draw(&mut Random::new(seed, &tensor.name, i as u64), out);
                 })
             }
         }
     }
+}
+
+/// Writes `total` bytes in batches, whose parts of `len` bytes are filled on all threads by `fill(index, part)`.
+fn write_parts(
+    total: usize,
+    len: usize,
+    mut write: impl FnMut(&[u8]) -> Result<()>,
+    fill: impl Fn(usize, &mut [u8]) + Sync,
+) -> Result<()> {
+    let mut buffer = vec![0; total.min((BATCH / len).max(1) * len)];
+    batches(total, buffer.len()).try_for_each(|(start, bytes)| {
+        let out = &mut buffer[..bytes];
+        out.par_chunks_mut(len).enumerate().for_each(|(i, part)| fill(start / len + i, part));
+        write(out)
+    })
 }
 
 /// `(start, length)` of the pieces of `total` that are `len` long, except for the last.

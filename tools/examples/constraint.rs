@@ -36,7 +36,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    foretoken_tools::run(measure)
+    foretoken_tools::run(command)
 }
 
 /// Typical schemas: property names, texts, a list of objects, enums, numbers.
@@ -78,7 +78,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn measure(args: Args) -> Result<()> {
+fn command(args: Args) -> Result<()> {
     ensure!(args.turns > 0, "--turns must be at least 1");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let on = args.drafting.options(&engine, args.pipelining.pipeline())?;
@@ -92,34 +92,57 @@ fn measure(args: Args) -> Result<()> {
     for (name, schema) in schemas() {
         let constraint = Constraint::json_schema(schema.to_string()).with_limits(limits.clone());
         engine.compile(&constraint)?;
-        let write = |speculation: &Speculation| -> Result<(Vec<u32>, Statistics)> {
-            let options = GenerateOptions {
-                max_tokens: args.max_tokens,
-                constraint: Some(constraint.clone()),
-                speculation: speculation.clone(),
-                ..GenerateOptions::default()
-            };
-            let mut session = engine.session(&SessionOptions::default())?;
-            let mut generation = session.generate(&prompt, &options)?;
-            let ids =
-                generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>();
-            Ok((ids?.concat(), generation.statistics().clone()))
+        let options = |speculation| GenerateOptions {
+            max_tokens: args.max_tokens,
+            constraint: Some(constraint.clone()),
+            speculation,
+            ..GenerateOptions::default()
         };
+        let mut measured = Measured { name, tokens: 0, off: Vec::new(), fast: Vec::new() };
+        measured.measure(&engine, &prompt, args.turns, [options(Speculation::Off), options(on.clone())])?;
+        measured.print();
+        ratios.push(speed(&measured.fast) / speed(&measured.off));
+        shares.push(share(&measured.fast));
+    }
+    println!(
+        "median ratio {:.2}, largest share of masks {:.2} %",
+        median(ratios),
+        shares.iter().copied().fold(0.0, f64::max)
+    );
+    Ok(())
+}
+
+/// Generations under a schema, one per turn, without and with speculation.
+struct Measured {
+    name: &'static str,
+    tokens: usize,
+    off: Vec<Statistics>,
+    fast: Vec<Statistics>,
+}
+
+impl Measured {
+    fn measure(
+        &mut self,
+        engine: &Engine,
+        prompt: &[u32],
+        turns: usize,
+        [off, on]: [GenerateOptions; 2],
+    ) -> Result<()> {
         // The first turn warms up caches and cost estimates, and is not counted.
-        let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
-        for turn in 0..=args.turns {
-            let ((want, alone), (got, drafted)) = (write(&Speculation::Off)?, write(&on)?);
-            ensure!(want == got, "{name}: the text with speculation differs");
-            tokens = want.len();
+        for turn in 0..=turns {
+            let ((want, alone), (got, drafted)) = (write(engine, prompt, &off)?, write(engine, prompt, &on)?);
+            ensure!(want == got, "{}: the text with speculation differs", self.name);
+            self.tokens = want.len();
             if turn > 0 {
-                off.push(alone);
-                fast.push(drafted);
+                self.off.push(alone);
+                self.fast.push(drafted);
             }
         }
-        let speed = |all: &[Statistics]| median(all.iter().map(Statistics::decode_tokens_per_second).collect());
-        let share = |all: &[Statistics]| {
-            median(all.iter().map(|s| 100.0 * s.constraint.as_secs_f64() / s.decode.as_secs_f64()).collect())
-        };
+        Ok(())
+    }
+
+    fn print(&self) {
+        let Self { name, tokens, off, fast } = self;
         let per_token =
             median(off.iter().map(|s| 1e6 * s.constraint.as_secs_f64() / s.generated_tokens as f64).collect());
         let accept =
@@ -129,22 +152,31 @@ fn measure(args: Args) -> Result<()> {
             .filter(|drafter| drafter.kind.is_some_and(|kind| kind.name() == "forced"))
             .map(|drafter| drafter.accepted)
             .sum();
-        ratios.push(speed(&fast) / speed(&off));
-        shares.push(share(&fast));
         println!(
             "{name:<8} {tokens:>6} {:>10.1} {:>9.1} {:>6.2} {:>13.2} {forced:>7} {per_token:>14.1} {:>12.2} {:>11.2} {accept:>13.2}",
-            speed(&off),
-            speed(&fast),
-            speed(&fast) / speed(&off),
+            speed(off),
+            speed(fast),
+            speed(fast) / speed(off),
             last.tokens_per_round(),
-            share(&off),
-            share(&fast),
+            share(off),
+            share(fast),
         );
     }
-    println!(
-        "median ratio {:.2}, largest share of masks {:.2} %",
-        median(ratios),
-        shares.iter().copied().fold(0.0, f64::max)
-    );
-    Ok(())
+}
+
+fn write(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {
+    let mut session = engine.session(&SessionOptions::default())?;
+    let mut generation = session.generate(prompt, options)?;
+    let ids = generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>();
+    Ok((ids?.concat(), generation.statistics().clone()))
+}
+
+/// Median tokens per second.
+fn speed(all: &[Statistics]) -> f64 {
+    median(all.iter().map(Statistics::decode_tokens_per_second).collect())
+}
+
+/// Median percentage of the time of decoding that masks take.
+fn share(all: &[Statistics]) -> f64 {
+    median(all.iter().map(|s| 100.0 * s.constraint.as_secs_f64() / s.decode.as_secs_f64()).collect())
 }

@@ -2,7 +2,7 @@
 
 use crate::journal::{Event, Origin, Record};
 use crate::matrix::Setting;
-use crate::summary::{Section, Spread};
+use crate::summary::{Row, Section, Spread};
 
 /// A line per cell: medians with minimum and maximum, machine and commit.
 pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String {
@@ -27,46 +27,49 @@ pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String
         Event::Start { command, .. } => Some(command.as_str()),
         _ => None,
     });
+    let machine = [origin.machine.as_str(), &origin.commit, command.unwrap_or_default()].map(quoted).join(",");
     for section in sections {
-        let setting = section.setting;
         for row in &section.rows {
-            let figures = [
-                Some(row.speed),
-                row.speedup,
-                row.acceptance(),
-                row.spread(|run| Some(run.tokens_per_round)),
-                row.spread(|run| run.draft_ms),
-                row.spread(|run| run.verify_ms),
-                row.spread(|run| run.weights_gb_per_second),
-                row.spread(|run| run.read_gb_per_second),
-                row.spread(|run| Some(run.prefill_tokens_per_second)),
-                row.spread(|run| Some(run.peak_rss_bytes? as f64)),
-            ];
-            let spread = |s: Option<Spread>| s.map_or(",,".into(), |s| format!("{},{},{}", s.median, s.min, s.max));
-            let number = |value: Option<String>| value.unwrap_or_default();
-            let places: Vec<_> = row.acceptance_at().iter().map(|at| format!("{:.4}", at.median)).collect();
-            let fields = [
-                quoted(&setting.pair),
-                row.cell.prompt.0.to_string(),
-                quoted(&row.cell.kv),
-                quoted(&row.cell.mode),
-                row.runs.len().to_string(),
-                figures.map(spread).join(","),
-                number(row.runs.last().and_then(|run| run.kv_bytes).map(|bytes| bytes.to_string())),
-                places.join(" "),
-                setting.max_tokens.to_string(),
-                setting.texts.to_string(),
-                number(section.turns.last().map(|turn| turn.threads.to_string())),
-                number(setting.quantize.clone()),
-                rates(setting),
-                quoted(&origin.machine),
-                quoted(&origin.commit),
-                quoted(command.unwrap_or_default()),
-            ];
-            csv += &(fields.join(",") + "\n");
+            csv += &format!("{},{machine}\n", fields(section, row));
         }
     }
     csv
+}
+
+/// A cell's fields before those of the machine.
+fn fields(section: &Section, row: &Row) -> String {
+    let setting = section.setting;
+    let figures = [
+        Some(row.speed),
+        row.speedup,
+        row.acceptance(),
+        row.spread(|run| Some(run.tokens_per_round)),
+        row.spread(|run| run.draft_ms),
+        row.spread(|run| run.verify_ms),
+        row.spread(|run| run.weights_gb_per_second),
+        row.spread(|run| run.read_gb_per_second),
+        row.spread(|run| Some(run.prefill_tokens_per_second)),
+        row.spread(|run| Some(run.peak_rss_bytes? as f64)),
+    ];
+    let spread = |s: Option<Spread>| s.map_or(",,".into(), |s| format!("{},{},{}", s.median, s.min, s.max));
+    let number = |value: Option<String>| value.unwrap_or_default();
+    let places: Vec<_> = row.acceptance_at().iter().map(|at| format!("{:.4}", at.median)).collect();
+    let fields = [
+        quoted(&setting.pair),
+        row.cell.prompt.0.to_string(),
+        quoted(&row.cell.kv),
+        quoted(&row.cell.mode),
+        row.runs.len().to_string(),
+        figures.map(spread).join(","),
+        number(row.runs.last().and_then(|run| run.kv_bytes).map(|bytes| bytes.to_string())),
+        places.join(" "),
+        setting.max_tokens.to_string(),
+        setting.texts.to_string(),
+        number(section.turns.last().map(|turn| turn.threads.to_string())),
+        number(setting.quantize.clone()),
+        rates(setting),
+    ];
+    fields.join(",")
 }
 
 /// The simulated acceptance rates by position; empty if acceptance is not simulated.

@@ -21,7 +21,7 @@ use clap::Parser;
 use foretoken::{Isa, WeightType};
 use foretoken_tools::arguments::pair;
 
-use journal::{Event, Journal, Origin, Record, Run};
+use journal::{Event, Journal, Origin, Record, Run, Turn};
 use llama::Llama;
 use matrix::{Cell, Kv, Mode, Plan, Prompt};
 use ours::Ours;
@@ -195,7 +195,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> 
     for plan in &plans {
         plan.left_out.iter().for_each(|what| eprintln!("{}: skipped: {what}", plan.setting.pair));
         // One pair at a time: two large ones do not fit most machines.
-        let (mut ours, mut servers): (Option<Ours>, HashMap<&str, Llama>) = (None, HashMap::new());
+        let mut engines: Option<Engines> = None;
         for run in 1..=args.runs {
             let done = Done::new(&journal.records, here);
             let is_missing = |(cell, _): &&(Cell, Mode)| !done.of(plan, cell).any(|other| other.run == run);
@@ -207,26 +207,17 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> 
             if !std::mem::replace(&mut started, true) {
                 journal.append(record(Event::Start { command: machine::command(), time: machine::now() }))?;
             }
-            let ours = match &mut ours {
-                Some(ours) => ours,
-                none => none.insert(Ours::load(args, plan, &text)?),
+            let engines = match &mut engines {
+                Some(engines) => engines,
+                none => {
+                    none.insert(Engines { ours: Ours::load(args, plan, &text)?, servers: HashMap::new(), args, plan })
+                }
             };
-            let turn = ours.turn(run)?;
+            let turn = engines.ours.turn(run)?;
             journal.append(record(Event::Turn(turn.clone())))?;
             for (cell, mode) in missing {
                 let named = || format!("{}, {cell}, run {run}", plan.setting.pair);
-                let mut measure = || match mode {
-                    Mode::Ours { kv, speculation } => ours.run(cell, kv, speculation, &turn),
-                    Mode::Llama { arguments } => {
-                        let prompts = ours.prompts(cell.prompt)?;
-                        let server = match servers.entry(arguments) {
-                            Entry::Occupied(server) => server.into_mut(),
-                            Entry::Vacant(none) => none.insert(Llama::new(args, plan, arguments)?),
-                        };
-                        server.run(cell, &prompts, plan, run)
-                    }
-                };
-                let measured = measure().with_context(named)?;
+                let measured = engines.measure(cell, mode, &turn).with_context(named)?;
                 Done::new(&journal.records, here).check(plan, &measured).with_context(named)?;
                 eprintln!("{}: {:.1} tokens/s", named(), measured.tokens_per_second);
                 journal.append(record(Event::Run(measured)))?;
@@ -234,6 +225,31 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// What computes a pair's cells.
+struct Engines<'a> {
+    args: &'a Args,
+    plan: &'a Plan,
+    ours: Ours<'a>,
+    servers: HashMap<&'a str, Llama>, // by their arguments
+}
+
+impl<'a> Engines<'a> {
+    /// Measures a cell once.
+    fn measure(&mut self, cell: &Cell, mode: &'a Mode, turn: &Turn) -> Result<Run> {
+        match mode {
+            Mode::Ours { kv, speculation } => self.ours.run(cell, kv, speculation, turn),
+            Mode::Llama { arguments } => {
+                let prompts = self.ours.prompts(cell.prompt)?;
+                let server = match self.servers.entry(arguments) {
+                    Entry::Occupied(server) => server.into_mut(),
+                    Entry::Vacant(none) => none.insert(Llama::new(self.args, self.plan, arguments)?),
+                };
+                server.run(cell, &prompts, self.plan, turn.run)
+            }
+        }
+    }
 }
 
 /// Writes the tables and the report for a machine and commit.

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use foretoken::checkpoint::gguf::GgufWriter;
 
 use super::echo::Echo;
-use super::stored::F32;
-use super::tensors::{Contents, List, Role, more_bits};
+use super::stored::{Bits, F32};
+use super::tensors::{Contents, List, Role, layer_bits};
 use super::{Args, File};
 
 /// Tokens in the vocabulary.
@@ -130,12 +130,12 @@ fn attention(list: &mut List, shape: &Shape, i: usize) {
     let (hidden, heads, kv) = (shape.hidden, shape.heads * HEAD, shape.kv * HEAD);
     list.ones(&b("attn_norm"), hidden);
     list.ones(&b("post_attention_norm"), hidden);
-    list.matrix(&b("attn_q"), &[2 * heads, hidden], false, Role::Random);
-    list.matrix(&b("attn_k"), &[kv, hidden], false, Role::Random);
-    list.matrix(&b("attn_v"), &[kv, hidden], more_bits(i, shape.layers), Role::Random);
+    list.matrix(&b("attn_q"), &[2 * heads, hidden], Bits::Fewer, Role::Random);
+    list.matrix(&b("attn_k"), &[kv, hidden], Bits::Fewer, Role::Random);
+    list.matrix(&b("attn_v"), &[kv, hidden], layer_bits(i, shape.layers), Role::Random);
     list.ones(&b("attn_q_norm"), HEAD);
     list.values(&b("attn_k_norm"), vec![list.key_norm; HEAD]);
-    list.matrix(&b("attn_output"), &[hidden, heads], false, Role::Zero);
+    list.matrix(&b("attn_output"), &[hidden, heads], Bits::Fewer, Role::Zero);
 }
 
 /// A layer's norms and delta net.
@@ -144,8 +144,8 @@ fn delta_net(list: &mut List, shape: &Shape, i: usize) {
     let (hidden, values, channels, heads) = (shape.hidden, shape.values(), shape.channels(), shape.value_heads);
     list.ones(&b("attn_norm"), hidden);
     list.ones(&b("post_attention_norm"), hidden);
-    list.matrix(&b("attn_qkv"), &[channels, hidden], false, Role::Random);
-    list.matrix(&b("attn_gate"), &[values, hidden], false, Role::Random);
+    list.matrix(&b("attn_qkv"), &[channels, hidden], Bits::Fewer, Role::Random);
+    list.matrix(&b("attn_gate"), &[values, hidden], Bits::Fewer, Role::Random);
     list.random(&b("ssm_conv1d"), &[channels, TAPS], F32, Role::Random);
     list.values(&format!("blk.{i}.ssm_a"), vec![-1.0; heads]);
     list.values(&format!("blk.{i}.ssm_dt.bias"), vec![-2.0; heads]);
@@ -153,19 +153,19 @@ fn delta_net(list: &mut List, shape: &Shape, i: usize) {
         list.random(&b(gate), &[heads, hidden], list.quantize.small(), Role::Random);
     }
     list.ones(&b("ssm_norm"), STATE);
-    list.matrix(&b("ssm_out"), &[hidden, values], false, Role::Zero);
+    list.matrix(&b("ssm_out"), &[hidden, values], Bits::Fewer, Role::Zero);
 }
 
 fn feed_forward(list: &mut List, shape: &Shape, i: usize) {
     let b = |name: &str| format!("blk.{i}.{name}.weight");
-    let (hidden, more) = (shape.hidden, more_bits(i, shape.layers));
+    let (hidden, of_down) = (shape.hidden, layer_bits(i, shape.layers));
     let mlp = |list: &mut List, kind: &str, counts: &[usize], ffn: usize| {
-        for (name, [outputs, inputs], more, role) in [
-            ("ffn_gate", [ffn, hidden], false, Role::Random),
-            ("ffn_up", [ffn, hidden], false, Role::Random),
-            ("ffn_down", [hidden, ffn], more, Role::Zero),
+        for (name, [outputs, inputs], bits, role) in [
+            ("ffn_gate", [ffn, hidden], Bits::Fewer, Role::Random),
+            ("ffn_up", [ffn, hidden], Bits::Fewer, Role::Random),
+            ("ffn_down", [hidden, ffn], of_down, Role::Zero),
         ] {
-            list.matrix(&b(&format!("{name}{kind}")), &[counts, &[outputs, inputs]].concat(), more, role);
+            list.matrix(&b(&format!("{name}{kind}")), &[counts, &[outputs, inputs]].concat(), bits, role);
         }
     };
     let Some(experts) = shape.experts else { return mlp(list, "", &[], shape.ffn) };

@@ -51,6 +51,13 @@ impl Stored {
     }
 }
 
+/// Which of a mix's types a matrix has.
+#[derive(Clone, Copy)]
+pub enum Bits {
+    Fewer,
+    More,
+}
+
 /// `--quantize`.
 #[derive(Clone, Copy)]
 pub enum Quantize {
@@ -117,12 +124,12 @@ impl Quantize {
         }
     }
 
-    /// The type of a matrix with rows of `inputs`; `more` if the mix uses more bits for it.
-    pub fn matrix(self, inputs: usize, more: bool) -> Stored {
-        let preferred = match self {
-            Self::Mix if more => Q6_K,
-            Self::Mix => Q4_K,
-            Self::All(stored) => stored,
+    /// The type of a matrix with rows of `inputs`.
+    pub fn matrix(self, inputs: usize, bits: Bits) -> Stored {
+        let preferred = match (self, bits) {
+            (Self::Mix, Bits::More) => Q6_K,
+            (Self::Mix, Bits::Fewer) => Q4_K,
+            (Self::All(stored), _) => stored,
         };
         match preferred {
             Stored::Blocks(kind) if !inputs.is_multiple_of(kind.block_len()) => Q8_0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::echo::Echo;
 use super::shape::{HEAD, Shape, Stack};
-use super::stored::{F16, F32, I32_ID, Quantize, Stored};
+use super::stored::{Bits, F16, F32, I32_ID, Quantize, Stored};
 
 /// A tensor to be written.
 pub struct Tensor {
@@ -83,8 +83,8 @@ impl List {
         self.stored(name, shape, stored, contents);
     }
 
-    pub fn matrix(&mut self, name: &str, shape: &[usize], more_bits: bool, role: Role) {
-        let stored = self.quantize.matrix(shape.last().copied().unwrap_or(1), more_bits);
+    pub fn matrix(&mut self, name: &str, shape: &[usize], bits: Bits, role: Role) {
+        let stored = self.quantize.matrix(shape.last().copied().unwrap_or(1), bits);
         self.random(name, shape, stored, role);
     }
 
@@ -95,26 +95,26 @@ impl List {
     }
 
     /// The tensors of a layer of either model; K and V, if any, are between the Q and output projections.
-    fn layer(&mut self, stack: &Stack, i: usize, own_kv: Option<OwnKv>, more_bits: bool) {
+    fn layer(&mut self, stack: &Stack, i: usize, own_kv: Option<OwnKv>, bits: Bits) {
         let b = |name: &str| format!("blk.{i}.{name}");
         let (hidden, ffn, head) = (stack.hidden, stack.ffn[i], stack.head(i));
         for norm in ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"] {
             self.ones(&b(&format!("{norm}.weight")), hidden);
         }
-        self.matrix(&b("attn_q.weight"), &[stack.heads * head, hidden], false, Role::Random);
+        self.matrix(&b("attn_q.weight"), &[stack.heads * head, hidden], Bits::Fewer, Role::Random);
         self.ones(&b("attn_q_norm.weight"), head);
         if let Some(own) = own_kv {
             let shape = [stack.kv(i) * head, hidden];
-            self.matrix(&b("attn_k.weight"), &shape, false, Role::Random);
+            self.matrix(&b("attn_k.weight"), &shape, Bits::Fewer, Role::Random);
             self.values(&b("attn_k_norm.weight"), vec![self.key_norm; head]);
             if own == OwnKv::KeyAndValue {
-                self.matrix(&b("attn_v.weight"), &shape, more_bits, Role::Random);
+                self.matrix(&b("attn_v.weight"), &shape, bits, Role::Random);
             }
         }
-        self.matrix(&b("attn_output.weight"), &[hidden, stack.heads * head], false, Role::Zero);
-        self.matrix(&b("ffn_gate.weight"), &[ffn, hidden], false, Role::Random);
-        self.matrix(&b("ffn_up.weight"), &[ffn, hidden], false, Role::Random);
-        self.matrix(&b("ffn_down.weight"), &[hidden, ffn], more_bits, Role::Zero);
+        self.matrix(&b("attn_output.weight"), &[hidden, stack.heads * head], Bits::Fewer, Role::Zero);
+        self.matrix(&b("ffn_gate.weight"), &[ffn, hidden], Bits::Fewer, Role::Random);
+        self.matrix(&b("ffn_up.weight"), &[ffn, hidden], Bits::Fewer, Role::Random);
+        self.matrix(&b("ffn_down.weight"), &[hidden, ffn], bits, Role::Zero);
         self.ones(&b("layer_output_scale.weight"), 1);
     }
 }
@@ -127,9 +127,9 @@ enum OwnKv {
     KeyAndValue,
 }
 
-/// Whether the mix uses more bits for layer `i` of `n`: at both ends, and on every third between.
-pub fn more_bits(i: usize, n: usize) -> bool {
-    i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+/// Bits of the matrices of layer `i` of `n` for which a mix may use more: at both ends, and on every third between.
+pub fn layer_bits(i: usize, n: usize) -> Bits {
+    if i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2 { Bits::More } else { Bits::Fewer }
 }
 
 /// The tensors of the target.
@@ -148,7 +148,7 @@ pub fn target(
     list.ones("output_norm.weight", hidden);
     list.rotation();
     if width > 0 {
-        list.matrix("per_layer_token_embd.weight", &[vocab, width * n], false, Role::Random);
+        list.matrix("per_layer_token_embd.weight", &[vocab, width * n], Bits::Fewer, Role::Random);
         list.stored("per_layer_model_proj.weight", &[width * n, hidden], F16, Contents::Random(F16, 1.0));
         list.ones("per_layer_proj_norm.weight", width);
     }
@@ -156,7 +156,7 @@ pub fn target(
         let b = |name: &str| format!("blk.{i}.{name}");
         let one_for_both = shape.k_eq_v && !stack.sliding[i];
         let own = if one_for_both { OwnKv::Key } else { OwnKv::KeyAndValue };
-        list.layer(stack, i, (i < n - shape.shared).then_some(own), more_bits(i, n));
+        list.layer(stack, i, (i < n - shape.shared).then_some(own), layer_bits(i, n));
         if width > 0 {
             list.random(&b("inp_gate.weight"), &[width, hidden], quantize.small(), Role::Random);
             list.random(&b("proj.weight"), &[hidden, width], quantize.small(), Role::Zero);
@@ -166,8 +166,8 @@ pub fn target(
             list.stored(&b("ffn_gate_inp.weight"), &[experts.count, hidden], F32, Contents::Random(F32, 1.0));
             list.ones(&b("ffn_gate_inp.scale"), hidden);
             let gate_up = [experts.count, 2 * experts.ffn, hidden];
-            list.matrix(&b("ffn_gate_up_exps.weight"), &gate_up, false, Role::Random);
-            list.matrix(&b("ffn_down_exps.weight"), &[experts.count, hidden, experts.ffn], false, Role::Zero);
+            list.matrix(&b("ffn_gate_up_exps.weight"), &gate_up, Bits::Fewer, Role::Random);
+            list.matrix(&b("ffn_down_exps.weight"), &[experts.count, hidden, experts.ffn], Bits::Fewer, Role::Zero);
             list.ones(&b("ffn_down_exps.scale"), experts.count);
             for norm in ["pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"] {
                 list.ones(&b(&format!("{norm}.weight")), hidden);
@@ -204,7 +204,7 @@ pub fn assistant(
     let rows = echo.clone();
     let fill = move |first: usize, out: &mut [f32]| rows.pre_projection(first, out);
     list.rows(&format!("{section}.pre_projection.weight"), [hidden, 2 * target], quantize.embedding(), fill);
-    list.matrix(&format!("{section}.post_projection.weight"), &[target, hidden], false, Role::Random);
+    list.matrix(&format!("{section}.post_projection.weight"), &[target, hidden], Bits::Fewer, Role::Random);
     if let Some(Centroids { count, ids }) = centroids {
         let rows = echo.clone();
         let fill = move |first: usize, out: &mut [f32]| rows.centroids(first, out);
@@ -212,7 +212,7 @@ pub fn assistant(
         list.push("mtp.token_ordering.weight", I32_ID, &[vocab], 4 * vocab, Contents::Ids(ids));
     }
     for i in 0..stack.sliding.len() {
-        list.layer(stack, i, None, false);
+        list.layer(stack, i, None, Bits::Fewer);
     }
     list.tensors
 }

@@ -60,6 +60,22 @@ struct Mode {
     last: Statistics,
 }
 
+impl Mode {
+    fn json(&self) -> serde_json::Value {
+        let s = &self.last;
+        json!({
+            "mode": self.name,
+            "tokens_per_second": median(self.speeds.clone()),
+            "tokens_per_second_sorted": self.speeds,
+            "tokens_per_round": s.tokens_per_round(),
+            "acceptance_rate": s.acceptance_rate(),
+            "rows": s.speculation.rows,
+            "reasons": s.speculation.reasons,
+            "drafters": s.speculation.drafters,
+        })
+    }
+}
+
 fn main() -> ExitCode {
     foretoken_tools::run(command)
 }
@@ -74,38 +90,10 @@ fn command(args: Args) -> Result<()> {
     for (kind, text) in texts()? {
         let prompt = engine.tokenizer()?.encode(&text)?;
         let mut modes = modes(&args);
-        // The first turn is a warm-up, in which the planner learns the costs of rounds.
-        for turn in 0..=args.repeats {
-            let mut written: Option<Vec<u32>> = None;
-            for mode in &mut modes {
-                let (ids, statistics) = run(&engine, &prompt, mode.speculation.clone(), args.max_tokens)?;
-                ensure!(
-                    written.get_or_insert_with(|| ids.clone()) == &ids,
-                    "{kind}: {} generates a different text",
-                    mode.name
-                );
-                if turn > 0 {
-                    mode.speeds.push(statistics.decode_tokens_per_second());
-                    mode.last = statistics;
-                }
-            }
-        }
-        modes.iter_mut().for_each(|mode| mode.speeds.sort_by(f64::total_cmp));
+        measure(&args, &engine, (kind, &prompt), &mut modes)?;
         print(kind, prompt.len(), &modes);
-        let rows = modes.iter().map(|mode| {
-            let s = &mode.last;
-            json!({
-                "mode": mode.name,
-                "tokens_per_second": median(mode.speeds.clone()),
-                "tokens_per_second_sorted": mode.speeds,
-                "tokens_per_round": s.tokens_per_round(),
-                "acceptance_rate": s.acceptance_rate(),
-                "rows": s.speculation.rows,
-                "reasons": s.speculation.reasons,
-                "drafters": s.speculation.drafters,
-            })
-        });
-        kinds.push(json!({"kind": kind, "prompt_tokens": prompt.len(), "modes": rows.collect::<Vec<_>>()}));
+        let modes: Vec<_> = modes.iter().map(Mode::json).collect();
+        kinds.push(json!({"kind": kind, "prompt_tokens": prompt.len(), "modes": modes}));
     }
     if let Some(out) = &args.out {
         let report = json!({
@@ -119,6 +107,25 @@ fn command(args: Args) -> Result<()> {
         });
         std::fs::write(out, serde_json::to_string_pretty(&report)?).with_context(|| out.display().to_string())?;
     }
+    Ok(())
+}
+
+/// Runs all modes, interleaved.
+fn measure(args: &Args, engine: &Engine, (kind, prompt): (&str, &[u32]), modes: &mut [Mode]) -> Result<()> {
+    // The first turn is a warm-up, in which the planner learns the costs of rounds.
+    for turn in 0..=args.repeats {
+        let mut written: Option<Vec<u32>> = None;
+        for mode in modes.iter_mut() {
+            let (ids, statistics) = run(engine, prompt, mode.speculation.clone(), args.max_tokens)?;
+            let same = written.get_or_insert_with(|| ids.clone()) == &ids;
+            ensure!(same, "{kind}: {} generates a different text", mode.name);
+            if turn > 0 {
+                mode.speeds.push(statistics.decode_tokens_per_second());
+                mode.last = statistics;
+            }
+        }
+    }
+    modes.iter_mut().for_each(|mode| mode.speeds.sort_by(f64::total_cmp));
     Ok(())
 }
 

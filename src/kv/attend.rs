@@ -280,19 +280,11 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTa
         .collect();
     for page in task.split * SPLIT_PAGES..(task.split + 1) * SPLIT_PAGES {
         for &reading in store.readings() {
-            let mut len = 0;
             for (i, query) in queries.iter_mut().enumerate() {
-                let at = (all.positions)(row_of(i));
-                let position = at.start;
-                let visible = store.visible(at);
-                let start = visible.start.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
-                let end = visible.end.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
-                query.visible = store.visible_in_page(reading, page, position, start..end.max(start));
-                if !query.visible.is_empty() {
-                    len = len.max(query.visible.end);
-                }
+                query.visible = store.visible_in_page(reading, page, (all.positions)(row_of(i)));
             }
-            if len > 0 {
+            let visible = queries.iter().map(|query| &query.visible).filter(|visible| !visible.is_empty());
+            if let Some(len) = visible.map(|visible| visible.end).max() {
                 // Quantized K or V is read in whole pages; the other side must match.
                 let len = if reading == Reading::Quantized { PAGE } else { len };
                 let block = store.block(reading, (page, task.kv_head, len), &cache.angles, &mut assembled);

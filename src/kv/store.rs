@@ -170,23 +170,21 @@ impl Store {
         visible(self.layout.window, at)
     }
 
-    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by
-    /// `reading`. It depends only on the query's position, so a row's bits do not depend on its batch.
-    pub(super) fn visible_in_page(
-        &self,
-        reading: Reading,
-        page: usize,
-        position: usize,
-        visible: Range<usize>,
-    ) -> Range<usize> {
+    /// The rows of `page`, counted from its first, that are visible to a query ([`Store::visible`]) and that it reads
+    /// by `reading`. They depend only on the query's position, so a row's bits do not depend on its batch.
+    pub(super) fn visible_in_page(&self, reading: Reading, page: usize, at: Range<usize>) -> Range<usize> {
+        let in_page = |position: usize| position.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
         let quantized_from = match page {
-            _ if !self.is_quantized() || page >= first_exact_page(position, self.zones.tail) => PAGE,
+            _ if !self.is_quantized() || page >= first_exact_page(at.start, self.zones.tail) => PAGE,
             0 => self.zones.head,
             _ => 0,
         };
+        let visible = self.visible(at);
+        let (start, end) = (in_page(visible.start), in_page(visible.end));
+        let end = end.max(start);
         match reading {
-            Reading::Exact => visible.start.min(quantized_from)..visible.end.min(quantized_from),
-            Reading::Quantized => visible.start.max(quantized_from)..visible.end.max(quantized_from),
+            Reading::Exact => start.min(quantized_from)..end.min(quantized_from),
+            Reading::Quantized => start.max(quantized_from)..end.max(quantized_from),
         }
     }
 

@@ -64,13 +64,12 @@ impl Experts {
         let buckets: Vec<&[Choice]> = choices.chunk_by(|a, b| a.expert == b.expert).collect();
         let mut buckets = &*buckets;
         while !buckets.is_empty() {
-            let mut rows = 0;
-            let fits = |bucket: &&&[Choice]| {
-                let fits = rows < ROWS_TOGETHER;
-                rows += bucket.len();
-                fits
-            };
-            let (together, rest) = buckets.split_at(buckets.iter().take_while(fits).count());
+            let (mut count, mut rows) = (0, 0);
+            while count < buckets.len() && rows < ROWS_TOGETHER {
+                rows += buckets[count].len();
+                count += 1;
+            }
+            let (together, rest) = buckets.split_at(count);
             self.add(together, &x, &mut sum);
             buckets = rest;
         }

@@ -358,36 +358,31 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
     for (i, attention) in types.into_iter().enumerate() {
         let full = attention == AttentionType::Full;
         let kv_shared = i >= first_shared;
-        let mut layer = LayerConfig {
+        // Published files have the full layers' shape in two fields; newer transformers write it per layer.
+        let (head_dim, num_kv_heads) = match &overrides {
+            None if full => (global_head_dim, global_kv_heads.unwrap_or(num_kv_heads)),
+            None => (head_dim, num_kv_heads),
+            Some(overrides) => {
+                let own = overrides.layer(i);
+                (own.head_dim.unwrap_or(head_dim), own.num_kv_heads.unwrap_or(num_kv_heads))
+            }
+        };
+        if num_kv_heads == 0 || !num_attention_heads.is_multiple_of(num_kv_heads) {
+            let problem = format!("{num_kv_heads} K/V heads do not divide {num_attention_heads} query heads");
+            return Err(fields.error("num_key_value_heads", format!("layer {i}: {problem}")));
+        }
+        if !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD_DIM {
+            let problem = format!("layer {i}: {head_dim} must be even and at most {MAX_HEAD_DIM}");
+            return Err(fields.error("head_dim", problem));
+        }
+        layers.push(LayerConfig {
             attention,
             head_dim,
             num_kv_heads,
             intermediate_size: if double_wide && kv_shared && first_shared > 0 { 2 } else { 1 } * intermediate_size,
             k_eq_v: k_eq_v && full,
             kv_shared,
-        };
-        // Published files have the full layers' shape in two fields; newer transformers write it per layer.
-        match &overrides {
-            None if full => {
-                layer.head_dim = global_head_dim;
-                layer.num_kv_heads = global_kv_heads.unwrap_or(num_kv_heads);
-            }
-            None => {}
-            Some(overrides) => {
-                let own = overrides.layer(i);
-                layer.head_dim = own.head_dim.unwrap_or(head_dim);
-                layer.num_kv_heads = own.num_kv_heads.unwrap_or(num_kv_heads);
-            }
-        }
-        if layer.num_kv_heads == 0 || !num_attention_heads.is_multiple_of(layer.num_kv_heads) {
-            let problem = format!("{} K/V heads do not divide {num_attention_heads} query heads", layer.num_kv_heads);
-            return Err(fields.error("num_key_value_heads", format!("layer {i}: {problem}")));
-        }
-        if !layer.head_dim.is_multiple_of(2) || layer.head_dim > MAX_HEAD_DIM {
-            let problem = format!("layer {i}: {} must be even and at most {MAX_HEAD_DIM}", layer.head_dim);
-            return Err(fields.error("head_dim", problem));
-        }
-        layers.push(layer);
+        });
     }
     refuse_mixed_widths(fields, &layers)?;
     Ok(layers)

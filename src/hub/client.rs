@@ -72,29 +72,7 @@ fn downloaded(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
     if name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf")) {
         return download.gguf(&files);
     }
-    for missing in [DESCRIPTIONS[0], WEIGHTS].into_iter().filter(|file| !has(file)) {
-        if missing != WEIGHTS || !has(INDEX) {
-            return Err(Error::file(
-                name.repository,
-                format!("has no {missing}; it is not a checkpoint in safetensors or GGUF"),
-            ));
-        }
-    }
-    // Weights last: their presence means that the download is complete.
-    for file in DESCRIPTIONS.into_iter().filter(|file| has(file)) {
-        download.file(file)?;
-    }
-    if has(INDEX) {
-        let index = download.file(INDEX)?;
-        for file in weights(directory_of(&index), &index, has(WEIGHTS))? {
-            download.file(&file.file_name().unwrap_or_default().to_string_lossy())?;
-        }
-    } else {
-        for file in [HEAD, WEIGHTS].into_iter().filter(|file| has(file)) {
-            download.file(file)?;
-        }
-    }
-    complete(&download.cache, name).ok_or_else(|| failure(name, None, CHANGED))
+    download.safetensors(&files)
 }
 
 /// The problem with files of two commits.
@@ -168,6 +146,34 @@ impl Downloads<'_> {
             *problem += &format!("; cached GGUF files{tags}: {}", listed(&found));
         }
         Err(error)
+    }
+
+    /// A checkpoint in safetensors; returns its directory.
+    fn safetensors(&self, files: &[&str]) -> Result<PathBuf> {
+        let has = |file: &str| files.contains(&file);
+        for missing in [DESCRIPTIONS[0], WEIGHTS].into_iter().filter(|file| !has(file)) {
+            if missing != WEIGHTS || !has(INDEX) {
+                return Err(Error::file(
+                    self.name.repository,
+                    format!("has no {missing}; it is not a checkpoint in safetensors or GGUF"),
+                ));
+            }
+        }
+        // Weights last: their presence means that the download is complete.
+        for file in DESCRIPTIONS.into_iter().filter(|file| has(file)) {
+            self.file(file)?;
+        }
+        if has(INDEX) {
+            let index = self.file(INDEX)?;
+            for file in weights(directory_of(&index), &index, has(WEIGHTS))? {
+                self.file(&file.file_name().unwrap_or_default().to_string_lossy())?;
+            }
+        } else {
+            for file in [HEAD, WEIGHTS].into_iter().filter(|file| has(file)) {
+                self.file(file)?;
+            }
+        }
+        complete(&self.cache, self.name).ok_or_else(|| failure(self.name, None, CHANGED))
     }
 
     /// A GGUF file with all its parts; returns the first.

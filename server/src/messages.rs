@@ -227,31 +227,20 @@ fn without_billing_header(system: &str) -> &str {
 }
 
 fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversation) -> Result<()> {
-    let (mut text, mut reasoning, mut calls) = (String::new(), None, Vec::new());
-    let mut is_text = false;
+    let (mut text, mut reasoning, mut calls) = (None, None, Vec::new());
     for mut block in blocks {
         block.ignore(&["cache_control"]);
         match (block.string("type")?.as_deref().unwrap_or_default(), role) {
             ("text", _) => {
-                text += &required(&mut block, "text")?;
+                append(&mut text, &required(&mut block, "text")?);
                 block.ignore(&["citations"]);
-                is_text = true;
             }
             ("thinking", Role::Assistant) => {
                 append(&mut reasoning, &required(&mut block, "thinking")?);
                 block.ignore(&["signature"]);
             }
             ("redacted_thinking", Role::Assistant) => block.ignore(&["data"]),
-            ("tool_use", Role::Assistant) => {
-                let input = block.value("input").unwrap_or_else(|| json!({}));
-                if !input.is_object() {
-                    return Err(block.error("input", format!("is {}, must be an object", kind(&input))));
-                }
-                let arguments = Json::of(&input).map_err(|_| block.error("input", "is nested too deeply"))?;
-                let (id, name) = (required(&mut block, "id")?, required(&mut block, "name")?);
-                block.ignore(&["caller"]);
-                calls.push(ToolCall { id: Some(id), name, arguments });
-            }
+            ("tool_use", Role::Assistant) => calls.push(tool_use(&mut block)?),
             ("tool_result", Role::User) => {
                 let id = required(&mut block, "tool_use_id")?;
                 let content = text_of(&mut block, "content")?.unwrap_or_default();
@@ -266,11 +255,22 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
         }
         block.end()?;
     }
-    if is_text || role == Role::Assistant {
-        conversation.push(Message { reasoning, ..Message::new(role, text) });
+    if text.is_some() || role == Role::Assistant {
+        conversation.push(Message { reasoning, ..Message::new(role, text.unwrap_or_default()) });
     }
     calls.into_iter().for_each(|call| conversation.call(call));
     Ok(())
+}
+
+fn tool_use(block: &mut Fields) -> Result<ToolCall> {
+    let input = block.value("input").unwrap_or_else(|| json!({}));
+    if !input.is_object() {
+        return Err(block.error("input", format!("is {}, must be an object", kind(&input))));
+    }
+    let arguments = Json::of(&input).map_err(|_| block.error("input", "is nested too deeply"))?;
+    let (id, name) = (required(block, "id")?, required(block, "name")?);
+    block.ignore(&["caller"]);
+    Ok(ToolCall { id: Some(id), name, arguments })
 }
 
 /// A required field, a string.

@@ -185,32 +185,35 @@ pub(crate) fn openai(fields: &mut Fields, others: OtherTools) -> Result<Tools> {
         }
         entry.end()?;
     }
-    let choice = match fields.value("tool_choice") {
-        None => Choice::Auto,
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Choice::Auto,
-            "none" => Choice::None,
-            "required" => Choice::Any,
-            _ => return Err(fields.error("tool_choice", "must be auto, none, required or a function")),
-        },
-        Some(function) => {
-            let mut named = Fields::of(function, &fields.name("tool_choice"))?;
-            named.only("type", &[json!("function")])?;
-            let name = match named.object("function")? {
-                Some(mut function) => {
-                    let name = required(&mut function, "name")?;
-                    function.end()?;
-                    name
-                }
-                None => required(&mut named, "name")?,
-            };
-            named.end()?;
-            Choice::Named(name)
-        }
-    };
+    let choice = openai_choice(fields)?;
     let calls = if fields.flag("parallel_tool_calls")? == Some(false) { Calls::One } else { Calls::Any };
     tools.choose(fields, choice, calls)?;
     Ok(tools)
+}
+
+fn openai_choice(fields: &mut Fields) -> Result<Choice> {
+    let function = match fields.value("tool_choice") {
+        None => return Ok(Choice::Auto),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => return Ok(Choice::Auto),
+            "none" => return Ok(Choice::None),
+            "required" => return Ok(Choice::Any),
+            _ => return Err(fields.error("tool_choice", "must be auto, none, required or a function")),
+        },
+        Some(function) => function,
+    };
+    let mut named = Fields::of(function, &fields.name("tool_choice"))?;
+    named.only("type", &[json!("function")])?;
+    let name = match named.object("function")? {
+        Some(mut function) => {
+            let name = required(&mut function, "name")?;
+            function.end()?;
+            name
+        }
+        None => required(&mut named, "name")?,
+    };
+    named.end()?;
+    Ok(Choice::Named(name))
 }
 
 /// Takes Anthropic's `tools` and `tool_choice`.

@@ -21,6 +21,13 @@ pub(super) struct Weighted<'a> {
     pub rows: usize,
 }
 
+impl<'a> Weighted<'a> {
+    /// The importances of a row of `inputs`.
+    fn of_row(&self, row: usize, inputs: usize) -> &'a [f32] {
+        &self.importances[row / self.rows * inputs..][..inputs]
+    }
+}
+
 /// Passes the elements of `source`, converted to `to`, to `write` in order.
 ///
 /// # Errors
@@ -58,11 +65,7 @@ pub(super) fn recode(
                 let pairs = from.chunks_exact(from_row).zip(out.chunks_exact_mut(to_row));
                 (start + i * task_rows..).zip(pairs).fold(true, |finite, (row, (from, out))| {
                     decode(source.dtype, from, &mut floats);
-                    let importance = weighted.map(|weighted| {
-                        let matrix = row / weighted.rows;
-                        &weighted.importances[matrix * inputs..(matrix + 1) * inputs]
-                    });
-                    finite & encode(isa, to, &floats, importance, out)
+                    finite & encode(isa, to, &floats, weighted.map(|weighted| weighted.of_row(row, inputs)), out)
                 })
             });
             if !finite.reduce(|| true, |a, b| a & b) {

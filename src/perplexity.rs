@@ -6,6 +6,7 @@
 use crate::kv::{KvOptions, SequenceState};
 use crate::model::OutputRows;
 use crate::options::SessionOptions;
+use crate::speculative::SpeculativeDecoder;
 use crate::{Engine, Error, Result};
 
 /// Rows per batch of logits: 32 MiB at a vocabulary of 262144.
@@ -55,6 +56,26 @@ impl Perplexity {
         self.sum / self.tokens as f64
     }
 
+    /// Scores the second half of `ids`, which an empty sequence reads.
+    fn add_window(&mut self, decoder: &mut SpeculativeDecoder, ids: &[u32], vocab_size: usize) -> Result<()> {
+        let (first, last) = (ids.len() / 2, ids.len() - 1);
+        let max_rows = decoder.state.kv().max_round_rows();
+        ids[..first].chunks(max_rows).try_for_each(|chunk| decoder.read(chunk))?;
+        let rows = ROWS.min(max_rows);
+        // The last token is predicted only.
+        for start in (first..last).step_by(rows) {
+            let end = (start + rows).min(last);
+            decoder.forward(&ids[start..end], SequenceState::begin_whole_round, OutputRows::All, |output| {
+                let Some(output) = output else { return Ok(0) };
+                let logits = output.logits(end - start)?;
+                let rows = logits.chunks_exact(vocab_size);
+                rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| self.add(row, *next));
+                Ok(end - start)
+            })?;
+        }
+        Ok(())
+    }
+
     fn add(&mut self, logits: &[f32], token: u32) {
         let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
@@ -82,7 +103,6 @@ pub fn perplexity(
         Ok(tokenizer) => tokenizer.bos(),
         Err(_) => target.bos_token_id(),
     };
-    let first = window / 2;
     let mut result = Perplexity::default();
     for text in tokens.chunks_exact(window).take(options.max_windows.unwrap_or(usize::MAX)) {
         let mut ids = text.to_vec();
@@ -91,24 +111,7 @@ pub fn perplexity(
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = engine.session(&SessionOptions { kv })?;
         let decoder = session.decoder().0;
-        engine.run(|| {
-            for chunk in ids[..first].chunks(decoder.state.kv().max_round_rows()) {
-                decoder.read(chunk)?;
-            }
-            // The last token is predicted only.
-            let rows = ROWS.min(decoder.state.kv().max_round_rows());
-            for start in (first..window - 1).step_by(rows) {
-                let end = (start + rows).min(window - 1);
-                decoder.forward(&ids[start..end], SequenceState::begin_whole_round, OutputRows::All, |output| {
-                    let Some(output) = output else { return Ok(0) };
-                    let logits = output.logits(end - start)?;
-                    let rows = logits.chunks_exact(target.vocab_size());
-                    rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| result.add(row, *next));
-                    Ok(end - start)
-                })?;
-            }
-            Ok::<_, Error>(())
-        })?;
+        engine.run(|| result.add_window(decoder, &ids, target.vocab_size()))?;
         result.windows += 1;
         if !result.sum.is_finite() {
             return Err(Error::logits(None));

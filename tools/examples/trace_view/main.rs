@@ -59,29 +59,7 @@ fn page(lines: &[Value]) -> String {
     let legend: String = legend
         .map(|(name, colour)| format!("<span class=key style=\"background:{colour}\">{}</span>", escape(name)))
         .collect();
-
-    let mut sessions: BTreeMap<u64, String> = BTreeMap::new();
-    let mut index = 0;
-    for line in lines {
-        let text = sessions.entry(line["session"].as_u64().unwrap_or(0)).or_default();
-        match line["event"].as_str() {
-            Some("begin") => {
-                let prompt = escape(&line["prompt_tokens"].to_string());
-                *text += &format!("<p class=begin>after a prompt of {prompt} tokens</p><div class=text>");
-            }
-            Some("first") => *text += &tokens(line, None, &colour),
-            Some("round") => {
-                *text += &tokens(line, Some(index), &colour);
-                index += 1;
-            }
-            Some("end") => {
-                *text += &format!("</div><p class=begin>end: {}</p>", escape(line["finish"].as_str().unwrap_or("")))
-            }
-            _ => {}
-        }
-    }
-    let texts: String =
-        sessions.iter().map(|(session, text)| format!("<section><h2>session {session}</h2>{text}</section>")).collect();
+    let texts = texts(lines, &colour);
     // Closing tags inside the data would end the script element.
     let data = serde_json::to_string(&rounds).unwrap_or_default().replace('<', "\\u003c");
     let emitted: usize = rounds.iter().map(|round| round["tokens"].as_array().map_or(0, Vec::len)).sum();
@@ -104,6 +82,31 @@ fn page(lines: &[Value]) -> String {
         }]),
         phases(&rounds),
     )
+}
+
+/// The texts, session by session; rounds are numbered over all of them.
+fn texts(lines: &[Value], colour: &dyn Fn(&str) -> &'static str) -> String {
+    let mut sessions: BTreeMap<u64, String> = BTreeMap::new();
+    let mut index = 0;
+    for line in lines {
+        let text = sessions.entry(line["session"].as_u64().unwrap_or(0)).or_default();
+        match line["event"].as_str() {
+            Some("begin") => {
+                let prompt = escape(&line["prompt_tokens"].to_string());
+                *text += &format!("<p class=begin>after a prompt of {prompt} tokens</p><div class=text>");
+            }
+            Some("first") => *text += &tokens(line, None, colour),
+            Some("round") => {
+                *text += &tokens(line, Some(index), colour);
+                index += 1;
+            }
+            Some("end") => {
+                *text += &format!("</div><p class=begin>end: {}</p>", escape(line["finish"].as_str().unwrap_or("")))
+            }
+            _ => {}
+        }
+    }
+    sessions.iter().map(|(session, text)| format!("<section><h2>session {session}</h2>{text}</section>")).collect()
 }
 
 /// The tokens of a line: drafted tokens in their drafter's colour, the target's own in grey.

@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::errors::{one_line, refused};
+use super::schema::{self, SchemaProblem};
 use super::vocabulary::vocabulary;
 use super::{Constraint, ConstraintLimits, ConstraintState, Grammar};
-use super::{divisors, intersections, merges, rewrite, schema, unenforced};
+use super::{divisors, intersections, merges, rewrite, unenforced};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -121,7 +122,8 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     match grammar {
         Grammar::JsonSchema(source) => {
             let schema = rewrite::parse(source)?;
-            let at_place = |(place, problem)| Error::argument("constraint", format!("{place}: {problem}"));
+            let at_place =
+                |SchemaProblem { place, problem }| Error::argument("constraint", format!("{place}: {problem}"));
             check_schema(&schema, limits).map_err(at_place)?;
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_options(schema)));
             compile(schema.clone())
@@ -142,15 +144,15 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
 /// enforce. Its cost is about linear in the schema.
 ///
 /// # Errors
-/// The path of a part that exceeds a limit or is not enforced, and the problem.
-fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
+/// The problem of a part that exceeds a limit or is not enforced.
+fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), SchemaProblem> {
     let problem = |fields: &Map<String, Value>| too_wide(fields, limits).or_else(|| unenforced::problem(fields));
     if let Some(found) = schema::first(schema, &problem) {
         return Err(found);
     }
     divisors::check(schema, limits)?;
     intersections::check_schema(schema, limits)?;
-    merges::check(schema, limits).map_err(|problem| ("#".into(), problem))
+    merges::check(schema, limits).map_err(SchemaProblem::of_root)
 }
 
 /// The problem of an object with more optional properties than the parser has room for.
@@ -171,7 +173,7 @@ fn check_embedded(grammar: &str, limits: &ConstraintLimits) -> Result<()> {
         let mut values = serde_json::Deserializer::from_str(&grammar[at + directive.len()..]).into_iter::<Value>();
         // llguidance reports malformed ones.
         if let Some(Ok(schema)) = values.next() {
-            let in_grammar = |(place, problem)| refused(format!("%json {place}: {problem}"));
+            let in_grammar = |SchemaProblem { place, problem }| refused(format!("%json {place}: {problem}"));
             check_schema(&schema, limits).map_err(in_grammar)?;
         }
     }
@@ -213,7 +215,7 @@ fn parser_limits(limits: &ConstraintLimits) -> ParserLimits {
 pub(crate) fn refuses(schema: &Value) -> bool {
     let limits = ConstraintLimits::default();
     let compile = || {
-        check_schema(schema, &limits).map_err(|(_, problem)| refused(problem))?;
+        check_schema(schema, &limits).map_err(|of_part| refused(of_part.problem))?;
         let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema.clone()));
         let (_, lexer) = grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
         intersections::check_expressions(lexer.regex_builder.exprset(), &limits).map_err(refused)

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
 use super::merges::ANNOTATIONS;
-use super::schema::first;
+use super::schema::{SchemaProblem, first};
 
 /// A divisor's digits as an integer, without the decimal point, and how many of them are behind it: 25 and 2 of 0.25.
 struct Divisor {
@@ -20,8 +20,8 @@ const MERGED: &str = "allOf; $ref, anyOf or oneOf beside other keywords; propert
 /// Checks the divisors of a document, and if it merges schemas their least common multiple.
 ///
 /// # Errors
-/// The path of a divisor, or of the document, and the problem.
-pub(super) fn check(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
+/// The problem of a divisor, or of the document.
+pub(super) fn check(schema: &Value, limits: &ConstraintLimits) -> Result<(), SchemaProblem> {
     let most = limits.divisor;
     let too_large = |fields: &Map<String, Value>| {
         let number = fields.get("multipleOf")?;
@@ -50,7 +50,7 @@ pub(super) fn check(schema: &Value, limits: &ConstraintLimits) -> Result<(), (St
             "has schemas that are merged ({MERGED}), and multipleOf with the least common multiple {multiple}; at most \
              {most} is allowed, whose square, in the finest decimals, has 32 bits; use smaller divisors"
         );
-        return Err(("#".into(), problem));
+        return Err(SchemaProblem::of_root(problem));
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ mod tests {
             (json!({"properties": {"a": {"multipleOf": 997}}, "patternProperties": {"^a": {"multipleOf": 1009}}}), "#"),
             (json!({"$defs": {"a": {"multipleOf": 997}}, "$ref": "#/$defs/a", "multipleOf": 1009}), "#"),
         ] {
-            let (at, problem) = check(&schema, &limits).expect_err("a refusal");
+            let SchemaProblem { place: at, problem } = check(&schema, &limits).expect_err("a refusal");
             let of_merged = schema.get("items").is_none() && schema.as_object().is_some_and(merges);
             assert!(at == place && problem.contains(MERGED) == of_merged, "{schema}: {at} {problem}");
         }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
 use super::references::lookup;
-use super::schema::first;
+use super::schema::{SchemaProblem, first};
 
 /// Keywords that make a regular expression for a string; both lengths make one.
 const CONDITIONS: [&str; 4] = ["pattern", "format", "minLength", "maxLength"];
@@ -78,8 +78,8 @@ pub(super) fn check_expressions(set: &ExprSet, limits: &ConstraintLimits) -> Res
 /// branches of an `allOf` count together, whatever values they are for.
 ///
 /// # Errors
-/// The path and the problem of a smallest part that exceeds a limit.
-pub(super) fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
+/// The problem of a smallest part that exceeds a limit.
+pub(super) fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), SchemaProblem> {
     let many = |fields: &Map<String, Value>| {
         let patterns = fields.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
         let most = limits.pattern_properties;
@@ -99,7 +99,7 @@ pub(super) fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<
         place = format!("{place}/{key}");
         (part, problem) = (child, of_child);
     }
-    Err((place, problem))
+    Err(SchemaProblem { place, problem })
 }
 
 /// The values in a value, with their keys.

@@ -15,9 +15,22 @@ const SEARCHED: usize = 4 << 20;
 /// Bytes as which a merged schema counts: they are compiled in about as long.
 const MERGED: usize = 16;
 
-/// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects.
-/// `problem` is that of the whole.
-pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> (String, String) {
+/// A part of a schema and what is wrong with it.
+#[derive(Debug, PartialEq)]
+pub(super) struct SchemaProblem {
+    pub place: String, // `#/properties/age`
+    pub problem: String,
+}
+
+impl SchemaProblem {
+    /// A problem of the whole schema.
+    pub fn of_root(problem: String) -> Self {
+        Self { place: "#".into(), problem }
+    }
+}
+
+/// The problem of the smallest part of `root` that `refuses` rejects. `problem` is that of the whole.
+pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> SchemaProblem {
     let (mut place, mut problem, mut part) = (String::from("#"), problem, root);
     let mut document = root.clone();
     if let Value::Object(fields) = &mut document {
@@ -44,14 +57,11 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
         }
         break;
     }
-    (place, problem)
+    SchemaProblem { place, problem }
 }
 
-/// The first object in `value`, a schema or not, that has a `problem`: its path and the problem.
-pub(super) fn first(
-    value: &Value,
-    problem: &impl Fn(&Map<String, Value>) -> Option<String>,
-) -> Option<(String, String)> {
+/// The first object in `value`, a schema or not, that has a `problem`.
+pub(super) fn first(value: &Value, problem: &impl Fn(&Map<String, Value>) -> Option<String>) -> Option<SchemaProblem> {
     // The path from the object up.
     fn find(value: &Value, problem: &impl Fn(&Map<String, Value>) -> Option<String>) -> Option<(Vec<String>, String)> {
         let below = |key: String, part| {
@@ -71,7 +81,7 @@ pub(super) fn first(
     let (mut path, problem) = find(value, problem)?;
     path.push("#".into());
     path.reverse();
-    Some((path.join("/"), problem))
+    Some(SchemaProblem { place: path.join("/"), problem })
 }
 
 /// The subschemas, by path. llguidance does not follow references with an escaped `/`.
@@ -110,7 +120,7 @@ mod tests {
                 count.set(count.get() + 1);
                 None
             };
-            assert_eq!(locate(schema, "it".into(), refuses), ("#".into(), "it".into()));
+            assert_eq!(locate(schema, "it".into(), refuses), SchemaProblem::of_root("it".into()));
             count.get()
         };
         // The properties and the list's members.

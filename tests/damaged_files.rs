@@ -466,6 +466,8 @@ fn gguf_damaged(file: &str, model: &Model) -> usize {
 
 // ---- other files ----
 
+type Read<'a> = &'a dyn Fn(&Path) -> Result<()>;
+
 #[test]
 fn damaged_counts_costs_and_importances() {
     let _alone = alone();
@@ -492,7 +494,7 @@ fn damaged_counts_costs_and_importances() {
         Ok(())
     };
     let read_importance = |path: &Path| Importance::read(path).map(drop);
-    let readers: [(&str, &dyn Fn(&Path) -> Result<()>); 4] = [
+    let readers: [(&str, Read<'_>); 4] = [
         ("counts", &|path: &Path| NgramCache::load(path).map(drop)),
         ("costs", &read_costs),
         ("importance", &read_importance),

@@ -6,6 +6,7 @@ mod cases;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -416,7 +417,19 @@ fn requests_that_are_refused() {
     assert_eq!(server.state().requests.len(), 2, "a refusal is not asked for again");
     refused(refuse("/api/", "503 Service Unavailable"), &["503", "try again"]);
     let nowhere = refuse("/resolve/", "302 Found\r\nETag: \"a\"\r\nX-Repo-Commit: 0123");
-    refused(nowhere, &["test/target", &server.endpoint, "the response cannot be used", "location header"]);
+    let unusable = "the response cannot be used";
+    refused(nowhere, &["test/target", &server.endpoint, ", config.json", unusable, "location header"]);
+    assert_eq!(server.state().requests.len(), 2, "an unusable response is not asked for again");
+}
+
+/// A panic of the caller's progress callback reaches the caller.
+#[test]
+fn a_progress_callback_that_panics() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let mut options = server.options(cache.path());
+    options.progress = Some(Arc::new(|_| panic!("the caller's")));
+    let panic = catch_unwind(AssertUnwindSafe(|| resolve("test/target", &options))).expect_err("a panic");
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"the caller's"));
 }
 
 /// A caller can tell a refusal, a failure of the network, a cache that cannot be written and a repository that is no

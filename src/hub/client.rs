@@ -1,6 +1,6 @@
 //! The Hub client: downloads a repository's files into a cache in the layout of Hugging Face's own tools.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -32,16 +32,6 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The repository's directory or GGUF file in the cache, complete.
 pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
-    // The client panics at some malformed responses, such as a redirect to nowhere.
-    catch_unwind(AssertUnwindSafe(|| downloaded(name, options))).unwrap_or_else(|panic| {
-        let (at, cause) = (&options.endpoint, panic_message(&*panic));
-        let remedy = "check the endpoint, or download it with hf download";
-        let problem = format!("cannot be downloaded from {at}: the response cannot be used ({cause}); {remedy}");
-        Err(failure(name, None, problem))
-    })
-}
-
-fn downloaded(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
     let cache = match &options.cache {
         // The client compares path components, so paths have to be absolute.
         Some(path) => std::path::absolute(path).map_err(Error::io(path))?,
@@ -211,9 +201,18 @@ impl Downloads<'_> {
         let mut retries = 0;
         loop {
             let (progress, file) = (self.options.progress.clone(), name.to_owned());
-            let mut listener = Listener { progress, file, first: None, done: 0, total: 0 };
+            let mut listener = Listener { progress, file, first: None, done: 0, total: 0, calling: false };
             // Not with the client's retries: one that failed before its first byte would append the whole file.
-            let error = match self.api.download_with_progress(name, &mut listener) {
+            let result = match caught(|| self.api.download_with_progress(name, &mut listener)) {
+                Ok(result) => result,
+                Err(panic) if listener.calling => resume_unwind(panic),
+                Err(panic) => {
+                    let (at, cause) = (&self.options.endpoint, panic_message(&*panic));
+                    let problem = format!("the response cannot be used ({cause}); check the endpoint");
+                    return Err(failure(self.name, None, format!("cannot be downloaded from {at}, {name}: {problem}")));
+                }
+            };
+            let error = match result {
                 Ok(path) => match self.check_length(name, &path, &listener) {
                     Ok(()) => return Ok(path),
                     Err(error) => error,
@@ -228,7 +227,7 @@ impl Downloads<'_> {
                 Err(error) if status(&error).is_some() => return Err(self.failed(&format!(", {name}"), &error)),
                 Err(error) => {
                     if matches!(error, ApiError::InvalidResume) {
-                        let _ = self.remove_part(name); // reported if it happens again
+                        self.remove_part(name);
                     }
                     self.failed(&format!(", {name}"), &error)
                 }
@@ -259,9 +258,11 @@ impl Downloads<'_> {
     }
 
     /// Removes what interrupted downloads left of the file `name`, if it is more than the file.
-    fn remove_part(&self, name: &str) -> std::result::Result<(), ApiError> {
-        let metadata = self.client.metadata(&self.api.url(name))?;
-        Ok(std::fs::remove_file(self.cache.blob_path(metadata.etag()).with_extension("part"))?)
+    fn remove_part(&self, name: &str) {
+        // Errors are ignored: if the file cannot be removed, the next attempt fails as this one.
+        if let Ok(Ok(metadata)) = caught(|| self.client.metadata(&self.api.url(name))) {
+            let _ = std::fs::remove_file(self.cache.blob_path(metadata.etag()).with_extension("part"));
+        }
     }
 
     /// The server's retry delay for the file `name` in seconds, from another request: the client's
@@ -334,6 +335,11 @@ fn failure(name: Name<'_>, status: Option<u16>, problem: impl Into<String>) -> E
     Error::Download { repository: name.repository.to_owned(), status, problem: problem.into() }
 }
 
+/// Catches a panic of the client: it panics at some malformed responses, such as a redirect to nowhere.
+fn caught<T>(request: impl FnOnce() -> T) -> std::thread::Result<T> {
+    catch_unwind(AssertUnwindSafe(request))
+}
+
 /// Whether a failed copy from the network to a file failed at the file.
 fn is_of_file(cause: &std::io::Error) -> bool {
     use std::io::ErrorKind as E;
@@ -355,6 +361,7 @@ struct Listener {
     first: Option<u64>, // the first increment: what an interrupted download left
     done: u64,
     total: u64,
+    calling: bool, // whether `progress` runs, or panicked
 }
 
 impl hf_hub::api::Progress for &mut Listener {
@@ -366,7 +373,9 @@ impl hf_hub::api::Progress for &mut Listener {
         self.first.get_or_insert(size as u64);
         self.done += size as u64;
         if let Some(progress) = &self.progress {
+            self.calling = true;
             progress(Download { file: &self.file, done: self.done, total: self.total });
+            self.calling = false;
         }
     }
 

@@ -1,7 +1,8 @@
 //! Damaged checkpoints: truncated anywhere, with one byte of a header or a JSON file changed, or with two tensors
 //! exchanged. None panics or takes more memory than its packed tensors and 64 MiB, and damage visible in names, shapes
-//! or lengths is an error. The matrices here are as large packed as in the file, whose length is the measure. So are
-//! files of counts, costs and importances.
+//! or lengths is an error. The matrices here are as large packed as in the file, whose length is the measure.
+//!
+//! Files of counts, costs and importances are truncated and changed in the same way.
 
 mod counting;
 mod gguf_writer;

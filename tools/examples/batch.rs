@@ -150,16 +150,10 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     }
     let per_second = tokens as f64 / seconds;
     eprintln!("{} prompts, {most} at a time: {tokens} tokens at {per_second:.1} tokens/s in total", prompts.len());
-    check(&errors)
-}
-
-/// # Errors
-/// If a prompt has one.
-fn check(errors: &[Option<String>]) -> Result<()> {
     let mut failed = errors.iter().enumerate().filter_map(|(i, error)| Some((i + 1, error.as_ref()?)));
     match failed.next() {
         Some((first, error)) => {
-            bail!("{} of {} prompts failed; prompt {first}: {error}", 1 + failed.count(), errors.len())
+            bail!("{} of {} prompts failed; prompt {first}: {error}", 1 + failed.count(), prompts.len())
         }
         None => Ok(()),
     }
@@ -205,15 +199,6 @@ fn together(
     Ok(tokens as f64 / time.as_secs_f64())
 }
 
-/// Medians of `n` sequences in a batch.
-struct Gain {
-    n: usize,
-    speed: f64, // tokens/s
-    gain: f64,  // over one sequence
-    v: f64,     // of n rows
-    share: f64, // of n / v
-}
-
 /// The gain from batching, and the gain if forward passes were the only cost.
 fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions, times: usize) -> Result<()> {
     let mut probe = Probe::new(engine, &args.kv.options())?;
@@ -240,10 +225,10 @@ fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     let one = measure::median(single);
     let rows = measured.into_iter().map(|(n, speeds, v)| {
         let (speed, v) = (measure::median(speeds), measure::median(v));
-        Gain { n, speed, gain: speed / one, v, share: speed / one / (n as f64 / v) }
+        (n, speed, speed / one, v, speed / one / (n as f64 / v))
     });
     if args.json {
-        let rows = rows.map(|Gain { n, speed, gain, v, share }| {
+        let rows = rows.map(|(n, speed, gain, v, share)| {
             serde_json::json!({"sequences": n, "tokens_per_second": speed, "gain": gain, "v": v, "of_n_over_v": share})
         });
         let rows: Vec<_> = rows.collect();
@@ -252,7 +237,7 @@ fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     }
     println!("one sequence: {one:.1} tokens/s\n");
     println!("sequences  tokens/s   gain   v(N)  of N / v(N)");
-    for Gain { n, speed, gain, v, share } in rows {
+    for (n, speed, gain, v, share) in rows {
         println!("{n:9} {speed:9.1} {gain:6.2} {v:6.2} {:8.1} %", 100.0 * share);
     }
     Ok(())

@@ -36,7 +36,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    foretoken_tools::run(command)
+    foretoken_tools::run(measure)
 }
 
 /// Typical schemas: property names, texts, a list of objects, enums, numbers.
@@ -78,11 +78,12 @@ fn schemas() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn command(args: Args) -> Result<()> {
+fn measure(args: Args) -> Result<()> {
     ensure!(args.turns > 0, "--turns must be at least 1");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let on = args.drafting.options(&engine, args.pipelining.pipeline())?;
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;
+    let base = GenerateOptions { max_tokens: args.max_tokens, ..GenerateOptions::default() };
     let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };
     println!("vocabulary {}, {} threads, {}", engine.target().vocab_size(), engine.threads(), engine.isa().name());
     println!(
@@ -92,57 +93,20 @@ fn command(args: Args) -> Result<()> {
     for (name, schema) in schemas() {
         let constraint = Constraint::json_schema(schema.to_string()).with_limits(limits.clone());
         engine.compile(&constraint)?;
-        let options = |speculation| GenerateOptions {
-            max_tokens: args.max_tokens,
-            constraint: Some(constraint.clone()),
-            speculation,
-            ..GenerateOptions::default()
-        };
-        let mut measured = Measured { name, tokens: 0, off: Vec::new(), fast: Vec::new() };
-        measured.measure(&engine, &prompt, args.turns, [options(Speculation::Off), options(on.clone())])?;
-        measured.print();
-        ratios.push(speed(&measured.fast) / speed(&measured.off));
-        shares.push(share(&measured.fast));
-    }
-    println!(
-        "median ratio {:.2}, largest share of masks {:.2} %",
-        median(ratios),
-        shares.iter().copied().fold(0.0, f64::max)
-    );
-    Ok(())
-}
-
-/// Generations under a schema, one per turn, without and with speculation.
-struct Measured {
-    name: &'static str,
-    tokens: usize,
-    off: Vec<Statistics>,
-    fast: Vec<Statistics>,
-}
-
-impl Measured {
-    fn measure(
-        &mut self,
-        engine: &Engine,
-        prompt: &[u32],
-        turns: usize,
-        [off, on]: [GenerateOptions; 2],
-    ) -> Result<()> {
+        let plain = GenerateOptions { constraint: Some(constraint), speculation: Speculation::Off, ..base.clone() };
+        let speculative = GenerateOptions { speculation: on.clone(), ..plain.clone() };
         // The first turn warms up caches and cost estimates, and is not counted.
-        for turn in 0..=turns {
-            let ((want, alone), (got, drafted)) = (write(engine, prompt, &off)?, write(engine, prompt, &on)?);
-            ensure!(want == got, "{}: the text with speculation differs", self.name);
-            self.tokens = want.len();
+        let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
+        for turn in 0..=args.turns {
+            let (want, alone) = write(&engine, &prompt, &plain)?;
+            let (got, drafted) = write(&engine, &prompt, &speculative)?;
+            ensure!(want == got, "{name}: the text with speculation differs");
+            tokens = want.len();
             if turn > 0 {
-                self.off.push(alone);
-                self.fast.push(drafted);
+                off.push(alone);
+                fast.push(drafted);
             }
         }
-        Ok(())
-    }
-
-    fn print(&self) {
-        let Self { name, tokens, off, fast } = self;
         let per_token =
             median(off.iter().map(|s| 1e6 * s.constraint.as_secs_f64() / s.generated_tokens as f64).collect());
         let accept =
@@ -152,16 +116,24 @@ impl Measured {
             .filter(|drafter| drafter.kind.is_some_and(|kind| kind.name() == "forced"))
             .map(|drafter| drafter.accepted)
             .sum();
+        ratios.push(speed(&fast) / speed(&off));
+        shares.push(share(&fast));
         println!(
             "{name:<8} {tokens:>6} {:>10.1} {:>9.1} {:>6.2} {:>13.2} {forced:>7} {per_token:>14.1} {:>12.2} {:>11.2} {accept:>13.2}",
-            speed(off),
-            speed(fast),
-            speed(fast) / speed(off),
+            speed(&off),
+            speed(&fast),
+            speed(&fast) / speed(&off),
             last.tokens_per_round(),
-            share(off),
-            share(fast),
+            share(&off),
+            share(&fast),
         );
     }
+    println!(
+        "median ratio {:.2}, largest share of masks {:.2} %",
+        median(ratios),
+        shares.iter().copied().fold(0.0, f64::max)
+    );
+    Ok(())
 }
 
 fn write(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {

@@ -383,6 +383,8 @@ fn a_full_stdout_is_one_line() {
         ("convert", &[utf8(&target), utf8(&gguf)]),
         ("quantize", &[utf8(&gguf), utf8(&quantized), "q8_0"]),
         ("doctor", &[utf8(&gguf)]),
+        ("kv_quality", &["--tokens", "16", "--generate", "1", "--only", "exact"]),
+        ("bench_matrix", &["--dry-run", "--out", "/nowhere"]),
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
         let output = example(name).args(arguments).stdout(full).output().expect("a run");

@@ -20,6 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Isa, WeightType};
 use foretoken_tools::arguments::pair;
+use foretoken_tools::println;
 
 use journal::{Event, Journal, Origin, Record, Run, Turn};
 use llama::Llama;
@@ -263,7 +264,7 @@ fn report(args: &Args, records: &[Record], origin: &Origin) -> Result<()> {
     let page = args.out.join("report.html");
     write(&page, &page::page(origin, &records, &sections))?;
     if args.markdown {
-        print!("{}", tables::markdown(&sections));
+        println!("{}", tables::markdown(&sections).trim_end());
     }
     eprintln!("{}", page.display());
     Ok(())

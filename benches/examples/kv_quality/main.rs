@@ -18,7 +18,7 @@ use foretoken::{
 };
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::pair;
-use foretoken_tools::repository;
+use foretoken_tools::{println, repository};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///

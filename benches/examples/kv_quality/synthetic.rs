@@ -6,6 +6,7 @@ use foretoken::kv::CodeFormat;
 use foretoken_kernels::attention::turboquant::{
     PAGE_TOKENS, Page, PageLayout, PageMut, RotationGroups, Side, decode_page, encode_page, rotate,
 };
+use foretoken_tools::println;
 use half::f16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -35,15 +36,12 @@ struct Kind {
 
 /// Prints the squared error of every format on every kind, relative to the energy of the varying part.
 pub fn print(isa: Isa) -> Result<()> {
-    print!("{:<10}", "keys");
-    KINDS.iter().for_each(|(name, _)| print!(" {name:>16}"));
-    println!();
+    let names: Vec<_> = KINDS.iter().map(|(name, _)| format!(" {name:>16}")).collect();
+    println!("{:<10}{}", "keys", names.concat());
     for format in CodeFormat::ALL {
-        print!("{:<10}", format.name());
-        for (_, kind) in &KINDS {
-            print!(" {:>16.6}", relative_error(isa, format, kind)?);
-        }
-        println!();
+        let error = |(_, kind): &(&str, Kind)| Ok(format!(" {:>16.6}", relative_error(isa, format, kind)?));
+        let errors: Vec<_> = KINDS.iter().map(error).collect::<Result<_>>()?;
+        println!("{:<10}{}", format.name(), errors.concat());
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Verdicts on the divergences, and a recommendation.
 
 use foretoken::kv::KvPreset;
+use foretoken_tools::println;
 
 use crate::{Case, summary};
 

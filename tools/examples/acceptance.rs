@@ -48,16 +48,16 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
+    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let prompts: Vec<String> =
+        serde_json::from_str(&prompts).with_context(|| format!("{}: is not a JSON list of prompts", path.display()))?;
+    ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());
     let engine = Engine::load(&EngineOptions {
         centroids: args.centroids.with_cache(None),
         threads: args.threads,
         ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
-    let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
-    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
-    ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());
-
     let mut totals = vec![Statistics::default(); args.blocks.len()];
     for prompt in &prompts {
         let prompt = engine.tokenizer()?.encode(prompt)?;

@@ -66,8 +66,9 @@ fn command(args: Args) -> Result<()> {
     ensure!(args.measure != Some(0), "--measure must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
+    let listed = listed(&args)?;
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
-    let prompts = prompts(&args, &engine)?;
+    let prompts = prompts(&args, listed.as_deref(), &engine)?;
     let speculation = args.drafting.options(&engine, Pipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
@@ -76,22 +77,29 @@ fn command(args: Args) -> Result<()> {
     }
 }
 
-fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
-    let lines = match &args.file {
-        Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
+/// The prompts of the file or of the demo pair; `None` if they are arbitrary tokens.
+fn listed(args: &Args) -> Result<Option<Vec<String>>> {
+    match &args.file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let prompts: Vec<_> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
+            ensure!(!prompts.is_empty(), "{}: has no prompts; put one on each line", path.display());
+            Ok(Some(prompts))
+        }
         None if args.load.model.is_none() => {
-            let list: Vec<String> = serde_json::from_str(&std::fs::read_to_string(demo("prompts.json"))?)?;
-            return list.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
+            Ok(Some(serde_json::from_str(&std::fs::read_to_string(demo("prompts.json"))?)?))
         }
-        None => {
-            let most = args.sequences.iter().copied().max().unwrap_or(1);
-            let ids = measure::ids(engine, args.prompt_tokens.max(1) + most);
-            return Ok((0..most).map(|i| ids[i..i + args.prompt_tokens.max(1)].to_vec()).collect());
-        }
-    };
-    let prompts: Vec<_> = lines.lines().filter(|line| !line.is_empty()).collect();
-    ensure!(!prompts.is_empty(), "the file has no prompts; put one on each line");
-    prompts.into_iter().map(|line| Ok(engine.tokenizer()?.encode(line)?)).collect()
+        None => Ok(None),
+    }
+}
+
+fn prompts(args: &Args, listed: Option<&[String]>, engine: &Engine) -> Result<Vec<Vec<u32>>> {
+    if let Some(texts) = listed {
+        return texts.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
+    }
+    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let ids = measure::ids(engine, args.prompt_tokens.max(1) + most);
+    Ok((0..most).map(|i| ids[i..i + args.prompt_tokens.max(1)].to_vec()).collect())
 }
 
 /// Latency does not matter here: prompts are read as fast as possible.

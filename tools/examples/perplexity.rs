@@ -55,10 +55,10 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
     let model = target(args.model.as_deref())?;
     let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };
     let engine = Engine::load(&load)?;
-    let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
     let tokens = engine.tokenizer()?.encode(&text).with_context(|| args.text.display().to_string())?;
     let (defaults, none) = (KvOptions::default(), ExactZones { head: 0, tail: 0, ..ExactZones::default() });
     // The default zones would hold a whole window.

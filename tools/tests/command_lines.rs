@@ -176,6 +176,37 @@ fn a_prompt_from_anywhere() {
     fails(&["-f", &file("empty", b"\n")], "prompt: is empty");
 }
 
+/// Files of prompts and texts are read before the model is loaded, and an error names them.
+#[test]
+fn files_are_read_before_the_model() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path
+    };
+    let (lines, empty, nowhere) = (file("lines", "fn main() {\n"), file("empty", ""), directory.path().join("nowhere"));
+    let [lines, empty, nowhere] = [&lines, &empty, &nowhere].map(|path| utf8(path));
+    let cases: [(&str, &[&str], &str, &str); 7] = [
+        ("batch", &[nowhere], nowhere, "No such file or directory (os error 2)"),
+        ("batch", &[empty], empty, "has no prompts; put one on each line"),
+        ("acceptance", &["--prompts", nowhere], nowhere, "No such file or directory (os error 2)"),
+        (
+            "acceptance",
+            &["--prompts", lines],
+            lines,
+            "is not a JSON list of prompts: expected ident at line 1 column 2",
+        ),
+        ("perplexity", &[nowhere], nowhere, "No such file or directory (os error 2)"),
+        ("kv_quality", &["--text", nowhere], nowhere, "No such file or directory (os error 2)"),
+        ("kv_quality", &["--text", empty], empty, "is empty; use another text"),
+    ];
+    for (name, arguments, path, problem) in cases {
+        let Output { status, stderr, .. } = run(name, &[arguments, &["--model", "no-model"]].concat());
+        assert_eq!((status.code(), text(&stderr)), (Some(1), format!("Error: {path}: {problem}\n")), "{name}");
+    }
+}
+
 /// Files of n-gram counts are used by the drafter ngram-cache, and refused without it.
 #[test]
 fn files_of_ngram_counts_need_their_drafter() {

@@ -127,16 +127,19 @@ fn command(args: Args) -> Result<()> {
 
 /// The checkpoint, and the ids of the text.
 fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
+    let text = text(args.text.as_deref())?;
     let engine =
         Engine::load(&EngineOptions { isa: args.isa, ..pair(args.model.as_deref(), args.assistant.as_deref())? })?;
-    let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
+    let ids = engine.tokenizer()?.encode(&text)?;
     Ok((engine, ids))
 }
 
 /// The text: a file, or this project's sources in a fixed order.
 fn text(path: Option<&Path>) -> Result<String> {
     if let Some(path) = path {
-        return std::fs::read_to_string(path).with_context(|| path.display().to_string());
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        ensure!(!text.is_empty(), "{}: is empty; use another text", path.display());
+        return Ok(text);
     }
     let mut files = Vec::new();
     for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {

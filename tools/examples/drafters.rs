@@ -11,9 +11,8 @@ use foretoken::{
     Statistics, Stop,
 };
 use foretoken_tools::arguments::{Pipelining, pair};
-use foretoken_tools::demo;
 use foretoken_tools::measure::median;
-use foretoken_tools::println;
+use foretoken_tools::{check_directory_of, demo, println};
 use serde_json::json;
 
 /// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file
@@ -82,6 +81,9 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
+    if let Some(out) = &args.out {
+        check_directory_of(out)?;
+    }
     let engine = Engine::load(&EngineOptions {
         threads: args.threads,
         ..pair(args.model.as_deref(), args.assistant.as_deref())?

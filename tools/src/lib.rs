@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Termination};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use clap::Parser;
 
 use crate::errors::{Options, one_line};
@@ -84,6 +84,17 @@ fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<(A, Opt
         let problem = one_line(message[..end].trim_end());
         anyhow!("{}; see --help", problem.strip_prefix("error: ").unwrap_or(&problem))
     })
+}
+
+/// Checks that there is a directory for a file that is written at the end of a run.
+///
+/// # Errors
+/// If it does not exist.
+pub fn check_directory_of(file: &Path) -> Result<()> {
+    let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let exists = directory.is_none_or(Path::is_dir);
+    ensure!(exists, "{}: its directory does not exist; create it first", file.display());
+    Ok(())
 }
 
 /// `part` of the demo pair that the repository ships: `target`, `assistant` or `prompts.json`.

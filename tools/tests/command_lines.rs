@@ -207,6 +207,26 @@ fn files_are_read_before_the_model() {
     }
 }
 
+/// A file that is written at the end, in a directory that is missing: said before anything is computed.
+#[test]
+fn directories_of_results_are_checked_first() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("absent/file");
+    let file = utf8(&file);
+    let cases: [(&str, &[&str]); 5] = [
+        ("generate", &["--costs", file]),
+        ("generate", &["--spec-type", "ngram-cache", "--ngram-dynamic", file]),
+        ("kv_quality", &["--tokens", "16", "--csv", file]),
+        ("kv_quality", &["--tokens", "16", "--svg", file]),
+        ("drafters", &["--max-tokens", "2", "--repeats", "1", "--out", file]),
+    ];
+    for (name, arguments) in cases {
+        let Output { status, stdout, stderr } = run(name, arguments);
+        let line = format!("Error: {file}: its directory does not exist; create it first\n");
+        assert_eq!((status.code(), text(&stdout), text(&stderr)), (Some(1), String::new(), line), "{name}");
+    }
+}
+
 /// Files of n-gram counts are used by the drafter ngram-cache, and refused without it.
 #[test]
 fn files_of_ngram_counts_need_their_drafter() {

@@ -18,7 +18,7 @@ use foretoken::{
 };
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::pair;
-use foretoken_tools::{println, repository};
+use foretoken_tools::{check_directory_of, println, repository};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
@@ -89,6 +89,9 @@ fn command(args: Args) -> Result<()> {
         return synthetic::print(args.isa.unwrap_or_else(Isa::best));
     }
     ensure!(args.tokens > 0, "--tokens must be at least 1");
+    for file in [&args.csv, &args.svg].into_iter().flatten() {
+        check_directory_of(file)?;
+    }
     let (engine, ids) = match args.gemma_keys {
         Some(group) => {
             let directory = tempfile::tempdir()?;

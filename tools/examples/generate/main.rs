@@ -12,7 +12,7 @@ use foretoken::{Engine, GenerateOptions};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::text::Text;
-use foretoken_tools::{arguments, report};
+use foretoken_tools::{arguments, check_directory_of, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
@@ -59,6 +59,9 @@ fn main() -> ExitCode {
 
 fn generate(args: Args) -> Result<()> {
     let text = args.prompt.text()?;
+    for file in [&args.costs, &args.drafting.ngram_dynamic].into_iter().flatten() {
+        check_directory_of(file)?;
+    }
     let start = Instant::now();
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let load_seconds = start.elapsed().as_secs_f64();

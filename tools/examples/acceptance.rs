@@ -48,6 +48,8 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    // Speeds are measured after the first token.
+    ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
     let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let prompts: Vec<String> =

@@ -22,9 +22,9 @@ use serde_json::json;
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair.
-    #[arg(long, requires = "assistant")]
+    #[arg(long)]
     model: Option<PathBuf>,
-    /// Assistant checkpoint.
+    /// Assistant checkpoint; not needed if the target has a NextN head.
     #[arg(long)]
     assistant: Option<PathBuf>,
     /// Block sizes of the assistant alone.
@@ -81,6 +81,8 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
+    // Speeds are measured after the first token.
+    ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     if let Some(out) = &args.out {
         check_directory_of(out)?;
     }
@@ -88,6 +90,7 @@ fn command(args: Args) -> Result<()> {
         threads: args.threads,
         ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
+    ensure!(engine.has_mtp(), "--assistant: is missing, and the target has no NextN head; pass the target's assistant");
     let mut kinds = Vec::new();
     for (kind, text) in texts()? {
         let prompt = engine.tokenizer()?.encode(&text)?;

@@ -1071,6 +1071,13 @@ fn drafters_are_compared() {
         assert!(modes.iter().all(|mode| number(&mode["tokens_per_second"]) > 0.0), "{kind}");
         assert_eq!(modes[0]["tokens_per_round"], 1.0);
     }
+    // A NextN head needs no assistant.
+    let nextn = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-qwen");
+    let (table, _) = succeeds("drafters", &[&arguments[..], &["--model", nextn]].concat());
+    assert_eq!(table.lines().count(), 5 * 5, "{table}");
+    let Output { status, stderr, .. } = run("drafters", &["--model", utf8(&demo("target"))]);
+    let line = text(&stderr);
+    assert!(status.code() == Some(1) && line.starts_with("Error: --assistant: is missing, "), "{line}");
 }
 
 #[test]
@@ -1256,9 +1263,11 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 14] = [
+    let cases: [(&str, &[&str], &str); 16] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
+        ("drafters", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
+        ("acceptance", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
         ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),

@@ -984,7 +984,13 @@ fn kv_quality_compares_formats() {
     assert!(turbo2[4] > 0.5 && exact[5] > 0.2 && turbo2[5] > 0.2, "{csv}");
     assert!(std::fs::read_to_string(svg).expect("a plot").starts_with("<svg"));
     let unknown = run("kv_quality", &["--only", "turbo9"]);
-    assert!(text(&unknown.stderr).contains("--only turbo9: there are exact; "), "{}", text(&unknown.stderr));
+    let complaint = text(&unknown.stderr);
+    assert!(complaint.contains("--only: \"turbo9\" is unknown; expected some of exact, quality, "), "{complaint}");
+    assert!(!complaint.contains("no exact"), "a name that --only cannot have: {complaint}");
+    let too_many = text(&run("kv_quality", &["--tokens", "8193", "--only", "exact"]).stderr);
+    assert_eq!(too_many, "Error: --tokens is 8193, more than the context of 8192\n");
+    let (table, _) = succeeds("kv_quality", &["--tokens", "16", "--generate", "0", "--only", "exact"]);
+    assert!(table.lines().nth(1).is_some_and(|row| row.starts_with("exact ") && row.ends_with(" -")), "{table}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ struct Args {
     /// Tokens to read.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
-    /// Tokens to generate for measuring acceptance, in pieces of 64 after prompts from the text.
+    /// Tokens to generate for measuring acceptance, in pieces of 64 after prompts from the text; 0 does not measure it.
     #[arg(long, default_value_t = 2048)]
     generate: usize,
     /// Only these presets and formats; the exact cache is always included.
@@ -105,14 +105,15 @@ fn command(args: Args) -> Result<()> {
 
     let mut cases = cases();
     if let Some(unknown) = args.only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {
-        let names: Vec<_> = cases.iter().map(|case| &case.name[..]).collect();
-        bail!("--only {unknown}: there are {}", names.join("; "));
+        // Names with a comma cannot be given in the list.
+        let names: Vec<_> = cases.iter().map(|case| &case.name[..]).filter(|name| !name.contains(',')).collect();
+        bail!("--only: {unknown:?} is unknown; expected some of {}", names.join(", "));
     }
     if !args.only.is_empty() {
         cases.retain(|case| case.name == KvPreset::Exact.name() || args.only.contains(&case.name));
     }
     read(&engine, &ids[..args.tokens], &mut cases)?;
-    if engine.assistant().is_some() {
+    if engine.assistant().is_some() && args.generate > 0 {
         for case in &mut cases {
             case.acceptance = Some(acceptance(&engine, &ids, case.options.clone(), args.generate)?);
         }
@@ -195,6 +196,7 @@ fn cases() -> Vec<Case> {
 fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
     let target = engine.gemma4().context("kv_quality reads K and V of Gemma 4 alone; pass one with --model")?;
     let context = target.max_position_embeddings();
+    ensure!(ids.len() <= context, "--tokens is {}, more than the context of {context}", ids.len());
     let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, engine.isa());
     let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;
     // The bits are those of single steps for any number of rows. Logits of all rows are held twice, in 64 bits.

@@ -408,6 +408,8 @@ fn importance_is_accepted() {
     refused(&older[..older.len() - 1], "is not an importance matrix");
     refused(&with(usize::MAX, &[]), "is not an importance matrix");
     refused(b"a text", "is not an importance matrix");
+    let missing = Importance::read(at("none")).expect_err("no file").to_string();
+    assert!(missing.ends_with("; check the path, or download it there"), "it is no checkpoint: {missing}");
     #[cfg(unix)]
     {
         let error = Importance::read("/dev/null").expect_err("a device").to_string();

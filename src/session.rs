@@ -445,7 +445,11 @@ impl Statistics {
 /// Human-readable: speed, acceptance and the estimated speed-up on one line.
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens at {:.1} tokens/s", self.generated_tokens, self.decode_tokens_per_second())?;
+        let unit = if self.generated_tokens == 1 { "token" } else { "tokens" };
+        write!(f, "{} {unit}", self.generated_tokens)?;
+        if self.tokens_of_rounds() > 0.0 {
+            write!(f, " at {:.1} tokens/s", self.decode_tokens_per_second())?;
+        }
         if !self.speculation.drafters.is_empty() {
             write!(f, ", {} of {} drafted tokens accepted", self.accepted, self.drafted)?;
         }

@@ -486,6 +486,8 @@ fn the_speed_up_is_plain_decoding_over_the_time_taken() {
     };
     assert_eq!(s.speed_up(), None);
     assert_eq!(s.to_string(), "101 tokens at 100.0 tokens/s");
+    let short = |generated_tokens| Statistics { generations: 1, generated_tokens, ..Statistics::default() }.to_string();
+    assert_eq!([short(0), short(1)], ["0 tokens", "1 token"], "the first token is not a round's: it has no speed");
     s.speculation.plain_ms = Some(2000.0);
     s.speculation.rows = vec![0, 10, 30];
     let phases = [200, 700, 100].map(Duration::from_millis);

@@ -88,7 +88,7 @@ impl Constraint {
     }
 
     /// Text that matches a regular expression as a whole: the syntax of the crate `regex`, without
-    /// anchors, boundaries and lazy repetition.
+    /// boundaries. Anchors are allowed only at the ends; they and lazy repetition have no effect.
     pub fn regex(expression: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::Regex(expression.into()))
     }

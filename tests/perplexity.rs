@@ -58,8 +58,9 @@ fn second_halves_are_scored(isa: Isa) {
     }
     let want = (sum / f64::from(count)).exp();
     assert!((result.value() / want - 1.0).abs() < 1e-9, "{} is not {want}", result.value());
-    // It was trained on Rust; a uniform model has 4096.
-    assert!(result.value() < 100.0 && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
+    // It was trained on Rust; a uniform model has 4096. Two short windows say less.
+    let most = if isa == Isa::best() { 100.0 } else { 400.0 };
+    assert!(result.value() < most && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
 }
 
 /// The rows of a round may be fewer than those whose logits are taken at once.

@@ -532,6 +532,7 @@ fn the_keys_of_generate_json() {
         "accepted",
         "decode_tokens_per_second",
         "drafted",
+        "finish_reason",
         "generated_tokens",
         "kv_bytes",
         "kv_bytes_per_token",
@@ -581,7 +582,7 @@ fn the_keys_of_generate_json() {
     assert!(
         tokens.len() == 12 && report["generated_tokens"] == 12 && !report["text"].as_str().expect("text").is_empty()
     );
-    assert_eq!(report["simulated_acceptance"], false);
+    assert!(report["simulated_acceptance"] == false && report["finish_reason"] == "max_tokens", "{report}");
     // The first token comes from the prompt's pass.
     let rounds = number(&report["rounds"]);
     assert!((number(&report["tokens_per_round"]) * rounds - 11.0).abs() < 1e-9, "{report}");

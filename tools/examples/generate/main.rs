@@ -84,10 +84,11 @@ fn generate(args: Args) -> Result<()> {
         anyhow::Ok(())
     });
     written = written.and(reply.finish());
-    let statistics = generation.statistics().clone();
+    let (statistics, finish_reason) = (generation.statistics().clone(), generation.finish_reason());
     drop(generation);
     if args.json {
         let mut own = reply.json(&tokens, load_seconds);
+        own["finish_reason"] = serde_json::json!(finish_reason.map(report::finish_reason));
         if let Err(error) = &written {
             own["error"] = serde_json::json!(error.to_string());
         }

@@ -211,29 +211,31 @@ fn many_rows_are_multiplied_in_tiles() {
     assert_eq!(of_bf16(8, 40_000), "matmul_bf16_8_wide");
 }
 
+/// A gated delta net that the kernels support.
+const SUPPORTED: Shape = Shape {
+    key_heads: 2,
+    value_heads: 4,
+    key_dim: 128,
+    value_dim: 128,
+    order: HeadOrder::Grouped,
+    taps: 4,
+    log_rows: 3,
+};
+
 /// Shapes that a kernel's registers or lanes do not fit.
 #[test]
 fn shapes_without_kernels_are_refused() {
     let slice = DeviceSlice::new(0, 1 << 20);
-    let fits = Shape {
-        key_heads: 2,
-        value_heads: 4,
-        key_dim: 128,
-        value_dim: 128,
-        order: HeadOrder::Grouped,
-        taps: 4,
-        log_rows: 3,
-    };
     let segments = Segments { slice: DeviceSlice::new(0, 1), count: 1, longest: 1 };
     let net = |shape| delta_rule(&Layer { shape, index: 0, segments, rows: 1, inputs: None }, slice).map(drop);
-    assert_eq!(net(fits), Ok(()));
+    assert_eq!(net(SUPPORTED), Ok(()));
     for shape in [
-        Shape { key_dim: 132, ..fits },
-        Shape { key_dim: 6, ..fits },
-        Shape { value_dim: 6, ..fits },
-        Shape { value_heads: 3, ..fits },
-        Shape { key_heads: 0, ..fits },
-        Shape { taps: 5, ..fits },
+        Shape { key_dim: 132, ..SUPPORTED },
+        Shape { key_dim: 6, ..SUPPORTED },
+        Shape { value_dim: 6, ..SUPPORTED },
+        Shape { value_heads: 3, ..SUPPORTED },
+        Shape { key_heads: 0, ..SUPPORTED },
+        Shape { taps: 5, ..SUPPORTED },
     ] {
         assert!(net(shape).is_err(), "{shape:?}");
     }
@@ -263,21 +265,12 @@ fn what_does_not_exist_is_refused() {
         assert_eq!(Matrix::new(WeightType::Q4_K, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
         assert_eq!(FloatMatrix::new(ElementType::F32, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
     }
-    let shape = Shape {
-        key_heads: 2,
-        value_heads: 4,
-        key_dim: 128,
-        value_dim: 128,
-        order: HeadOrder::Grouped,
-        taps: 4,
-        log_rows: 3,
-    };
     let segments = Segments { slice: DeviceSlice::new(0, 2), count: 2, longest: 1 };
     let verified = Verified { ids: slice.cast(), chosen: slice.cast(), hidden: slice.cast(), width: 64 };
     for (segment, exists) in [(0, true), (1, true), (2, false), (usize::MAX, false)] {
         let accepted = accept(&segments, &verified, Accepting::Count { segment, drafts: 1 }, slice.cast());
         assert_eq!(accepted.is_ok(), exists, "accepted of segment {segment}");
-        let committed = commit(&shape, 1, &segments, &Committed::Rows { segment, rows: 1 });
+        let committed = commit(&SUPPORTED, 1, &segments, &Committed::Rows { segment, rows: 1 });
         assert_eq!(committed.is_ok(), exists, "committed of segment {segment}");
     }
     let groups = RotationGroups::of(128).expect("a multiple of 16");

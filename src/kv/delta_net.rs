@@ -12,6 +12,7 @@ use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, ou
 
 use super::recurrent::Recurrent;
 use crate::nn::{DeltaNet, HeadOrder, for_each, for_row_blocks, row_blocks};
+use crate::{Error, Result};
 
 /// Maximum logged rows until the next pass; a larger log would exceed the matrices.
 const MAX_LOGGED: usize = 64;
@@ -142,9 +143,8 @@ impl Rows {
 
 impl Layer {
     fn new(net: &Arc<DeltaNet>) -> Self {
-        let dims = &net.dims;
-        let matrices = Arc::new(vec![0.0; dims.values() * dims.key_head_dim]);
-        let window = vec![0.0; (dims.conv_kernel_dim - 1) * dims.channels()];
+        let [matrices, window] = net.dims.state_len().map(|len| vec![0.0; len]);
+        let matrices = Arc::new(matrices);
         Self { net: net.clone(), matrices, window, accepted: None, staged: None }
     }
 
@@ -230,9 +230,24 @@ impl Layer {
 }
 
 impl DeltaNetState {
-    /// The state of an empty sequence.
-    pub(crate) fn new<'a>(layers: impl Iterator<Item = &'a Arc<DeltaNet>>) -> Self {
-        Self { layers: layers.map(Layer::new).collect(), whole: false }
+    /// The state of an empty sequence, if it fits the `available` bytes; `None`: they are unknown.
+    ///
+    /// # Errors
+    /// If it does not fit; nothing is allocated then.
+    pub(crate) fn new<'a>(layers: impl Iterator<Item = &'a Arc<DeltaNet>>, available: Option<u64>) -> Result<Self> {
+        let layers = Vec::from_iter(layers);
+        let numbers: usize = layers.iter().flat_map(|net| net.dims.state_len()).sum();
+        let needed = 4 * numbers as u64;
+        if available.is_some_and(|available| needed > available) {
+            return Err(Error::Memory {
+                what: "the delta nets' states of a sequence".into(),
+                needed: Some(needed),
+                available,
+                fits: None,
+                remedy: "free memory, or use a smaller model".into(),
+            });
+        }
+        Ok(Self { layers: layers.into_iter().map(Layer::new).collect(), whole: false })
     }
 
     /// Stages rows of delta net `index` and writes their outputs to `y`, `(rows, heads * value_head_dim)`.
@@ -300,5 +315,39 @@ impl Recurrent for DeltaNetState {
             layer.matrices.len() + layer.window.len() + log
         };
         4 * self.layers.iter().map(floats).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::Isa;
+
+    use super::*;
+    use crate::nn::DeltaNetConfig;
+
+    #[test]
+    fn states_that_do_not_fit_memory_are_refused() {
+        let net = |num_value_heads| {
+            let dims = DeltaNetConfig {
+                num_key_heads: 1,
+                num_value_heads,
+                key_head_dim: 8,
+                value_head_dim: 4,
+                conv_kernel_dim: 3,
+            };
+            let (order, isa) = (HeadOrder::Grouped, Isa::best());
+            let (conv_weight, dt_bias, rate) = (Vec::new(), Vec::new(), Vec::new());
+            Arc::new(DeltaNet { dims, order, conv_weight, dt_bias, rate, isa })
+        };
+        let nets = [net(1), net(2)];
+        let new = |available: Option<u64>| DeltaNetState::new(nets.iter(), available);
+        // Per value head 8 x 4, and of the convolution two rows of 2 x 8 + 4 and of 2 x 8 + 8.
+        let bytes = 4 * (3 * 8 * 4 + 2 * (20 + 24));
+        for enough in [Some(bytes), None] {
+            assert_eq!(new(enough).expect("a state").bytes() as u64, bytes);
+        }
+        let error = new(Some(bytes - 1)).err().expect("an error");
+        let Error::Memory { needed, available, .. } = &error else { panic!("{error}") };
+        assert_eq!((*needed, *available), (Some(bytes), Some(bytes - 1)));
     }
 }

@@ -53,6 +53,11 @@ impl DeltaNetConfig {
     pub(crate) fn channels(&self) -> usize {
         2 * self.keys() + self.values()
     }
+
+    /// Numbers in the state of a sequence: the matrices', and those of the convolution's last inputs.
+    pub(crate) fn state_len(&self) -> [usize; 2] {
+        [self.values() * self.key_head_dim, (self.conv_kernel_dim - 1) * self.channels()]
+    }
 }
 
 impl DeltaNet {

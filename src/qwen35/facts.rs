@@ -17,7 +17,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
     let (net, head) = (&config.delta_net, checkpoint.head_name());
     let moe =
         |moe: &super::MoeConfig| format!("{} of {} experts for a token", moe.num_experts_per_tok, moe.num_experts);
-    let state = net.values() * net.key_head_dim + (net.conv_kernel_dim - 1) * net.channels();
+    let state: usize = net.state_len().into_iter().sum();
     let of = |name: &str, dimensions: usize, bytes: u64| {
         let is_gathered = name.ends_with("embed_tokens.weight")
             && (!config.tie_word_embeddings || name.starts_with("mtp."))

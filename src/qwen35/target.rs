@@ -10,7 +10,9 @@ use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
 use crate::gemma4::is_tower;
-use crate::kv::{Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState};
+use crate::kv::{
+    Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState, available_memory,
+};
 use crate::model::{Model, NextnHead, Output, Request, weights_on_device};
 use crate::nn::{Rotary, linear};
 use crate::ops::{CpuDestination, CpuOps, Destination, Ops};
@@ -167,7 +169,8 @@ impl Model for Target {
         let kv = KvCache::in_pool(self.config.kv_layout(), options, context, self.ops.isa, pool)?;
         // A device has the state of its sequences; this one only cannot be truncated.
         let delta_nets = self.model.iter().flat_map(TextModel::delta_nets);
-        Ok(SequenceState::with_recurrent(kv, Box::new(DeltaNetState::new(delta_nets))))
+        let delta_nets = DeltaNetState::new(delta_nets, available_memory())?;
+        Ok(SequenceState::with_recurrent(kv, Box::new(delta_nets)))
     }
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {

@@ -390,11 +390,36 @@ fn block_counts_with_and_without_the_head_are_read() {
     );
     refused(&without("blk.0."), "there is no block 0");
     refused(&without("blk.0."), "contains only a NextN head, or is incomplete; use the model's file");
+    // A head alone, whatever its number and the number of blocks are.
+    for (blocks, head) in [(5, 4), (1, 4), (1, 0), (2, 0)] {
+        let mut file = with(blocks);
+        file.tensors.retain(|tensor| !(0..4).any(|i| tensor.name.starts_with(format!("blk.{i}.").as_bytes())));
+        for tensor in &mut file.tensors {
+            let name = String::from_utf8(tensor.name.clone()).expect("a name");
+            tensor.name = name.replace("blk.4.", &format!("blk.{head}.")).into();
+        }
+        refused(&file, &format!("block_count: is {blocks}, but there is no block 0 before the NextN head"));
+    }
+    let mut empty = with(1);
+    empty.tensors.retain(|tensor| !tensor.name.starts_with(b"blk."));
+    refused(&empty, "block_count: is 1, but there is no block 0");
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
     // The head is not counted, and not there.
     let mut trunk = with(4);
     trunk.tensors.retain(|tensor| !tensor.name.starts_with(b"blk.4."));
     assert!(!load(&trunk, folder.path()).expect("a trunk alone").has_nextn());
+}
+
+#[test]
+fn the_width_of_a_value_head_is_limited() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let case = &shipped()[0];
+    let mut file = converted(case);
+    let heads = config(case)["linear_num_value_heads"].as_u64().expect("a number") as usize;
+    let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".ssm.inner_size")).expect("the key");
+    key.1 = u32_value(heads * 8193);
+    let message = load(&file, folder.path()).expect_err("a refusal").to_string();
+    assert!(message.contains(&format!("ssm.inner_size: is {}, must be at most", heads * 8193)), "{message}");
 }
 
 /// Output of other converters: Ollama's blobs with towers and shorter names, rates that are not

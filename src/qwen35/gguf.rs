@@ -64,7 +64,7 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
         return Err(keys.error("rope.dimension_count", format!("is {rotary_dim} of {head_dim}, must be even")));
     }
     let num_value_heads = keys.size_up_to("ssm.time_step_rank", MAX_HEADS)?;
-    let inner = keys.size("ssm.inner_size")?;
+    let inner = keys.size_up_to("ssm.inner_size", num_value_heads * MAX_HEAD_DIM)?;
     divides(keys, "ssm.time_step_rank", num_value_heads, inner)?;
     let delta_net = DeltaNetConfig {
         num_key_heads: keys.size_up_to("ssm.group_count", MAX_HEADS)?,
@@ -109,6 +109,11 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
         count => count.unwrap_or(usize::from(head.is_some())),
     };
     let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
+    if let Some(head) = head.filter(|head| *head == 0 || missing(0)) {
+        let problem = format!("is {blocks}, but there is no block 0 before the NextN head, which is block {head}");
+        let remedy = "the file contains only a NextN head, or is incomplete; use the model's file";
+        return Err(keys.error("block_count", format!("{problem}; {remedy}")));
+    }
     // Some converters count the head among the blocks, some do not.
     let count = match head {
         Some(head) if head == blocks || head + 1 == blocks => head,
@@ -119,13 +124,9 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
         None if nextn <= blocks && missing(blocks - nextn) => blocks - nextn,
         None => blocks,
     };
-    if let Some(block) = (0..count).find(|block| missing(*block)) {
+    if let Some(block) = (0..count.max(1)).find(|block| missing(*block)) {
         let problem = format!("is {blocks}, but there is no block {block} (blk.{block}.attn_norm.weight)");
-        let remedy = match head {
-            Some(_) => "the file contains only a NextN head, or is incomplete; use the model's file",
-            None => "the file is incomplete; download it again",
-        };
-        return Err(keys.error("block_count", format!("{problem}; {remedy}")));
+        return Err(keys.error("block_count", format!("{problem}; the file is incomplete; download it again")));
     }
     if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
         let flags: Vec<_> = flags.iter().take(count).map(truth).collect();

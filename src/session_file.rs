@@ -15,7 +15,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Partial;
+use crate::checkpoint::{Partial, regular_file};
 use crate::engine::Engine;
 use crate::kv::{ExactZones, KEqV, KvFormat, KvOptions, LayerFormat};
 use crate::nn::tensor;
@@ -186,6 +186,7 @@ struct Reading<'a> {
 
 impl<'a> Reading<'a> {
     fn open(path: &'a Path) -> Result<Self> {
+        regular_file(path, "a session file")?;
         let file = File::open(path).map_err(Error::io(path))?;
         let size = file.metadata().map_err(Error::io(path))?.len();
         let from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new() };

@@ -295,6 +295,8 @@ fn caches_are_saved_and_loaded() {
     std::fs::write(&path, [&whole[..], &[0]].concat()).expect("a file");
     NgramCache::load(&path).expect_err("a byte too many");
     assert!(NgramCache::load(directory.path().join("none")).is_err());
+    let complaint = NgramCache::load("/dev/null").expect_err("a device").to_string();
+    assert_eq!(complaint, "/dev/null: is not a regular file; an n-gram cache is expected here");
 
     // Counts of any size are compared.
     let mut most = whole.clone();

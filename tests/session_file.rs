@@ -150,6 +150,10 @@ fn files_that_are_no_such_session_are_refused() {
     let mut other = whole.clone();
     other[at] = if other[at] == b'1' { b'2' } else { b'1' };
     refused(&other, "another model");
+    for (special, problem) in [(folder.path(), "is a directory"), (Path::new("/dev/null"), "is not a regular file")] {
+        let message = engine.load_session(special).expect_err("a refusal").to_string();
+        assert!(message.contains(&format!("{problem}; a session file is expected")), "{message}");
+    }
     assert!(saved.save(folder.path()).is_err(), "a folder is not a file");
     std::fs::remove_file(&path).expect("the file");
     assert!(engine.load_session(&path).is_err());

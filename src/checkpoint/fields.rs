@@ -14,11 +14,11 @@ use crate::{Error, Result};
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The metadata of the file `path`. Reading a pipe would wait for its writer.
+/// The metadata of the regular file `path`: reading a pipe would wait for its writer, and a device may have no end.
 ///
 /// # Errors
 /// If it is missing, or is not a regular file; the error says what is `expected`.
-pub(crate) fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
+pub fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
     let meta = std::fs::metadata(path).map_err(Error::io(path))?;
     if meta.is_file() {
         return Ok(meta);

@@ -289,6 +289,8 @@ fn costs_are_saved_and_loaded() {
         let complaint = Costs::load(&path, &own).expect_err("no costs").to_string();
         assert!(complaint.contains("costs.json") && complaint.contains("delete it"), "{complaint}");
     }
+    let complaint = Costs::load("/dev/null", &own).expect_err("a device").to_string();
+    assert_eq!(complaint, "/dev/null: is not a regular file; a cost table is expected here");
 }
 
 /// Out-of-range values in a file are rejected by name; all other values can be planned with.

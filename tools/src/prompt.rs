@@ -80,7 +80,7 @@ impl FromStr for TemplateVariables {
 }
 
 /// A file that cannot be read and is no checkpoint, which `Error::Io` would propose to download.
-fn unread(path: &Path, cause: &std::io::Error) -> foretoken::Error {
+pub(crate) fn unread(path: &Path, cause: &std::io::Error) -> foretoken::Error {
     foretoken::Error::File { path: path.to_owned(), problem: cause.to_string() }
 }
 

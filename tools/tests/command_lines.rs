@@ -207,6 +207,26 @@ fn files_are_read_before_the_model() {
     }
 }
 
+/// A constraint is read from a regular file: reading anything else may never end.
+#[cfg(unix)]
+#[test]
+fn constraints_are_regular_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let nowhere = directory.path().join("nowhere");
+    for (path, problem) in [
+        (Path::new("/dev/null"), "is not a regular file; EXPECTED is expected here"),
+        (directory.path(), "is a directory; EXPECTED is expected here"),
+        (nowhere.as_path(), "No such file or directory (os error 2)"),
+    ] {
+        for (option, expected) in [("--json-schema", "a JSON schema"), ("--grammar", "a grammar")] {
+            let arguments = ["x", "--threads", "1", "--no-assistant", "--max-tokens", "1", option, utf8(path)];
+            let Output { status, stderr, .. } = run("generate", &arguments);
+            let line = format!("Error: {}: {}\n", path.display(), problem.replace("EXPECTED", expected));
+            assert_eq!((status.code(), text(&stderr)), (Some(1), line), "{option}");
+        }
+    }
+}
+
 /// A file that is written at the end, in a directory that is missing: said before anything is computed.
 #[test]
 fn directories_of_results_are_checked_first() {

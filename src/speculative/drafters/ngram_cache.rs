@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::Partial;
+use crate::checkpoint::{Partial, regular_file};
 use crate::{Error, Result};
 
 /// The longest n-gram counted.
@@ -103,6 +103,7 @@ impl NgramCache {
     /// If the file is missing, truncated, or something else.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        regular_file(path, "an n-gram cache")?;
         let bytes = std::fs::read(path).map_err(Error::io(path))?;
         let refuse = |problem: String| Err(Error::file(path, format!("{problem}; write the n-gram cache again")));
         let Some((magic, rest)) = bytes.split_first_chunk::<8>() else { return refuse("is truncated".into()) };

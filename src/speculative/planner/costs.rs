@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::tuning::Tuning;
-use crate::checkpoint::Partial;
+use crate::checkpoint::{Partial, regular_file};
 use crate::speculative::DrafterKind;
 use crate::{Error, Result};
 
@@ -304,6 +304,7 @@ impl Costs {
     /// If the file is missing or malformed, or its costs were measured on another machine.
     pub fn load(path: impl AsRef<Path>, machine: &Machine) -> Result<Self> {
         let path = path.as_ref();
+        regular_file(path, "a cost table")?;
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let again = "; delete it to measure again";
         let costs: Self =

@@ -807,6 +807,19 @@ fn checkpoints_load_with_and_without_a_head() {
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
 }
 
+#[test]
+fn a_tensor_of_the_head_under_two_names_is_refused() {
+    let folder = directory(&shipped()[0], |_| true, |_| {});
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("the tensors");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let twin = file.tensors().into_iter().filter(|(name, _)| name == "mtp.fc.weight");
+    let twin = twin.map(|(name, tensor)| (format!("model.{name}"), tensor));
+    serialize_to_file(file.tensors().into_iter().chain(twin), None, &path).expect("the tensors");
+    let message = Checkpoint::open(folder.path()).map(drop).expect_err("a refusal").to_string();
+    assert!(message.contains("tensor model.mtp.fc.weight: is also there as mtp.fc.weight"), "{message}");
+}
+
 /// A misspelt field would silently have its default.
 #[test]
 fn misspelt_names_are_refused() {

@@ -34,7 +34,8 @@ impl Tensors {
             read(file, &mut tensors)?;
         }
         map.map_or(Ok(()), |map| map.check(&tensors))?;
-        let mut tensors = tensors.into_iter().map(|(name, tensor)| (drafting_name(name), tensor)).collect();
+        refuse_twins(directory, &tensors)?;
+        let mut tensors = tensors.into_iter().map(|(name, tensor)| (drafting_name(&name).to_owned(), tensor)).collect();
         let compressed = compressed::collect(directory, &mut tensors)?;
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed })
     }
@@ -107,10 +108,23 @@ const WHOLE: &str = "model.safetensors";
 pub(crate) const HEAD: &str = "mtp.safetensors";
 
 /// The name of a tensor of the part that drafts without the prefixes of the model around it: `mtp.*`.
-fn drafting_name(name: String) -> String {
+fn drafting_name(name: &str) -> &str {
     let nested =
         ["model.language_model.", "language_model.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix));
-    nested.filter(|name| name.starts_with("mtp.")).map(str::to_owned).unwrap_or(name)
+    nested.filter(|name| name.starts_with("mtp.")).unwrap_or(name)
+}
+
+/// # Errors
+/// If two tensors differ only in the prefix that [`drafting_name`] removes.
+fn refuse_twins(directory: &Path, tensors: &BTreeMap<String, RawTensor>) -> Result<()> {
+    let mut seen = BTreeMap::new();
+    for name in tensors.keys() {
+        if let Some(other) = seen.insert(drafting_name(name), name) {
+            let problem = format!("is also there as {name}, and only one can be used; download the checkpoint again");
+            return Err(Error::Tensor { path: directory.to_owned(), tensor: other.clone(), problem });
+        }
+    }
+    Ok(())
 }
 
 /// The files that are read without an index.

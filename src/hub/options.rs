@@ -6,7 +6,8 @@ use std::sync::Arc;
 /// The Hub endpoint and the cache directory.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// The Hub, or a mirror of it. Default: `https://huggingface.co`.
+    /// The Hub, or a mirror of it that is trusted: the client makes paths of the ETags and commits in its responses
+    /// without checking them, so a hostile one could write files outside the cache. Default: `https://huggingface.co`.
     pub endpoint: String,
     /// Download directory, in the layout of Hugging Face's own tools (theirs is `.cache/huggingface/hub` in the home
     /// directory; use that to download nothing twice). Default: none; nothing is downloaded.

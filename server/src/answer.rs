@@ -147,7 +147,8 @@ fn parser(app: &App, prompt: &Prompt) -> Option<ReplyParser> {
     }
 }
 
-/// Waits for all choices, and answers with one object.
+/// Waits for all choices, and answers with one object. It is written on a thread of its own: with the log-probabilities
+/// of long texts this takes seconds, which would delay the connections of the same thread.
 async fn whole(
     mut running: Running,
     mut outputs: Vec<ChoiceOutput>,
@@ -166,5 +167,42 @@ async fn whole(
         }
     }
     let choices: Vec<_> = outputs.into_iter().zip(ended.into_iter().flatten()).collect();
-    Ok(json(&reply.whole(&choices)))
+    let written = tokio::task::spawn_blocking(move || json(&reply.whole(&choices))).await;
+    written.map_err(|_| ApiError::internal())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use foretoken::Piece;
+    use foretoken::chat::ReplyPart;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Writes whether it is on another thread than this one.
+    struct Elsewhere(ThreadId);
+
+    impl Reply for Elsewhere {
+        fn piece(&mut self, _: &Piece, _: &[ReplyPart], _: &ChoiceOutput) -> String {
+            String::new()
+        }
+
+        fn end(&mut self, _: &ChoiceOutput, _: &Ended) -> String {
+            String::new()
+        }
+
+        fn whole(&mut self, _: &[(ChoiceOutput, Ended)]) -> Value {
+            Value::from(thread::current().id() != self.0)
+        }
+    }
+
+    #[tokio::test]
+    async fn responses_are_not_written_on_the_threads_of_connections() {
+        let reply = Box::new(Elsewhere(thread::current().id()));
+        let response = whole(Running::default(), Vec::new(), reply).await.expect("a response");
+        let body = axum::body::to_bytes(response.into_body(), 16).await.expect("a body");
+        assert_eq!(body.as_ref(), b"true");
+    }
 }

@@ -339,11 +339,13 @@ impl EngineThread {
 
     /// Fails every job, and replaces the scheduler.
     fn fail_all(&mut self, failure: impl Fn() -> Failure) {
-        let fresh = Scheduler::new(&self.engine, self.options.scheduler.clone());
-        let old = std::mem::replace(&mut self.scheduler, fresh);
+        let empty = Scheduler::new(&self.engine, SchedulerOptions::default());
+        let old = std::mem::replace(&mut self.scheduler, empty);
         if catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
             tracing::error!("a panic while sequences were dropped");
         }
+        // A new prefix cache may take a part of the memory that is free now.
+        self.scheduler = Scheduler::new(&self.engine, self.options.scheduler.clone());
         self.full = false;
         for started in std::mem::take(&mut self.running) {
             self.fail(&started.request.id, (started.choice, started.others), failure());

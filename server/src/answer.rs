@@ -105,6 +105,9 @@ fn submit(
         if generate.common.penalizes_output {
             options = output_penalties::apply(options, prompt.len());
         }
+        if let Some(least) = generate.common.min_tokens.clone() {
+            least.apply(&mut options, prompt.len());
+        }
         options.seed = seed;
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
         running.append(more);

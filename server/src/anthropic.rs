@@ -14,6 +14,7 @@ use crate::convert::{self, Chat, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
+use crate::min_tokens::MinTokens;
 use crate::reply::{ChoiceOutput, Generate, Reply, encode, json as json_response, named};
 use crate::structured::Structured;
 use crate::tools::Tools;
@@ -40,8 +41,9 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let strings = convert::strings(&mut fields, "stop_sequences")?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
     common.options.stop = convert::stop(&mut fields, strings)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
-    take_ignored(&mut fields, &common.options, &structured)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     Ok(Generate {
         prompts: vec![Prompt::Chat(chat)],

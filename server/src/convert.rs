@@ -17,6 +17,8 @@ use crate::app::App;
 use crate::defaults::GenerateDefaults;
 use crate::fields::{Fields, kind};
 use crate::ignored::defaults_in_use;
+use crate::min_tokens::MinTokens;
+use crate::processors::Processors;
 use crate::sampling::sampling;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -80,6 +82,8 @@ pub(crate) struct Common {
     /// Whether frequency and presence penalties count generated tokens only, as in OpenAI's API: unless the request has
     /// llama.cpp's `repeat_last_n`.
     pub penalizes_output: bool,
+    /// The least tokens of a text, if stop tokens could end it earlier.
+    pub min_tokens: Option<MinTokens>,
 }
 
 /// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
@@ -106,22 +110,12 @@ pub(crate) fn common(
         ..GenerateOptions::default()
     };
     options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
-    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output })
+    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output, min_tokens: None })
 }
 
 /// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
     Ok(common(&mut Fields::parse(b"{}")?, (engine, defaults), &defaults.sampling, None)?.options)
-}
-
-/// Processors that are applied in order.
-#[derive(Debug)]
-pub(crate) struct Processors(pub Vec<Arc<dyn LogitsProcessor>>);
-
-impl LogitsProcessor for Processors {
-    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
-        self.0.iter().try_for_each(|processor| processor.process(tokens, logits))
-    }
 }
 
 fn logits_processor(

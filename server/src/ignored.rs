@@ -1,13 +1,12 @@
 //! Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect, or that are supported
 //! with some values only.
 
+use foretoken::Sampling;
 use foretoken::sampler::Penalties;
-use foretoken::{EndOfGeneration, GenerateOptions, Sampling};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::fields::{Fields, kind};
-use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
 const NO_EFFECT: [&str; 24] = [
@@ -41,11 +40,7 @@ const NO_EFFECT: [&str; 24] = [
 ///
 /// # Errors
 /// If one of the latter has another value.
-pub(crate) fn take_ignored(
-    fields: &mut Fields,
-    options: &GenerateOptions,
-    structured: &Structured,
-) -> Result<(), ApiError> {
+pub(crate) fn take_ignored(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
     let neutral = [
         ("adaptive_target", json!([-1])),
@@ -77,30 +72,7 @@ pub(crate) fn take_ignored(
     for (field, allowed) in neutral {
         fields.only(field, allowed.as_array().map_or(&[], Vec::as_slice))?;
     }
-    samplers(fields, &options.sampling)?;
-    min_tokens(fields, options, structured)
-}
-
-/// Takes vLLM's `min_tokens`, if nothing can end the text earlier.
-fn min_tokens(fields: &mut Fields, options: &GenerateOptions, structured: &Structured) -> Result<(), ApiError> {
-    let least = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
-    if least > options.max_tokens {
-        return Err(
-            fields.error("min_tokens", format!("is {least}, must be at most max_tokens, {}", options.max_tokens))
-        );
-    }
-    let stop = &options.stop;
-    let ends_early = stop.end_of_generation != EndOfGeneration::Ignored
-        || !(stop.tokens.is_empty() && stop.strings.is_empty())
-        || !matches!(structured, Structured::Text);
-    match least > 0 && ends_early {
-        true => {
-            let problem =
-                "is supported only with ignore_eos: true and without stop, stop_token_ids and formats; omit it";
-            Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"))
-        }
-        false => Ok(()),
-    }
+    samplers(fields, sampling)
 }
 
 /// llama.cpp's samplers in the order in which they are applied, with their letters.

@@ -16,6 +16,7 @@ use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, decimal};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
+use crate::min_tokens::MinTokens;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 use crate::tools::OtherTools;
@@ -37,8 +38,9 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
     common.penalizes_output = false;
     common.options.stop = convert::stop(&mut fields, strings)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = logprobs;
-    take_ignored(&mut fields, &common.options, &structured)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     let settings = settings(app, &common.options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });

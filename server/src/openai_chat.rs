@@ -10,6 +10,7 @@ use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
+use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
@@ -37,10 +38,11 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let structured = tools.constrain(&chat.options, structured)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&app.engine, &mut common.options.stop);
     let choices = openai::choices(&mut fields, app.parallel)?;
-    take_ignored(&mut fields, &common.options, &structured)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     Ok(Generate {

@@ -11,6 +11,7 @@ use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
+use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
@@ -25,11 +26,12 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let structured = Structured::of_request(&mut fields)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;
     app.check_places(&fields, all)?;
-    take_ignored(&mut fields, &common.options, &structured)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     Ok(Generate {
         prompts,

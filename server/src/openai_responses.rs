@@ -12,6 +12,7 @@ use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
+use crate::min_tokens::MinTokens;
 use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
 use crate::tools::{self, OtherTools, is_function};
@@ -33,8 +34,9 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let structured = tools.constrain(&chat.options, structured)?;
     let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, Vec::new())?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
-    take_ignored(&mut fields, &common.options, &structured)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     take_unsupported(&mut fields)?;
     fields.end()?;
     echoed["max_output_tokens"] = json!(most);

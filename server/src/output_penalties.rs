@@ -1,12 +1,10 @@
 //! OpenAI's frequency and presence penalties, which count generated tokens only. The library's own, as
 //! llama.cpp's, count the last tokens of the prompt as well.
 
-use std::sync::Arc;
-
 use foretoken::sampler::{LogitsProcessor, Penalties};
 use foretoken::{GenerateOptions, Result};
 
-use crate::convert::Processors;
+use crate::processors::add_processor;
 
 /// The library's penalties of the tokens after the prompt.
 #[derive(Debug)]
@@ -27,11 +25,7 @@ pub(crate) fn apply(mut options: GenerateOptions, prompt_tokens: usize) -> Gener
     let (frequency, presence) = (std::mem::take(&mut penalties.frequency), std::mem::take(&mut penalties.presence));
     if frequency != 0.0 || presence != 0.0 {
         let penalties = Penalties { frequency, presence, last_n: None, ..Penalties::default() };
-        let own: Arc<dyn LogitsProcessor> = Arc::new(OutputPenalties { prompt_tokens, penalties });
-        options.logits_processor = Some(match options.logits_processor.take() {
-            Some(first) => Arc::new(Processors(vec![first, own])),
-            None => own,
-        });
+        add_processor(&mut options, OutputPenalties { prompt_tokens, penalties });
     }
     options
 }

@@ -235,6 +235,24 @@ fn stop_tokens_are_not_part_of_the_text() {
     }
 }
 
+/// As in vLLM: no stop token is among the first ones, and what is written before it is the same.
+#[test]
+fn stop_tokens_end_no_text_before_its_minimum() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "n_predict": 64, "return_tokens": true});
+    let whole = server.ask(LLAMA, &body);
+    let ids = whole["tokens"].as_array().expect("a list");
+    let at = (6..).find(|at| ids[..*at].iter().all(|id| *id != ids[*at])).expect("a token that is new");
+    let stop = with(&body, json!({"stop_token_ids": [ids[at]]}));
+    for (least, ends_there) in [(at, true), (at + 1, false), (at + 4, false)] {
+        let answer = server.ask(LLAMA, &with(&stop, json!({"min_tokens": least})));
+        let written = answer["tokens"].as_array().expect("a list");
+        assert_eq!(written[..at], ids[..at], "{least}");
+        assert_eq!(written.len() == at + 1 && written[at] == ids[at], ends_there, "{least}: {written:?}");
+        assert!(written.len() > least && !written[..least].contains(&ids[at]), "{least}: {written:?}");
+    }
+}
+
 #[test]
 fn usage_of_every_chunk_and_selected_fields() {
     let server = TestServer::start(options());

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, MAX_TOP_LOGPROBS};
+use crate::convert::{self, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -20,6 +20,7 @@ use crate::structured::Structured;
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let prompts = convert::prompts(&mut fields, "prompt")?;
+    let echoed = fields.flag("echo")?.unwrap_or(false).then(|| prompts.clone());
     let form = openai::form(&mut fields)?;
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::strings(&mut fields, "stop")?;
@@ -28,6 +29,11 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    if echoed.is_some() && common.options.logprobs.is_some() {
+        // Those of the prompt are not computed.
+        let problem = "is supported only without logprobs; omit one of them";
+        return Err(fields.error("echo", problem).with_code("unsupported_parameter"));
+    }
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;
     app.check_places(&fields, all)?;
@@ -39,6 +45,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         reply: Box::new(Completion {
             form: Form { logprobs: common.options.logprobs.is_some(), ..form },
             places: (0..all).map(|_| Default::default()).collect(),
+            echoed: echoed.unwrap_or_default(),
         }),
         common,
         structured,
@@ -54,11 +61,24 @@ struct Completion {
     form: Form,
     /// For every choice, what decodes its tokens, and the characters of the text so far.
     places: Vec<(StreamDecoder, usize)>,
+    /// The prompts, if the texts begin with them; else none.
+    echoed: Vec<Prompt>,
 }
 
 impl Completion {
     fn chunk(&self, output: &ChoiceOutput, choice: Value) -> Value {
         openai::chunk(self.form, output, openai::object(output, OBJECT, json!([choice])))
+    }
+
+    /// What a choice's text begins with.
+    fn echo(&self, output: &ChoiceOutput) -> String {
+        match self.echoed.get(output.prompt) {
+            Some(Prompt::Text(text)) => text.clone(),
+            Some(Prompt::Ids(ids)) => {
+                output.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids)).unwrap_or_default()
+            }
+            Some(Prompt::Chat(_)) | None => String::new(),
+        }
     }
 
     fn choice(
@@ -120,6 +140,15 @@ fn offset((decoder, characters): &mut (StreamDecoder, usize), tokenizer: &Tokeni
 }
 
 impl Reply for Completion {
+    fn begin(&mut self, output: &ChoiceOutput) -> String {
+        let prompt = self.echo(output);
+        if prompt.is_empty() {
+            return String::new();
+        }
+        let choice = self.choice(output, (&prompt, &[]), None);
+        event(&self.chunk(output, choice))
+    }
+
     fn piece(&mut self, piece: &Piece, _: &[ReplyPart], output: &ChoiceOutput) -> String {
         if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
             return String::new();
@@ -144,7 +173,8 @@ impl Reply for Completion {
         let mut list = Vec::new();
         for (output, ended) in choices {
             let reason = openai::finish_reason(output, ended);
-            list.push(self.choice(output, (&output.text, output.logprobs()), Some(reason)));
+            let text = self.echo(output) + &output.text;
+            list.push(self.choice(output, (&text, output.logprobs()), Some(reason)));
         }
         openai::whole(choices, openai::object(&choices[0].0, OBJECT, json!(list)))
     }

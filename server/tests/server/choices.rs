@@ -62,6 +62,37 @@ fn choices_are_texts_of_their_seeds() {
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
 }
 
+/// Every text begins with its own prompt, whole and streamed.
+#[test]
+fn prompts_are_echoed() {
+    let server = TestServer::start(options());
+    let tokens = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
+    let texts = |answer: &Value| -> Vec<String> {
+        let choices = answer["choices"].as_array().expect("a list").iter();
+        choices.map(|choice| choice["text"].as_str().expect("a text").to_owned()).collect()
+    };
+    for prompt in [json!(PROMPT), tokens, json!(["fn main() {\n", PROMPT])] {
+        let mut body = json!({"prompt": prompt, "max_tokens": 8, "n": 2});
+        let plain = server.ask(TEXT, &body);
+        body["echo"] = json!(true);
+        let echoed = server.ask(TEXT, &body);
+        assert_eq!(echoed["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
+        let last = echoed["choices"].as_array().expect("a list").len() - 2;
+        let with_prompt =
+            |(i, text): (usize, String)| format!("{}{text}", if i < last { "fn main() {\n" } else { PROMPT });
+        let want: Vec<_> = texts(&plain).into_iter().enumerate().map(with_prompt).collect();
+        assert_eq!(texts(&echoed), want);
+        body["stream"] = json!(true);
+        let mut streamed = vec![String::new(); want.len()];
+        for choice in server.chunks(TEXT, &body).iter().map(|chunk| &chunk["choices"][0]) {
+            streamed[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
+        }
+        assert_eq!(streamed, want);
+    }
+    let nothing = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 0, "echo": true}));
+    assert_eq!(texts(&nothing), [PROMPT]);
+}
+
 /// The choices of several prompts are those of a request for each, in their order.
 #[test]
 fn several_prompts() {

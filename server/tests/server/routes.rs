@@ -240,7 +240,14 @@ fn models_health_metrics_and_what_is_not_there() {
     let server = TestServer::start(options());
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).expect("JSON");
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("demo"), &json!(8192)));
-    assert_eq!(server.get("/v1/models/demo").0, 200);
+    // Anthropic's fields beside OpenAI's.
+    let page = ["first_id", "last_id", "has_more"].map(|name| models[name].clone());
+    assert_eq!(page, [json!("demo"), json!("demo"), json!(false)]);
+    let (status, model) = server.get("/v1/models/demo");
+    let model: Value = serde_json::from_str(&model).expect("JSON");
+    assert_eq!((status, &model), (200, &models["data"][0]));
+    assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("demo")));
+    assert_eq!(model["created_at"].as_str().map(str::len), Some("2000-02-29T00:00:00Z".len()));
     assert_eq!(server.get("/v1/models/other").0, 404);
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
 

@@ -168,6 +168,23 @@ fn fields_that_are_wrong_are_named() {
             "messages[0].content[0].type",
         ),
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "color": 1}]}), "messages[0].color"),
+        // Images in results of tools.
+        (
+            CHAT,
+            json!({"messages": [{"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0].type",
+        ),
+        (
+            RESPONSES,
+            json!({"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]}),
+            "input[0].output[0].type",
+        ),
+        (
+            MESSAGES,
+            json!({"messages": user(json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]))}),
+            "messages[0].content[0].content[0].type",
+        ),
+        (MESSAGES, json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "tools[0].type"),
         (CHAT, json!({"top_logprobs": 2}), "top_logprobs"),
         (CHAT, json!({"logprobs": 2}), "logprobs"),
         (MESSAGES, json!({"max_tokens": null}), "max_tokens"),

@@ -89,7 +89,7 @@ pub(crate) fn load_to_device(
 }
 
 /// The error for a feature that the checkpoint's family lacks.
-pub(crate) fn not_implemented((what, remedy): (&str, &str), checkpoint: &Checkpoint) -> Error {
+pub(crate) fn not_implemented(what: &str, remedy: &str, checkpoint: &Checkpoint) -> Error {
     let name = match checkpoint.model_type() {
         Ok(name) => name,
         Err(error) => return error,

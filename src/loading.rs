@@ -23,10 +23,6 @@ pub(crate) struct ReadModels {
     pub end_of_generation: Vec<u32>,
 }
 
-/// An unsupported feature and its remedy: a draft model on a device drops rows by truncation, which
-/// recurrent states do not support.
-const DRAFT_ON_DEVICE: (&str, &str) = ("draft model on a device", "omit it, or use the CPU");
-
 /// [`read`], to memory if the models cannot run on a device that was chosen automatically.
 ///
 /// # Errors
@@ -62,7 +58,7 @@ fn read(
     let (target, models) = read_target(checkpoint, load, device)?;
     let assistant = options.assistant.as_ref().map(|path| match &target.gemma4 {
         Some(target) => read_assistant(path, target, load, device),
-        None => Err(family::not_implemented(("assistant", "omit it"), checkpoint)),
+        None => Err(family::not_implemented("assistant", "omit it", checkpoint)),
     });
     let (assistant, assistant_model) = assistant.transpose()?.unzip();
     let tokenizer = checkpoint.tokenizer(target.model.vocab_size())?;
@@ -70,7 +66,8 @@ fn read(
         let checkpoint = Checkpoint::open(path)?;
         let draft = read_target(&checkpoint, load, device)?;
         if draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some()) {
-            return Err(family::not_implemented(DRAFT_ON_DEVICE, &checkpoint));
+            // It drops rows by truncation, which recurrent states do not support.
+            return Err(family::not_implemented("draft model on a device", "omit it, or use the CPU", &checkpoint));
         }
         let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
         check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;

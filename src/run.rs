@@ -152,7 +152,8 @@ impl Run {
     pub fn plan(
         &mut self,
         decoder: &mut SpeculativeDecoder,
-        (max_rows, others): (usize, OtherSequences),
+        max_rows: usize,
+        others: OtherSequences,
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
@@ -220,7 +221,7 @@ impl Run {
                 if let Some(tracer) = &mut self.tracer {
                     tracer.round(session.engine.parts.tokenizer.as_deref(), &round, waited);
                 }
-                self.piece(session, (round.tokens, round.accepted), round.logprobs).map(Some)
+                self.piece(session, round.tokens, round.accepted, round.logprobs).map(Some)
             }
         }
     }
@@ -238,13 +239,14 @@ impl Run {
         }
         let tokens = vec![first.last];
         self.statistics.speculation.begin += session.decoder().0.drafting.begin(first);
-        self.piece(session, (tokens, 0), logprobs).map(Some)
+        self.piece(session, tokens, 0, logprobs).map(Some)
     }
 
     fn piece(
         &mut self,
         session: &mut Session,
-        (tokens, accepted): (Vec<u32>, usize),
+        tokens: Vec<u32>,
+        accepted: usize,
         logprobs: Vec<TokenLogprobs>,
     ) -> Result<Piece> {
         self.left -= tokens.len();
@@ -383,7 +385,7 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let max_rows = decoder.state.kv().max_round_rows();
     let done = engine.run(|| {
-        let mut work = run.plan(decoder, (max_rows, OtherSequences::default()), drafted?)?;
+        let mut work = run.plan(decoder, max_rows, OtherSequences::default(), drafted?)?;
         if let Work::Verify(proposal) = &mut work {
             decoder.complete(proposal, &run.cancel)?;
         }

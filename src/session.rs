@@ -290,7 +290,7 @@ impl Session {
         }
         let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder().0;
         let context = state.kv().max_context();
-        let new = |options: &DrafterOptions| engine.parts.sources.drafter(options, backend, (&kv_options, context));
+        let new = |options: &DrafterOptions| engine.parts.sources.drafter(options, backend, &kv_options, context);
         drafting.drafters.set(list, context, new)?;
         let settings = Settings {
             sampler,

@@ -139,7 +139,7 @@ impl Engine {
             }
         };
         let written = header.written.min(header.max_context);
-        let read = backend.read_from(state.kv_mut(), (header.len, written), newest.as_ref(), &mut file.from);
+        let read = backend.read_from(state.kv_mut(), header.len, written, newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
         if !backend.load_recurrent(state, &file.numbers(header.recurrent, f32::from_le_bytes)?)? {
             return Err(file.problem("has another model's recurrent state; save the session again"));

@@ -24,7 +24,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) inside an `io::Error`; or those of `from`.
-    pub(crate) fn read_from(&mut self, (len, written): (usize, usize), from: &mut impl Read) -> io::Result<()> {
+    pub(crate) fn read_from(&mut self, len: usize, written: usize, from: &mut impl Read) -> io::Result<()> {
         for store in &mut self.stores {
             store.reserve(&self.pool, 0..len).map_err(io::Error::other)?;
             store.pages_mut(len).try_for_each(|page| from.read_exact(page_mut(page)))?;

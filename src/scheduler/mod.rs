@@ -106,7 +106,7 @@ impl Scheduler {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<NotStarted>> {
-        self.place(session, (prompt, options), |_, _, _| Ok(()))
+        self.place(session, prompt, options, |_, _, _| Ok(()))
     }
 
     /// As [`Scheduler::add`], unless the prompt does not fit the limit of the engine's pages beside what other sequences
@@ -120,14 +120,15 @@ impl Scheduler {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<NotStarted>> {
-        self.place(session, (prompt, options), Self::check_room)
+        self.place(session, prompt, options, Self::check_room)
     }
 
     /// Adds a generation if `check` passes for its session and the number of rows that are left to read.
     fn place(
         &mut self,
         session: Session,
-        (prompt, options): (&[u32], &GenerateOptions),
+        prompt: &[u32],
+        options: &GenerateOptions,
         check: fn(&mut Self, &mut Session, usize) -> Result<()>,
     ) -> Result<SequenceId, Box<NotStarted>> {
         let refuse = |session, error| Err(Box::new(NotStarted { session, error }));
@@ -379,7 +380,7 @@ impl Scheduler {
             };
             let plain = OtherSequences { rows: 1, tokens: 1, prompt_rows: 0 };
             let beside = if reads { others } else { others.without(plain) };
-            match run.plan(session.decoder().0, (max_rows, beside), None) {
+            match run.plan(session.decoder().0, max_rows, beside, None) {
                 Ok(work) => {
                     left = left.saturating_sub(work.num_rows());
                     if reads {

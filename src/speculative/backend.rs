@@ -138,11 +138,12 @@ impl Backend {
     pub fn read_from(
         &self,
         kv: &mut KvCache,
-        (len, written): (usize, usize),
+        len: usize,
+        written: usize,
         newest: Option<&DecodeState>,
         from: &mut impl Read,
     ) -> io::Result<()> {
-        let Some(DeviceSequence { sequence, .. }) = &self.device else { return kv.read_from((len, written), from) };
+        let Some(DeviceSequence { sequence, .. }) = &self.device else { return kv.read_from(len, written, from) };
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
         let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
         sequence.lock().read_from(len, newest, from)?;
@@ -157,7 +158,7 @@ impl DeviceSequence {
     /// # Errors
     /// The device's.
     pub fn pass(&self, ids: &[u32], round: &Round<'_>, outputs: OutputRows) -> Result<DevicePass<'_>> {
-        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, (outputs, outputs))])
+        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), round, outputs, outputs)])
     }
 
     /// Positions that its page tables hold.
@@ -184,7 +185,7 @@ impl DeviceSequence {
     }
 
     /// This sequence's part of a pass, whose rows are staged in `round`; with the rows of logits and of hidden states.
-    pub fn part(&self, ids: Vec<u32>, round: &Round<'_>, (outputs, hidden): (OutputRows, OutputRows)) -> PassPart<'_> {
+    pub fn part(&self, ids: Vec<u32>, round: &Round<'_>, outputs: OutputRows, hidden: OutputRows) -> PassPart<'_> {
         let (position, is_whole) = (round.position(), round.is_whole());
         PassPart { sequence: &self.sequence, ids, position, states: Vec::new(), outputs, hidden, is_whole }
     }
@@ -205,7 +206,8 @@ impl ForwardOutput<'_> {
     pub fn verify(
         &mut self,
         draft: &mut Draft,
-        (settings, tokens): (&Settings, &[u32]),
+        settings: &Settings,
+        tokens: &[u32],
         rng: &mut impl Rng,
     ) -> Result<(Accepted, Vec<TokenLogprobs>)> {
         let simulated = settings.simulated.as_ref().map(|simulated| simulated.count(draft.tokens.len(), rng));

@@ -116,7 +116,7 @@ impl SpeculativeDecoder {
     /// # Errors
     /// As [`Drafting::propose`].
     pub fn propose(&mut self, max_rows: usize, others: OtherSequences) -> Result<Proposal> {
-        self.drafting.propose(&self.state, (max_rows, others))
+        self.drafting.propose(&self.state, max_rows, others)
     }
 
     /// Completes a proposal: see [`complete`].
@@ -376,11 +376,12 @@ impl Unfinished<'_, '_> {
         self,
         output: Option<ForwardOutput<'_>>,
         round: Round<'_>,
-        (verify, all): (Duration, OtherSequences),
+        verify: Duration,
+        all: OtherSequences,
     ) -> Result<Done> {
         let timing = PassTiming { position: round.position(), verify, others: all.without(self.counts) };
         let Self { drafting, work, rng, ends, .. } = self;
-        let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, (rng, ends), &timing))?;
+        let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, rng, ends, &timing))?;
         round.commit(keep);
         Ok(done)
     }
@@ -423,7 +424,7 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     });
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let steps = unfinished.into_iter().zip(outputs).zip(batch.into_rounds());
-    Ok(steps.map(|(((step, ..), output), round)| step.finish(output, round, (verify, all))).collect())
+    Ok(steps.map(|(((step, ..), output), round)| step.finish(output, round, verify, all)).collect())
 }
 
 /// One pass on a device over the rows of all steps, whose sequences share passes.
@@ -440,7 +441,7 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let counts = planned.counts();
         let (ids, logits, hidden) = planned.rows(drafting);
         let round = planned.begin_round(state, ids.len())?;
-        parts.push(device.part(ids, &round, (logits, hidden)));
+        parts.push(device.part(ids, &round, logits, hidden));
         unfinished.push((Unfinished { drafting, work, rng, ends, counts }, round, logits, hidden));
     }
     let Some(models) = models else { return Ok(Vec::new()) };
@@ -459,7 +460,7 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let steps = unfinished.into_iter().enumerate().map(|(i, (step, round, _, hidden))| {
         // Rows with logits have hidden states.
         let output = (hidden != OutputRows::None).then(|| ForwardOutput::Device(pass.output(i)));
-        step.finish(output, round, (verify, all))
+        step.finish(output, round, verify, all)
     });
     Ok(steps.collect())
 }
@@ -469,7 +470,8 @@ fn finish(
     drafting: &mut Drafting,
     work: Option<Work>,
     output: Option<ForwardOutput<'_>>,
-    (rng, ends): (&mut StdRng, &mut Ends<'_>),
+    rng: &mut StdRng,
+    ends: &mut Ends<'_>,
     timing: &PassTiming,
 ) -> Result<(usize, Done)> {
     match (work, output) {

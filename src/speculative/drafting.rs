@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use super::chain::ChainDraft;
 use super::drafter_list::DrafterList;
 use super::drafting_context::DraftingContext;
-use super::proposal::{Call, drafted_by, outcomes};
+use super::proposal::{drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
@@ -127,7 +127,7 @@ impl Drafting {
             return Ok(None);
         }
         let (Accepted { next: last, .. }, logprobs) =
-            output.verify(&mut Draft::default(), (&self.settings, &self.tokens), rng)?;
+            output.verify(&mut Draft::default(), &self.settings, &self.tokens, rng)?;
         self.settings.read(&[last])?;
         self.settings.commit();
         let hidden = output.advance(output.last_row()?, last, Confidence::Report)?;
@@ -139,7 +139,7 @@ impl Drafting {
     ///
     /// # Errors
     /// A drafter's, including from observing the last round.
-    pub fn propose(&mut self, state: &SequenceState, (max_rows, others): (usize, OtherSequences)) -> Result<Proposal> {
+    pub fn propose(&mut self, state: &SequenceState, max_rows: usize, others: OtherSequences) -> Result<Proposal> {
         self.drafters.check()?;
         let (start, rng) = (Instant::now(), Some(self.rng.clone()));
         let max_rows = max_rows.clamp(1, state.kv().max_round_rows());
@@ -277,8 +277,7 @@ impl Drafting {
         let start = Instant::now();
         let Proposal { mut draft, decision, calls, drafter, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
-        let (Accepted { count, next }, mut logprobs) =
-            output.verify(&mut draft, (&self.settings, &self.tokens), rng)?;
+        let (Accepted { count, next }, mut logprobs) = output.verify(&mut draft, &self.settings, &self.tokens, rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);
         let emitted = self.emitted(&tokens, ends)?;
@@ -297,15 +296,7 @@ impl Drafting {
         let accepted = count.min(emitted);
         let result = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, AcceptResult { drafted, accepted }));
         self.drafters.observe(&self.tokens, timing.position, &states, result);
-        let accept_time = start.elapsed();
-
-        let of_model = drafter.filter(|one| self.drafters.is_model(*one)).map_or(0, |one| drafted_by(&calls, one));
-        // If a constraint rejected the model's next token before the pass, it counts as rejected here.
-        let refused = usize::from(accepted == drafted && of_model > drafted);
-        let verified = drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + refused, accepted });
-        self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
-        let (position, verify_time) = (timing.position, timing.verify);
-        Ok(RoundResult {
+        let round = RoundResult {
             tokens,
             logprobs,
             draft,
@@ -314,12 +305,14 @@ impl Drafting {
             calls,
             drafter,
             last,
-            position,
+            position: timing.position,
             hidden_l2,
             draft_time,
-            verify_time,
-            accept_time,
-        })
+            verify_time: timing.verify,
+            accept_time: start.elapsed(),
+        };
+        self.report(&round, &found, timing.others);
+        Ok(round)
     }
 
     /// L2 norm of the hidden state that predicted the last token; 0 unless confidence is reported.
@@ -350,27 +343,25 @@ impl Drafting {
         Ok(emitted)
     }
 
-    /// Tells the planner what a round cost and achieved: the rows verified, and the tokens emitted.
-    fn report(
-        &mut self,
-        calls: &[Call],
-        found: &[Draft],
-        verified: Option<DraftOutcome>,
-        (rows, tokens): (usize, &[u32]),
-        timing: &PassTiming,
-        accept_time: Duration,
-    ) {
+    /// Tells the planner what a round cost and achieved.
+    fn report(&mut self, round: &RoundResult, found: &[Draft], others: OtherSequences) {
+        let RoundResult { drafter, accepted, .. } = *round;
+        let drafted = round.draft.tokens.len();
+        let of_model = drafter.filter(|one| self.drafters.is_model(*one));
+        let of_model = of_model.map_or(0, |one| drafted_by(&round.calls, one));
+        // If a constraint rejected the model's next token before the pass, it counts as rejected here.
+        let refused = usize::from(accepted == drafted && of_model > drafted);
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
-        let steps = calls.iter().find(|call| self.drafters.is_model(call.drafter));
+        let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
         self.planner.observe(&Observation {
-            context: timing.position,
-            rows,
-            others: timing.others,
-            verify_ms: milliseconds(timing.verify + accept_time),
+            context: round.position,
+            rows: drafted + 1,
+            others,
+            verify_ms: milliseconds(round.verify_time + round.accept_time),
             steps: steps.map(|call| (self.drafters.all[call.drafter].kind(), call.tokens, milliseconds(call.time))),
-            verified,
-            found: &outcomes(found, tokens),
-            emitted: tokens.len(),
+            verified: drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + refused, accepted }),
+            found: &outcomes(found, &round.tokens),
+            emitted: round.tokens.len(),
         });
     }
 }

@@ -75,14 +75,15 @@ impl Sources {
         &self,
         options: &DrafterOptions,
         backend: &Backend,
-        (kv, context): (&KvOptions, usize),
+        kv: &KvOptions,
+        context: usize,
     ) -> Result<Box<dyn Drafter>> {
         options.check()?;
         // Formats of layers are the target's.
         let kv = &KvOptions { layers: Vec::new(), ..kv.clone() };
         Ok(match options {
-            DrafterOptions::Mtp => self.mtp(backend, (kv, context))?,
-            DrafterOptions::DraftModel => self.draft_model((kv, context))?,
+            DrafterOptions::Mtp => self.mtp(backend, kv, context)?,
+            DrafterOptions::DraftModel => self.draft_model(kv, context)?,
             DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),
             DrafterOptions::NgramMapK(options) => Box::new(NgramMapK::new(*options)),
             DrafterOptions::NgramMapK4v(options) => Box::new(NgramMapK4v::new(*options)),
@@ -106,7 +107,7 @@ impl Sources {
         })
     }
 
-    fn mtp(&self, backend: &Backend, (kv, context): (&KvOptions, usize)) -> Result<Box<dyn Drafter>> {
+    fn mtp(&self, backend: &Backend, kv: &KvOptions, context: usize) -> Result<Box<dyn Drafter>> {
         if let Some(head) = &self.nextn {
             let mut drafter = NextN::new(head.clone(), kv, &self.pages)?;
             drafter.set_max_context(context);
@@ -125,7 +126,7 @@ impl Sources {
         })
     }
 
-    fn draft_model(&self, (kv, context): (&KvOptions, usize)) -> Result<Box<dyn Drafter>> {
+    fn draft_model(&self, kv: &KvOptions, context: usize) -> Result<Box<dyn Drafter>> {
         let Some(model) = &self.draft_model else {
             return Err(Error::argument("drafters", "draft-model needs a draft model; load one, or omit it"));
         };

@@ -88,7 +88,7 @@ fn read(
         let assistant = assistant_model.flatten().zip(sources.assistant.as_ref());
         let assistant = assistant.map(|(model, host)| (model, host.donors().to_vec()));
         let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
-        let nextn = nextn.map(|head| DeviceNextnHead::new(&models, (head, context), suppressed)).transpose()?;
+        let nextn = nextn.map(|head| DeviceNextnHead::new(&models, head, context, suppressed)).transpose()?;
         // A draft model drafts without its head.
         let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
         sources.pages = models.pages().clone();

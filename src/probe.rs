@@ -177,7 +177,7 @@ impl Probe {
         let committed = decoder.state.kv().committed();
         let start = Instant::now();
         if let Some(DeviceSequence { models, sequence }) = &decoder.backend.device {
-            draft_greedily(models, sequence, (last, committed.position()), tokens)?;
+            draft_greedily(models, sequence, last, committed.position(), tokens)?;
             return Ok(start.elapsed());
         }
         let mut hidden = self.hidden.clone().ok_or_else(no_state)?;

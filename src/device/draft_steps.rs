@@ -76,7 +76,15 @@ impl DraftSteps {
             for row in rows.iter().filter(|_| step > 0) {
                 row_of(row).into_iter().for_each(|at| given[at] = row.tokens[step]);
             }
-            self.run(workspace, models, &plan, (&given, step, end))?;
+            let horizon = workspace.reach(end);
+            if let Some(lists) = &mut self.lists {
+                lists.given.set(workspace.launcher(), &given)?;
+            }
+            let recorded = RecordedPass::Draft { plan: plan.id(), segments: sequences.len(), step };
+            workspace.replay(models, recorded, |workspace, ops| {
+                self.launch(workspace, ops, (models, &plan), (sequences.len(), step, horizon))
+            })?;
+            self.done = step + 1;
         }
         Ok(rows.iter().filter_map(row_of).collect())
     }
@@ -115,26 +123,7 @@ impl DraftSteps {
         Ok(rows.iter().map(|row| row.sequence.clone()).collect())
     }
 
-    /// Runs one step; positions are below or at `end`.
-    fn run(
-        &mut self,
-        workspace: &mut Workspace,
-        models: &LoadedModels,
-        plan: &KvPlan,
-        (given, step, end): (&[u32], usize, usize),
-    ) -> Result<()> {
-        let (segments, horizon) = (given.len(), workspace.reach(end));
-        if let Some(lists) = &mut self.lists {
-            lists.given.set(workspace.launcher(), given)?;
-        }
-        let recorded = RecordedPass::Draft { plan: plan.id(), segments, step };
-        workspace.replay(models, recorded, |workspace, ops| {
-            self.launch(workspace, ops, (models, plan), (segments, step, horizon))
-        })?;
-        self.done = step + 1;
-        Ok(())
-    }
-
+    /// Launches one step over `rows` rows, whose positions are below `horizon`.
     fn launch(
         &self,
         workspace: &Workspace,
@@ -160,8 +149,8 @@ impl DraftSteps {
         let spans = (0..rows).map(|first| Span { first, rows: 1, position: 0, end: 0 }).collect();
         let stores = Stores { plan, tables: Vec::new(), faults: workspace.readback.faults() };
         let pass = PassSegments { segments, spans, horizon: Some(horizon) };
-        let mut kv = PassKv::draft(stores, pass, places, (&self.angles, donors, step));
-        let (scores, _) = model.step(ops, (models.target.embed_tokens(), ids), &input, &mut kv)?;
+        let mut kv = PassKv::draft(stores, pass, places, &self.angles, donors, step);
+        let (scores, _) = model.step(ops, models.target.embed_tokens(), ids, &input, &mut kv)?;
         let scores = Scores { suppressed: models.suppressed(), ..scores };
         let chosen = Chosen::Draft { segments, index: step };
         launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;

@@ -105,7 +105,8 @@ impl ChainModel for Models {
 pub(crate) fn draft_greedily(
     models: &Models,
     sequence: &Arc<Mutex<Sequence>>,
-    (last, position): (u32, usize),
+    last: u32,
+    position: usize,
     count: usize,
 ) -> Result<()> {
     let mut passes = models.passes();

@@ -44,7 +44,7 @@ impl DeviceExperts {
                 x: subslice(all, first * x.width, rows * x.width),
                 gate: subslice(gate, first, rows),
             });
-            self.choose_and_mix(queue, &of(scores), (&of(x), shared), &of(&y))?;
+            self.choose_and_mix(queue, &of(scores), &of(x), shared, &of(&y))?;
         }
         Ok(y)
     }
@@ -54,7 +54,8 @@ impl DeviceExperts {
         &self,
         queue: &Queue,
         scores: &DeviceTensor,
-        (x, shared): (&DeviceTensor, Option<SharedExpert>),
+        x: &DeviceTensor,
+        shared: Option<SharedExpert>,
         y: &DeviceTensor,
     ) -> Result<()> {
         let (experts, width, entries) = (scores.width, self.down_proj.inputs(), x.rows * self.top_k);

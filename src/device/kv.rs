@@ -140,12 +140,7 @@ impl KvPlan {
     ///
     /// # Errors
     /// If no kernel supports a format, or the device is out of memory.
-    pub fn new(
-        device: &dyn Device,
-        layout: &KvLayout,
-        (options, context): (&KvOptions, usize),
-        id: u64,
-    ) -> Result<Self> {
+    pub fn new(device: &dyn Device, layout: &KvLayout, options: &KvOptions, context: usize, id: u64) -> Result<Self> {
         let mut tables = Tables::default();
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
             let plan = StoragePlan::new(device, layout, i, options)?;
@@ -296,13 +291,14 @@ impl KvPlan {
         &self,
         queue: &Queue,
         layer: usize,
-        (q, heads): (Projection, usize),
+        q: Projection,
+        heads: usize,
         pass: &PassRows,
         y: DeviceSlice<f32>,
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (head_dim, domain, launcher) = (store.head_dim, store.values.domain(), &queue.launcher);
-        let prepared = store.prepare_queries(queue, (q, heads), pass.rows)?;
+        let prepared = store.prepare_queries(queue, q, heads, pass.rows)?;
         let query_rows = prepared.rows.slice();
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
@@ -403,12 +399,7 @@ impl Store {
     }
 
     /// Normalizes, rotates and quantizes the queries `q` of `rows` rows as the keys of this store are.
-    fn prepare_queries(
-        &self,
-        queue: &Queue,
-        (q, heads): (Projection, usize),
-        row_count: usize,
-    ) -> Result<PreparedQueries> {
+    fn prepare_queries(&self, queue: &Queue, q: Projection, heads: usize, row_count: usize) -> Result<PreparedQueries> {
         let len = row_count * heads * self.head_dim;
         // 4 i8 per word; a scale is of at least 32 elements.
         let prepared = PreparedQueries {

@@ -173,7 +173,7 @@ impl Models {
         }
         drop(used);
         plans.made += 1;
-        let plan = Arc::new(KvPlan::new(&**self.device(), layout, (options, context), plans.made)?);
+        let plan = Arc::new(KvPlan::new(&**self.device(), layout, options, context, plans.made)?);
         plans.used.push(Arc::downgrade(&plan));
         Ok(plan)
     }

@@ -73,7 +73,8 @@ impl DeviceNextnHead {
     /// If the device is out of memory.
     pub fn new(
         target: &Models,
-        (head, max_position_embeddings): (Box<dyn DeviceTarget>, usize),
+        head: Box<dyn DeviceTarget>,
+        max_position_embeddings: usize,
         suppressed: &[u32],
     ) -> Result<Self> {
         Ok(Self { models: target.sharing_pages(head, suppressed)?, max_position_embeddings })

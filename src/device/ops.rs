@@ -237,7 +237,7 @@ impl Ops for DeviceOps {
     fn attend(&self, kv: &PassKv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<DeviceTensor> {
         let heads = q.x.width / q.stride.max(1);
         let y = self.queue.new_tensor(q.x.rows, heads * q.head_dim)?;
-        kv.stores.plan.attend(&self.queue, kv.donor(layer), (q.projection(), heads), &kv.rows, y.slice)?;
+        kv.stores.plan.attend(&self.queue, kv.donor(layer), q.projection(), heads, &kv.rows, y.slice)?;
         Ok(y)
     }
 

@@ -139,8 +139,8 @@ impl Lists {
         let stores = Stores { plan, tables, faults: readback.faults() };
         let hidden = if ops.all_states.is_some() { (0..rows).collect() } else { output_rows.clone() };
         let request = Request { logits: output_rows, hidden, taps: Vec::new() };
-        let mut kv = PassKv::consecutive(&ops.queue, (stores, states), [all, outputs], &tokens)?;
-        models.target.forward(ops, (ids, rows), &mut kv, &request)
+        let mut kv = PassKv::consecutive(&ops.queue, stores, states, [all, outputs], &tokens)?;
+        models.target.forward(ops, ids, &mut kv, &request)
     }
 
     /// Chooses the target's tokens for the rows of the last pass, and accepts drafts. With the index of
@@ -150,7 +150,9 @@ impl Lists {
         workspace: &Workspace,
         ops: &DeviceOps,
         models: &LoadedModels,
-        (last, accepting, draft): (&Shape, Accepting, Option<usize>),
+        last: &Shape,
+        accepting: Accepting,
+        draft: Option<usize>,
     ) -> Result<()> {
         let (outputs, launcher, scores) = (&ops.outputs, &ops.queue.launcher, last.scores(ops, models));
         let chosen = Chosen::Ids(outputs.chosen.slice());
@@ -205,8 +207,8 @@ impl Passes {
     /// If the device is out of memory.
     pub fn new(device: &Arc<dyn Device>, target: &dyn DeviceTarget) -> Result<Self> {
         let layout = target.kv_layout();
-        let faults = (layout.store_of_layer.clone(), fault_words(&layout));
-        let readback = Readback::new(&**device, faults, (MIN_SEGMENTS, MIN_ROWS))?;
+        let faults = fault_words(&layout);
+        let readback = Readback::new(&**device, layout.store_of_layer, faults, MIN_SEGMENTS, MIN_ROWS)?;
         let (hidden, vocab) = (target.hidden_size(), target.vocab_size());
         let inputs = target.reads_states().then(|| StateInputs::new(&**device, (MIN_ROWS, hidden))).transpose()?;
         Ok(Self {
@@ -325,7 +327,7 @@ impl Passes {
                 *inputs = Arc::new(StateInputs::new(on, (rows, inputs.width))?);
             }
             self.workspace.forget_recordings();
-            self.workspace.readback.grow(on, (segments, rows))?;
+            self.workspace.readback.grow(on, segments, rows)?;
             self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
             self.lists = lists;
         }
@@ -396,7 +398,7 @@ impl Passes {
         let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
         let Self { workspace, lists, last, .. } = self;
         workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
-            lists.accept(workspace, ops, models, (last, accepting, None))
+            lists.accept(workspace, ops, models, last, accepting, None)
         })?;
         let (accepted, ids) = workspace.readback.read(last.rows)?;
         self.ids = OnceCell::from(ids);
@@ -414,7 +416,7 @@ impl Passes {
         lists.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
         let chosen = RecordedPass::Choose { segments: last.output_segments, index };
         workspace.replay(models, chosen, |workspace, ops| {
-            lists.accept(workspace, ops, models, (last, Accepting::Equal, Some(index)))
+            lists.accept(workspace, ops, models, last, Accepting::Equal, Some(index))
         })
     }
 

@@ -90,7 +90,8 @@ impl<'a> PassKv<'a> {
     /// If the device is out of memory, or the driver fails.
     pub(super) fn consecutive(
         queue: &Queue,
-        (stores, states): (Stores<'a>, Option<PassStates>),
+        stores: Stores<'a>,
+        states: Option<PassStates>,
         [pass, outputs]: [PassSegments; 2],
         tokens: &Tokens,
     ) -> Result<Self> {
@@ -110,7 +111,9 @@ impl<'a> PassKv<'a> {
         stores: Stores<'a>,
         pass: PassSegments,
         places: DeviceSlice<Place>,
-        (angles, donors, step): (&'a DraftAngles, &'a [usize], usize),
+        angles: &'a DraftAngles,
+        donors: &'a [usize],
+        step: usize,
     ) -> Self {
         Self { stores, rows: pass.placed(places), states: None, source: Source::Draft { angles, donors, step } }
     }

@@ -27,8 +27,10 @@ impl Readback {
     /// If the device is out of memory.
     pub fn new(
         device: &dyn Device,
-        (store_of_layer, faults): (Vec<usize>, usize),
-        (segments, rows): (usize, usize),
+        store_of_layer: Vec<usize>,
+        faults: usize,
+        segments: usize,
+        rows: usize,
     ) -> Result<Self> {
         let words = Buffer::new(device, faults + 2 * segments + rows)?;
         words.write(0, &vec![NO_FAULT; faults])?;
@@ -39,8 +41,8 @@ impl Readback {
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub fn grow(&mut self, device: &dyn Device, size: (usize, usize)) -> Result<()> {
-        *self = Self::new(device, (self.store_of_layer.clone(), self.faults), size)?;
+    pub fn grow(&mut self, device: &dyn Device, segments: usize, rows: usize) -> Result<()> {
+        *self = Self::new(device, self.store_of_layer.clone(), self.faults, segments, rows)?;
         Ok(())
     }
 

@@ -189,7 +189,7 @@ impl RecurrentState {
 
     /// Begins a round of `rows` rows from `position` on. With memory for the matrices after all
     /// rows, they are committed whole or not at all.
-    pub fn begin(&mut self, (position, rows): (usize, usize), whole: Option<Arc<Buffer<f32>>>) {
+    pub fn begin(&mut self, position: usize, rows: usize, whole: Option<Arc<Buffer<f32>>>) {
         self.open = Some(OpenRound { position, rows, whole });
     }
 

@@ -112,7 +112,7 @@ impl RecurrentRounds {
         }
         let has_whole = whole.iter().any(Option::is_some);
         let begin = |(rows, whole): (&mut RecurrentRows<'_>, _)| {
-            rows.state.begin((rows.position, rows.rows), whole);
+            rows.state.begin(rows.position, rows.rows, whole);
             rows.state.record()
         };
         let records: Vec<_> = pass.iter_mut().zip(whole).map(begin).collect();

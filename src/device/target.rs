@@ -46,15 +46,9 @@ pub(crate) trait DeviceTarget: Send + Sync {
     /// The embedding table.
     fn embed_tokens(&self) -> &DeviceEmbedding;
 
-    /// Launches a pass over `rows` rows. Its results are in the outputs of `ops`.
+    /// Launches a pass over the rows of `ids`. Its results are in the outputs of `ops`.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    fn forward(
-        &self,
-        ops: &DeviceOps,
-        tokens: (DeviceSlice<u32>, usize),
-        kv: &mut PassKv<'_>,
-        request: &Request,
-    ) -> Result<()>;
+    fn forward(&self, ops: &DeviceOps, ids: DeviceSlice<u32>, kv: &mut PassKv<'_>, request: &Request) -> Result<()>;
 }

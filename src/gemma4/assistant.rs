@@ -116,7 +116,7 @@ impl ChainModel for Assistant {
         let states = DraftRows::states(sequences)?;
         let mut kv = Borrowed { committed: DraftRows::committed(sequences)?, donors: &self.donors };
         let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| weights_on_device("assistant"))?;
-        let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &states, &mut kv)?;
+        let (scores, states) = model.step(&self.ops, embed_tokens, &ids, &states, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()
     }
@@ -165,7 +165,8 @@ impl<O: Ops> AssistantModel<O> {
     pub(crate) fn step(
         &self,
         ops: &O,
-        (table, ids): (&O::Embedding, O::Ids<'_>),
+        table: &O::Embedding,
+        ids: O::Ids<'_>,
         state: &O::State,
         kv: &mut O::Kv<'_>,
     ) -> Result<(O::Scores, O::State)> {

@@ -29,13 +29,7 @@ impl DeviceTarget for TextModel<DeviceOps> {
         &self.embed_tokens
     }
 
-    fn forward(
-        &self,
-        ops: &DeviceOps,
-        tokens: (DeviceSlice<u32>, usize),
-        kv: &mut PassKv<'_>,
-        request: &Request,
-    ) -> Result<()> {
-        Self::forward(self, ops, tokens, kv, request).map(drop)
+    fn forward(&self, ops: &DeviceOps, ids: DeviceSlice<u32>, kv: &mut PassKv<'_>, request: &Request) -> Result<()> {
+        Self::forward(self, ops, ids, ids.len(), kv, request).map(drop)
     }
 }

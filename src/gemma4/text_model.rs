@@ -37,7 +37,8 @@ impl<O: Ops> TextModel<O> {
     pub(crate) fn forward(
         &self,
         ops: &O,
-        (ids, rows): (O::Ids<'_>, usize),
+        ids: O::Ids<'_>,
+        rows: usize,
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {

@@ -66,14 +66,8 @@ impl DeviceTarget for TextModel<DeviceOps> {
         &self.embed_tokens
     }
 
-    fn forward(
-        &self,
-        ops: &DeviceOps,
-        tokens: (DeviceSlice<u32>, usize),
-        kv: &mut PassKv<'_>,
-        request: &Request,
-    ) -> Result<()> {
-        Self::forward(self, ops, tokens, kv, request).map(drop)
+    fn forward(&self, ops: &DeviceOps, ids: DeviceSlice<u32>, kv: &mut PassKv<'_>, request: &Request) -> Result<()> {
+        Self::forward(self, ops, ids, ids.len(), kv, request).map(drop)
     }
 }
 
@@ -99,19 +93,13 @@ impl DeviceTarget for NextnModel {
         &self.embed_tokens
     }
 
-    fn forward(
-        &self,
-        ops: &DeviceOps,
-        (ids, rows): (DeviceSlice<u32>, usize),
-        kv: &mut PassKv<'_>,
-        request: &Request,
-    ) -> Result<()> {
-        let embedding = ops.embed(&self.embed_tokens, ids)?;
+    fn forward(&self, ops: &DeviceOps, ids: DeviceSlice<u32>, kv: &mut PassKv<'_>, request: &Request) -> Result<()> {
+        let (embedding, states) = (ops.embed(&self.embed_tokens, ids)?, ops.states(ids.len())?);
         let angles = ops.angles(&self.rotary, kv)?;
         if request.logits.is_empty() {
-            return self.head.append(ops, &embedding, &ops.states(rows)?, &angles, kv);
+            return self.head.append(ops, &embedding, &states, &angles, kv);
         }
-        let h = self.head.forward(ops, &embedding, &ops.states(rows)?, &angles, kv)?;
+        let h = self.head.forward(ops, &embedding, &states, &angles, kv)?;
         let hidden = ops.final_norm(&self.head.norm, &ops.rows(&h, &request.logits)?)?;
         ops.logits(&self.lm_head, &hidden, None).map(drop)
     }

@@ -175,7 +175,7 @@ impl Model for Target {
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
         let ids = batch.ids().to_vec();
-        self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?.into_output(self)
+        self.model()?.forward(&self.ops, &ids, ids.len(), &mut batch.kv(), request)?.into_output(self)
     }
 }
 

@@ -32,7 +32,8 @@ impl<O: Ops> TextModel<O> {
     pub(super) fn forward(
         &self,
         ops: &O,
-        (ids, rows): (O::Ids<'_>, usize),
+        ids: O::Ids<'_>,
+        rows: usize,
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {

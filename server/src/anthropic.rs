@@ -39,7 +39,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::strings(&mut fields, "stop_sequences")?;
-    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), Some(most))?;
+    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), Some(most))?;
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);

@@ -91,7 +91,8 @@ pub(crate) struct Common {
 /// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
 pub(crate) fn common(
     fields: &mut Fields,
-    (engine, defaults): (&Engine, &GenerateDefaults),
+    engine: &Engine,
+    defaults: &GenerateDefaults,
     base: &Sampling,
     max_tokens: Option<usize>,
 ) -> Result<Common> {
@@ -117,7 +118,7 @@ pub(crate) fn common(
 
 /// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
-    Ok(common(&mut Fields::parse(b"{}")?, (engine, defaults), &defaults.sampling, None)?.options)
+    Ok(common(&mut Fields::parse(b"{}")?, engine, defaults, &defaults.sampling, None)?.options)
 }
 
 fn logits_processor(

@@ -80,7 +80,7 @@ impl Metrics {
     }
 
     /// A generation's statistics, and its times from admission to start, first token and end.
-    pub fn ended(&self, statistics: &Statistics, (queued, first, total): (Duration, Duration, Duration)) {
+    pub fn ended(&self, statistics: &Statistics, queued: Duration, first: Duration, total: Duration) {
         self.rounds.fetch_add(statistics.rounds as u64, Relaxed);
         // A pass of one row verifies no draft.
         let drafts: usize = statistics.speculation.rows.iter().skip(2).sum();

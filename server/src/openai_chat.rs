@@ -36,7 +36,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;

@@ -25,7 +25,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), &app.defaults.sampling, most)?;
+    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -81,12 +81,7 @@ impl Completion {
         }
     }
 
-    fn choice(
-        &mut self,
-        output: &ChoiceOutput,
-        (text, logprobs): (&str, &[TokenLogprobs]),
-        reason: Option<&str>,
-    ) -> Value {
+    fn choice(&mut self, output: &ChoiceOutput, text: &str, logprobs: &[TokenLogprobs], reason: Option<&str>) -> Value {
         let logprobs = self.form.logprobs.then(|| self.lists(output, logprobs));
         json!({"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
     }
@@ -145,7 +140,7 @@ impl Reply for Completion {
         if prompt.is_empty() {
             return String::new();
         }
-        let choice = self.choice(output, (&prompt, &[]), None);
+        let choice = self.choice(output, &prompt, &[], None);
         event(&self.chunk(output, choice))
     }
 
@@ -153,7 +148,7 @@ impl Reply for Completion {
         if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
             return String::new();
         }
-        let mut choice = self.choice(output, (&piece.text, &piece.logprobs), None);
+        let mut choice = self.choice(output, &piece.text, &piece.logprobs, None);
         if self.form.token_origins {
             choice["tokens"] = convert::origins(&output.engine, piece);
         }
@@ -161,7 +156,7 @@ impl Reply for Completion {
     }
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
-        let choice = self.choice(output, ("", &[]), Some(openai::finish_reason(output, ended)));
+        let choice = self.choice(output, "", &[], Some(openai::finish_reason(output, ended)));
         openai::last_chunk(self.chunk(output, choice), ended)
     }
 
@@ -174,7 +169,7 @@ impl Reply for Completion {
         for (output, ended) in choices {
             let reason = openai::finish_reason(output, ended);
             let text = self.echo(output) + &output.text;
-            list.push(self.choice(output, (&text, output.logprobs()), Some(reason)));
+            list.push(self.choice(output, &text, output.logprobs(), Some(reason)));
         }
         openai::whole(choices, openai::object(&choices[0].0, OBJECT, json!(list)))
     }

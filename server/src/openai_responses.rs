@@ -32,7 +32,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = convert::common(&mut fields, (&app.engine, &app.defaults), app.defaults.of_chats(), most)?;
+    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, Vec::new())?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
@@ -289,13 +289,7 @@ impl Answer {
     }
 
     /// An event of the last item's part, `content` of which is in the field `field`.
-    fn part_event(
-        &mut self,
-        event: &str,
-        kind: Kind,
-        output: &ChoiceOutput,
-        (field, content): (&str, Value),
-    ) -> String {
+    fn part_event(&mut self, event: &str, kind: Kind, output: &ChoiceOutput, field: &str, content: Value) -> String {
         let id = self.id(kind.prefix(), output);
         let mut data = json!({"item_id": id, "output_index": self.at(), "content_index": 0});
         data[field] = content;
@@ -310,14 +304,14 @@ impl Answer {
         let mut events = String::new();
         if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
             events += &self.add_item(kind.prefix(), output, |id| kind.item(id, None, "in_progress"));
-            events += &self.part_event("response.content_part.added", kind, output, ("part", kind.part("")));
+            events += &self.part_event("response.content_part.added", kind, output, "part", kind.part(""));
             self.open = Some((kind, String::new()));
         }
         if let Some((_, all)) = &mut self.open {
             all.push_str(text);
         }
         let name = format!("response.{}.delta", kind.text_name());
-        events + &self.part_event(&name, kind, output, ("delta", json!(text)))
+        events + &self.part_event(&name, kind, output, "delta", json!(text))
     }
 
     fn call(&mut self, call: &ToolCall, output: &ChoiceOutput) -> String {
@@ -336,8 +330,8 @@ impl Answer {
         let Some((kind, text)) = self.open.take() else { return String::new() };
         let item = kind.item(&self.id(kind.prefix(), output), Some(&text), status);
         let name = format!("response.{}.done", kind.text_name());
-        self.part_event(&name, kind, output, ("text", json!(text)))
-            + &self.part_event("response.content_part.done", kind, output, ("part", kind.part(&text)))
+        self.part_event(&name, kind, output, "text", json!(text))
+            + &self.part_event("response.content_part.done", kind, output, "part", kind.part(&text))
             + &self.item_done(item)
     }
 

@@ -277,7 +277,7 @@ impl EngineThread {
                 let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
                 self.running.push(Started { id, slot, request, choice, others, first: None, generated: 0 });
             }
-            Err(failure) => self.fail(&request.id, (choice, others), failure),
+            Err(failure) => self.fail(&request.id, choice, others, failure),
         }
     }
 
@@ -315,7 +315,7 @@ impl EngineThread {
         self.waiting.push_front(Job { prompt, request_id, admitted, choice, others });
     }
 
-    fn fail(&self, request_id: &str, (choice, others): (Choice, Vec<Choice>), failure: Failure) {
+    fn fail(&self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
         match &failure {
             Failure::Library(error) if matches!(**error, foretoken::Error::Panic(_)) => {
                 // The message may contain the client's text.
@@ -348,10 +348,10 @@ impl EngineThread {
         self.scheduler = Scheduler::new(&self.engine, self.options.scheduler.clone());
         self.full = false;
         for started in std::mem::take(&mut self.running) {
-            self.fail(&started.request.id, (started.choice, started.others), failure());
+            self.fail(&started.request.id, started.choice, started.others, failure());
         }
         for job in std::mem::take(&mut self.waiting) {
-            self.fail(&job.request_id, (job.choice, job.others), failure());
+            self.fail(&job.request_id, job.choice, job.others, failure());
         }
     }
 
@@ -395,7 +395,7 @@ impl EngineThread {
                 self.scheduler.remove(started.id);
                 self.full = false;
                 let failure = Failure::Library(Arc::new(error));
-                self.fail(&started.request.id, (started.choice, started.others), failure);
+                self.fail(&started.request.id, started.choice, started.others, failure);
             }
         }
     }
@@ -407,7 +407,7 @@ impl EngineThread {
         self.scheduler.remove(started.id);
         self.full = false;
         let total = started.request.admitted.elapsed();
-        self.metrics.ended(&statistics, (started.request.queued, started.first.unwrap_or(total), total));
+        self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
         tracing::info!(
             request = started.request.id,
             finish = finish_name(finish),

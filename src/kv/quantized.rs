@@ -36,8 +36,10 @@ impl QuantizedPages {
     /// # Errors
     /// If `head_dim` is not a multiple of 16.
     pub(super) fn new(
-        (format, side): (CodeFormat, Side),
-        (num_kv_heads, head_dim): (usize, usize),
+        format: CodeFormat,
+        side: Side,
+        num_kv_heads: usize,
+        head_dim: usize,
         retention: Retention,
         zones: ExactZones,
     ) -> Result<Self> {
@@ -113,7 +115,8 @@ impl QuantizedPages {
         &mut self,
         isa: Isa,
         exact: &mut ExactRows,
-        (first, rows): (usize, &[f32]),
+        first: usize,
+        rows: &[f32],
     ) -> std::result::Result<(), NotFinite> {
         let (layout, groups, width) = (self.layout, self.groups, self.layout.head_dim());
         let rotated = row_blocks(rows.len() / width, width, |row, rotated| {

@@ -216,8 +216,10 @@ impl Store {
     /// If the pool is exhausted; or if what is stored of K or V is not finite.
     pub(super) fn write(
         &mut self,
-        (pool, isa): (&PagePool, Isa),
-        (layer, first): (usize, usize),
+        pool: &PagePool,
+        isa: Isa,
+        layer: usize,
+        first: usize,
         (k, v): (&[f32], &[f32]),
     ) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
@@ -298,7 +300,7 @@ impl Storage {
         let (element, of_exact, quantized) = match format {
             KvFormat::Exact(element) => (element, retention, None),
             KvFormat::Quantized(format) => {
-                let pages = QuantizedPages::new((format, side), (num_kv_heads, width), retention, options.exact)?;
+                let pages = QuantizedPages::new(format, side, num_kv_heads, width, retention, options.exact)?;
                 let zones = Retention::zones(options.exact, options.max_round_rows);
                 (options.exact.element, zones, Some(pages))
             }
@@ -327,7 +329,7 @@ impl Storage {
     fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) -> std::result::Result<(), NotFinite> {
         match &mut self.quantized {
             None => self.exact.write(first, rows),
-            Some(pages) => pages.write(isa, &mut self.exact, (first, rows)),
+            Some(pages) => pages.write(isa, &mut self.exact, first, rows),
         }
     }
 

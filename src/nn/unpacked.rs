@@ -44,7 +44,8 @@ impl Unpacked {
     ///
     /// Returns `None` if a row is not whole blocks.
     pub(super) fn floats(
-        (bytes, element): (Bytes, ElementType),
+        bytes: Bytes,
+        element: ElementType,
         weight_type: WeightType,
         inputs: usize,
         isa: Isa,

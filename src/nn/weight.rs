@@ -112,7 +112,7 @@ impl Weight {
     /// Returns `None` if their elements are not floats, or a row is not whole blocks.
     pub(crate) fn quantized(self, weight_type: WeightType, isa: Isa) -> Option<Unpacked> {
         match self.storage {
-            Storage::Float(element, bytes) => Unpacked::floats((bytes, element), weight_type, self.inputs, isa),
+            Storage::Float(element, bytes) => Unpacked::floats(bytes, element, weight_type, self.inputs, isa),
             Storage::Packed(..) | Storage::Unpacked(..) => None,
         }
     }

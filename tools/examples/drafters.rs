@@ -95,7 +95,7 @@ fn command(args: Args) -> Result<()> {
     for (kind, text) in texts()? {
         let prompt = engine.tokenizer()?.encode(&text)?;
         let mut modes = modes(&args);
-        measure(&args, &engine, (kind, &prompt), &mut modes)?;
+        measure(&args, &engine, kind, &prompt, &mut modes)?;
         print(kind, prompt.len(), &modes);
         let modes: Vec<_> = modes.iter().map(Mode::json).collect();
         kinds.push(json!({"kind": kind, "prompt_tokens": prompt.len(), "modes": modes}));
@@ -116,7 +116,7 @@ fn command(args: Args) -> Result<()> {
 }
 
 /// Runs all modes, interleaved.
-fn measure(args: &Args, engine: &Engine, (kind, prompt): (&str, &[u32]), modes: &mut [Mode]) -> Result<()> {
+fn measure(args: &Args, engine: &Engine, kind: &str, prompt: &[u32], modes: &mut [Mode]) -> Result<()> {
     // The first turn is a warm-up, in which the planner learns the costs of rounds.
     for turn in 0..=args.repeats {
         let mut written: Option<Vec<u32>> = None;

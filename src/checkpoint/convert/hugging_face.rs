@@ -61,21 +61,16 @@ pub fn to_hugging_face(source: &Checkpoint, destination: impl AsRef<Path>, optio
     let weights = Partial::create(&destination.join("model.safetensors"))?;
     let remove_written = || WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
     remove_written(); // of an interrupted conversion
-    let written = write_directory((source, gguf), destination, directory, (weights, &planned), options);
+    let written = write_configuration(source, gguf, destination, directory)
+        .and_then(|()| tensors(source, weights, &planned, options));
     if written.is_err() {
         remove_written();
     }
     Ok(Report { tensors: planned.len(), bytes: written?, left_out })
 }
 
-/// Returns the bytes of the tensors.
-fn write_directory(
-    (source, gguf): (&Checkpoint, &Gguf),
-    destination: &Path,
-    directory: Directory,
-    (weights, planned): (Partial, &[Planned]),
-    options: &ToHuggingFace,
-) -> Result<u64> {
+/// Writes the files beside the weights.
+fn write_configuration(source: &Checkpoint, gguf: &Gguf, destination: &Path, directory: Directory) -> Result<()> {
     let at = |name: &str| destination.join(name);
     let config = at("config.json");
     write(&config, &pretty(&directory.config))?;
@@ -96,8 +91,7 @@ fn write_directory(
         write(&at("tokenizer.json"), text.as_bytes())?;
         write(&at("tokenizer_config.json"), &pretty(&tokenizer_config(gguf)))?;
     }
-    templates(gguf, destination)?;
-    tensors(source, weights, planned, options)
+    templates(gguf, destination)
 }
 
 /// The special tokens by name.

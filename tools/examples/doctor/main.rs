@@ -94,7 +94,7 @@ fn command(args: Args) -> Result<ExitCode> {
         features::assistant(checkpoint, config);
     }
     if let Some((checkpoint, facts)) = &pair.target {
-        speed::print((checkpoint, facts), pair.assistant.as_ref(), threads)?;
+        speed::print(checkpoint, facts, pair.assistant.as_ref(), threads)?;
     }
     if !args.check {
         return Ok(ExitCode::SUCCESS);

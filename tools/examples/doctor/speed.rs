@@ -27,7 +27,8 @@ fn four_rows() -> f64 {
 const SHORT: usize = 8192;
 
 pub fn print(
-    (checkpoint, facts): (&Checkpoint, &TargetFacts),
+    checkpoint: &Checkpoint,
+    facts: &TargetFacts,
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     threads: usize,
 ) -> Result<()> {
@@ -52,7 +53,7 @@ pub fn print(
     let free = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
     let preset = contexts(facts, free);
     tokens_per_second(facts, assistant, threads)?;
-    line("command", &command((checkpoint, facts), assistant, preset)?);
+    line("command", &command(checkpoint, facts, assistant, preset)?);
     Ok(())
 }
 
@@ -133,7 +134,8 @@ fn significant(x: f64) -> String {
 
 /// The command that generates text with it.
 fn command(
-    (checkpoint, facts): (&Checkpoint, &TargetFacts),
+    checkpoint: &Checkpoint,
+    facts: &TargetFacts,
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     preset: KvPreset,
 ) -> Result<String> {

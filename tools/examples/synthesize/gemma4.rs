@@ -40,7 +40,7 @@ pub fn files(args: &Args, name: &str, shape: Shape) -> Result<Vec<File>> {
         Centroids { count, ids: echo.group(vocab, count, nearest, |tokens| line.add(tokens as u64)) }
     });
     let count = centroids.as_ref().map(|centroids| centroids.count);
-    let target_tensors = tensors::target(&shape, &target, (quantize, args.key_norm), vocab, &echo);
+    let target_tensors = tensors::target(&shape, &target, quantize, args.key_norm, vocab, &echo);
     let assistant_tensors = tensors::assistant(&shape, &assistant, quantize, vocab, &echo, centroids);
     let architecture = if count.is_some() { "gemma4_assistant" } else { "gemma4-assistant" };
     let (file_type, both) = (quantize.file_type(), shape.clone());

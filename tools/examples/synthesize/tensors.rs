@@ -136,7 +136,8 @@ pub fn layer_bits(i: usize, n: usize) -> Bits {
 pub fn target(
     shape: &Shape,
     stack: &Stack,
-    (quantize, key_norm): (Quantize, f32),
+    quantize: Quantize,
+    key_norm: f32,
     vocab: usize,
     echo: &Arc<Echo>,
 ) -> Vec<Tensor> {

@@ -62,11 +62,13 @@ impl DeviceExperts {
         // An expert of more rows has several buckets. The kernels for large ones share activations between outputs.
         let most = self.gate_up_proj.largest_bucket().min(self.down_proj.largest_bucket());
         let largest = if entries >= MANY_PER_EXPERT * experts { most } else { x.rows.min(16) };
-        let size = (max_buckets(entries, experts, largest), entries);
+        let max_buckets = max_buckets(entries, experts, largest);
         let list = |len: usize| queue.temporaries.take::<i32>(len);
-        let (matrices, starts, count) = (list(size.0)?, list(size.0 + 1)?, list(1)?);
+        let (matrices, starts, count) = (list(max_buckets)?, list(max_buckets + 1)?, list(1)?);
         let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.temporaries.take::<f32>(entries)?);
         let buckets = Buckets {
+            max_buckets,
+            entries,
             largest,
             matrices: matrices.slice(),
             starts: starts.slice(),
@@ -77,7 +79,7 @@ impl DeviceExperts {
         self.route(queue, scores, &chosen)?;
 
         let gate_up = queue.new_tensor(entries, 2 * width)?;
-        self.gate_up_proj.multiply_buckets(&Input::new(queue, x), &buckets, size, gate_up.slice)?;
+        self.gate_up_proj.multiply_buckets(&Input::new(queue, x), &buckets, gate_up.slice)?;
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
         let gated = queue.new_tensor(entries, width)?;
@@ -85,7 +87,7 @@ impl DeviceExperts {
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
         let parts = queue.new_tensor(entries, x.width)?;
-        self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, size, parts.slice)?;
+        self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, parts.slice)?;
         queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), shared, y.slice))
     }
 

@@ -138,25 +138,18 @@ impl Matrices {
         }
     }
 
-    /// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for at most `most` buckets of `entries` entries: `(entries,
-    /// outputs)`.
-    pub fn multiply_buckets(
-        &self,
-        x: &Input<'_>,
-        lists: &Buckets,
-        size: (usize, usize),
-        y: DeviceSlice<f32>,
-    ) -> Result<()> {
+    /// `y[e] = x[rows[e]] w[matrix of e's bucket]^T`: `(entries, outputs)`.
+    pub fn multiply_buckets(&self, x: &Input<'_>, lists: &Buckets, y: DeviceSlice<f32>) -> Result<()> {
         let launcher = &x.queue.launcher;
         match self.kind {
             Kind::Float(element) => {
                 let x = (x.x.slice, x.x.rows);
-                let plan = |matrix| matmul_float::matmul_buckets(&matrix, x, lists, size, y);
+                let plan = |matrix| matmul_float::matmul_buckets(&matrix, x, lists, y);
                 launcher.run(self.float(element).and_then(plan))
             }
             Kind::Packed(weight_type) => {
                 let x = x.quantized(weight_type.activation_type())?;
-                launcher.run(self.packed(weight_type).and_then(|matrix| matmul_buckets(&matrix, &x, lists, size, y)))
+                launcher.run(self.packed(weight_type).and_then(|matrix| matmul_buckets(&matrix, &x, lists, y)))
             }
         }
     }

@@ -311,8 +311,8 @@ impl Ops for DeviceOps {
         let input = Input::new(&self.queue, x);
         head.centroids.multiply(&input, ranks.slice)?;
         self.queue.launcher.run(top_k((ranks.slice, x.rows, count), (outputs.groups.slice(), best)))?;
-        let (scores, entries) = (outputs.centroid_scores(head, x.rows), x.rows * best);
-        head.table.multiply_buckets(&input, &outputs.buckets(x.rows), (entries, entries), scores.x)?;
+        let scores = outputs.centroid_scores(head, x.rows);
+        head.table.multiply_buckets(&input, &outputs.buckets(x.rows, best), scores.x)?;
         Ok(scores)
     }
 }

@@ -105,9 +105,11 @@ impl DraftOutputs {
         })
     }
 
-    /// The chosen centroids of `rows` rows as buckets.
-    pub fn buckets(&self, rows: usize) -> Buckets {
+    /// The `best` chosen centroids of each of `rows` rows as buckets.
+    pub fn buckets(&self, rows: usize, best: usize) -> Buckets {
         Buckets {
+            max_buckets: rows * best,
+            entries: rows * best,
             largest: 1,
             matrices: self.groups.slice(),
             starts: self.starts.slice(),

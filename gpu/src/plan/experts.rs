@@ -14,8 +14,7 @@ pub const BLOCK_ROWS: usize = 16;
 /// A route; an entry is a row of one expert, and entries are in order of expert, then row.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// Buckets of up to `largest` entries of one expert: `matrices` `(most)`, `starts` `(most + 1)`, `count` `(1)`,
-    /// `rows` `(entries)`, where `most` is [`max_buckets`].
+    /// Buckets of up to `largest` entries of one expert, at most [`max_buckets`].
     pub buckets: Buckets,
     /// `(rows, top_k)`: the entries of a row, in order of the experts.
     pub entries: DeviceSlice<i32>,
@@ -62,7 +61,7 @@ pub fn route(
     size: (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params((scores, scale), size, route)?;
+    let params = route_params(scores, scale, size, route)?;
     Ok(Launch {
         kernel: "route",
         grid: [size.0.div_ceil(BLOCK_ROWS) as u32, 1, 1],
@@ -82,12 +81,13 @@ pub fn sort_route(
     size: (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params((scores, scale), size, route)?;
+    let params = route_params(scores, scale, size, route)?;
     Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], shared: 0, params })
 }
 
 fn route_params(
-    (scores, scale): (DeviceSlice<f32>, DeviceSlice<f32>),
+    scores: DeviceSlice<f32>,
+    scale: DeviceSlice<f32>,
     (rows, experts, top_k): (usize, usize, usize),
     route: &Route,
 ) -> Result<RouteParams, LaunchError> {

@@ -356,6 +356,10 @@ fn product(
 /// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets {
+    /// Number of buckets, at most.
+    pub max_buckets: usize,
+    /// Entries of all buckets.
+    pub entries: usize,
     /// Entries of a bucket, at most: up to [`LARGEST_BUCKET`].
     pub largest: usize,
     /// `(max_buckets)`: the matrix of each.
@@ -366,6 +370,19 @@ pub struct Buckets {
     pub count: DeviceSlice<i32>,
     /// `(entries)`: the row of `x` of each entry; `None` if entries are rows.
     pub rows: Option<DeviceSlice<i32>>,
+}
+
+impl Buckets {
+    /// # Errors
+    /// If there are more buckets than entries over so many matrices can have.
+    pub(super) fn check(&self, matrices: usize) -> Result<(), LaunchError> {
+        let Self { max_buckets, entries, .. } = self;
+        if *max_buckets > matrices.saturating_mul(*entries) {
+            let problem = format!("too many buckets: {max_buckets} for {entries} entries over {matrices} matrices");
+            return Err(LaunchError(problem));
+        }
+        Ok(())
+    }
 }
 
 /// Parameters of the kernels that multiply by buckets.
@@ -386,26 +403,19 @@ pub struct BucketParams {
 // SAFETY: the `BucketParams` of matmul.cpp.
 unsafe impl Params for BucketParams {}
 
-/// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of at most `max_buckets` buckets: `y` is
-/// `(entries, outputs)`, outputs with the matrix's padding. The caller guarantees that the lists are in range:
-/// matrices, rows of `x`, entries of `y`.
+/// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of all buckets: `y` is `(entries, outputs)`, outputs
+/// with the matrix's padding. The caller guarantees that the lists are in range: matrices, rows of `x`, entries of `y`.
 ///
 /// # Errors
-/// If the shapes do not match, or a list is too short for `max_buckets`.
+/// If the shapes do not match, or a list is too short.
 pub fn matmul_buckets(
     w: &Matrix,
     x: &Activations,
     lists: &Buckets,
-    (max_buckets, entries): (usize, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<BucketParams>, LaunchError> {
     w.check(x)?;
-    if max_buckets > w.count.saturating_mul(entries) {
-        return Err(LaunchError(format!(
-            "too many buckets: {max_buckets} for {entries} entries over {} matrices",
-            w.count
-        )));
-    }
+    lists.check(w.count)?;
     let [kernel_8, kernel_16, tiles] = w.kernels.buckets;
     let panels = w.panels();
     let (kernel, width, block, shared) = match lists.largest {
@@ -419,14 +429,14 @@ pub fn matmul_buckets(
     let params = BucketParams {
         weights: w.weights.address(),
         x: x.params(),
-        y: y.checked("y", entries * w.outputs)?,
-        matrices: lists.matrices.checked("the buckets' matrices", max_buckets)?,
-        starts: lists.starts.checked("the buckets' starts", max_buckets + 1)?,
+        y: y.checked("y", lists.entries * w.outputs)?,
+        matrices: lists.matrices.checked("the buckets' matrices", lists.max_buckets)?,
+        starts: lists.starts.checked("the buckets' starts", lists.max_buckets + 1)?,
         count: lists.count.checked("the number of buckets", 1)?,
-        rows: optional(lists.rows, "the entries' rows", entries)?,
+        rows: optional(lists.rows, "the entries' rows", lists.entries)?,
         shape: w.shape()?,
         outputs: dimension("outputs", w.outputs)?,
     };
-    let grid = [width as u32, blocks("buckets", max_buckets)?, 1];
+    let grid = [width as u32, blocks("buckets", lists.max_buckets)?, 1];
     Ok(Launch { kernel, grid, block, shared, params })
 }

@@ -156,7 +156,7 @@ unsafe impl Params for FloatBucketParams {}
 /// Entries of a bucket of [`matmul_buckets`], at most.
 pub const LARGEST_BUCKET: usize = 16;
 
-/// As [`super::matmul::matmul_buckets`]: `y` is `(entries, outputs)`, for at most `max_buckets` buckets.
+/// As [`super::matmul::matmul_buckets`]: `y` is `(entries, outputs)`.
 ///
 /// # Errors
 /// If a slice is too short.
@@ -164,23 +164,17 @@ pub fn matmul_buckets(
     w: &FloatMatrix,
     (x, rows): (DeviceSlice<f32>, usize),
     lists: &Buckets,
-    (max_buckets, entries): (usize, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatBucketParams>, LaunchError> {
-    if max_buckets > w.count.saturating_mul(entries) {
-        return Err(LaunchError(format!(
-            "too many buckets: {max_buckets} for {entries} entries over {} matrices",
-            w.count
-        )));
-    }
+    lists.check(w.count)?;
     let params = FloatBucketParams {
         weights: w.weights.address(),
         x: x.checked("x", rows * w.inputs)?,
-        y: y.checked("y", entries * w.outputs)?,
-        matrices: lists.matrices.checked("the buckets' matrices", max_buckets)?,
-        starts: lists.starts.checked("the buckets' starts", max_buckets + 1)?,
+        y: y.checked("y", lists.entries * w.outputs)?,
+        matrices: lists.matrices.checked("the buckets' matrices", lists.max_buckets)?,
+        starts: lists.starts.checked("the buckets' starts", lists.max_buckets + 1)?,
         count: lists.count.checked("the number of buckets", 1)?,
-        rows: optional(lists.rows, "the entries' rows", entries)?,
+        rows: optional(lists.rows, "the entries' rows", lists.entries)?,
         inputs: w.inputs as i32,
         outputs: w.outputs as i32,
     };
@@ -189,6 +183,6 @@ pub fn matmul_buckets(
         ElementType::F16 => ("matmul_buckets_f16", 32),
         ElementType::Bf16 => ("matmul_buckets_bf16", 16),
     };
-    let grid = [w.outputs.div_ceil(outputs) as u32, blocks("buckets", max_buckets)?, 1];
+    let grid = [w.outputs.div_ceil(outputs) as u32, blocks("buckets", lists.max_buckets)?, 1];
     Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
 }

@@ -147,6 +147,8 @@ fn buckets(weight_type: WeightType, outputs: usize, inputs: usize, largest: usiz
         let (matrices, entries) = ([3, 0, 0, 2, -1], rows_of.concat());
         let (x, full) = (numbers.normals(largest * inputs), largest as i32);
         let lists = Buckets {
+            max_buckets: matrices.len(),
+            entries: entries.len(),
             largest,
             matrices: device.of(&matrices),
             starts: device.of(&[0, 1, 1 + full, 3 + full, 6 + full, 6 + full]),
@@ -155,7 +157,7 @@ fn buckets(weight_type: WeightType, outputs: usize, inputs: usize, largest: usiz
         };
         let x_of = quantized(device, weight_type, &x, inputs)?;
         let y: DeviceSlice<f32> = device.poisoned(entries.len() * outputs);
-        device.run(matmul_buckets(&weights, &x_of, &lists, (5, entries.len()), y))?;
+        device.run(matmul_buckets(&weights, &x_of, &lists, y))?;
         let mut want = Vec::new();
         for (rows, matrix) in rows_of.iter().zip(matrices) {
             let x: Vec<f32> = rows.iter().flat_map(|row| &x[*row as usize * inputs..][..inputs]).copied().collect();

@@ -239,6 +239,8 @@ fn float_buckets_case(element: ElementType, outputs: usize, inputs: usize) -> Ca
         let (x, entries) = (numbers.normals(11 * inputs), rows_of.concat());
         let w = device.of(&narrow(element, &numbers.normals(4 * outputs * inputs)));
         let lists = Buckets {
+            max_buckets: 4,
+            entries: 15,
             largest: 11,
             matrices: device.of(&[3, 0, 2, -1]),
             starts: device.of(&[0, 1, 12, 15, 15]),
@@ -247,7 +249,7 @@ fn float_buckets_case(element: ElementType, outputs: usize, inputs: usize) -> Ca
         };
         let weights = FloatMatrix::new(element, (4, outputs, inputs), w).map_err(|error| error.to_string())?;
         let (x_of, y) = (device.of(&x), device.poisoned(15 * outputs));
-        device.run(matmul_buckets(&weights, (x_of, 11), &lists, (4, 15), y))?;
+        device.run(matmul_buckets(&weights, (x_of, 11), &lists, y))?;
         let mut want = Vec::new();
         for (rows, matrix) in rows_of.iter().zip([3, 0, 2]) {
             let bytes = outputs * inputs * element.size();
@@ -317,13 +319,15 @@ fn centroid_case(element: ElementType, rows: usize, count: usize, group: usize, 
         device.run(matmul(&centroids, (x, rows), ranks))?;
         device.run(top_k((ranks, rows, count), (chosen, best)))?;
         let lists = Buckets {
+            max_buckets: all,
+            entries: all,
             largest: 1,
             matrices: chosen,
             starts: device.of(&(0..=all as i32).collect::<Vec<_>>()),
             count: device.of(&[all as i32]),
             rows: Some(device.of(&(0..all).map(|i| (i / best) as i32).collect::<Vec<_>>())),
         };
-        device.run(matmul_buckets(&table, (x, rows), &lists, (all, all), y))?;
+        device.run(matmul_buckets(&table, (x, rows), &lists, y))?;
         let (n, ordering) = (best * group, device.of(&ordering));
         let grouped = Some(Grouped { groups: chosen, ordering, len: group });
         let scores = Scores { x: y, rows, n, stride: n, cap: None, suppressed: None, grouped };
@@ -515,6 +519,8 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
         let most = max_buckets(entries, experts, largest);
         let lists = Route {
             buckets: Buckets {
+                max_buckets: most,
+                entries,
                 largest,
                 matrices: device.poisoned(most),
                 starts: device.poisoned(most + 1),

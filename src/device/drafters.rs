@@ -10,13 +10,11 @@ use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
 use super::sequence::{DRAFTED, Sequence};
+use super::step_scores::{StepScores, draft_step, drafted};
 use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
-use crate::nn::{Scores, tensor};
-use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind,
-};
+use crate::speculative::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind};
 
 /// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has
 /// placeholders until the target's accept result.
@@ -65,7 +63,7 @@ impl DraftChain for DeviceMtp {
             sequence: self.sequence.clone(),
             position: context.kv.position(),
             tokens: [&[*last], &draft.tokens[..]].concat(),
-            stays: context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit,
+            stays: StepScores::by(context) == StepScores::None,
         };
         Ok(ChainStep::Pass(DraftRows { ids: Vec::new(), hidden: None, kv: DraftKv::Model(Box::new(row)) }))
     }
@@ -84,14 +82,11 @@ impl ChainModel for Models {
             let draft_rows: Vec<_> = together.iter().map(|i| rows[*i].row()).collect();
             let places = drafts.step(workspace, &self.loaded, &draft_rows)?;
             for (i, place) in together.into_iter().zip(places) {
-                let (ids, logits) = match rows[i].stays {
-                    // The only candidate: what the device chose.
-                    true => (Some(vec![DRAFTED]), vec![0.0]),
+                let scores = match rows[i].stays {
+                    true => drafted(),
                     false => drafts.scores(workspace, &self.loaded, place)?,
                 };
-                let shape = (1, logits.len());
-                let scores = Scores { ids, logits: tensor(logits, shape)? };
-                steps[i] = Some(DraftStep { scores, hidden: tensor(Vec::new(), (1, 0))? });
+                steps[i] = Some(draft_step(scores)?);
             }
         }
         Ok(steps.into_iter().flatten().collect())
@@ -228,7 +223,7 @@ impl Drafter for DeviceDraftModel {
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         let left = self.max_context.saturating_sub(context.tokens.len());
         let most = most.min(left).min(self.max_round_rows);
-        let is_chosen_on_device = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
+        let scores = StepScores::by(context);
         while draft.tokens.len() < most {
             let tokens = match draft.tokens.last() {
                 None => {
@@ -238,18 +233,14 @@ impl Drafter for DeviceDraftModel {
                 Some(newest) => vec![*newest],
             };
             self.pass(&tokens, |output| {
-                if is_chosen_on_device {
+                if scores == StepScores::None {
                     // Accepting without drafts gives the model's own choice.
                     let (_, token) = output.accept(&mut [], AcceptRule::Argmax)?;
                     draft.tokens.push(token);
                     return Ok(());
                 }
-                let largest = context.sampler.largest_logits().filter(|_| context.confidence == Confidence::Omit);
-                let row = largest.map(|count| output.largest_logits(1, count)).transpose()?.flatten();
-                match row {
-                    Some([row]) => context.draft_token(draft, Some(&row.ids), &row.logits, rng),
-                    _ => context.draft_token(draft, None, &output.logits(1)?, rng),
-                }
+                let (ids, logits) = scores.read(output)?;
+                context.draft_token(draft, ids.as_deref(), &logits, rng)
             })?;
         }
         Ok(())

@@ -34,6 +34,7 @@ mod recurrent;
 mod recurrent_rounds;
 mod sequence;
 mod states;
+mod step_scores;
 mod target;
 mod temporaries;
 mod weights;

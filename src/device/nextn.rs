@@ -7,18 +7,17 @@ use foretoken_gpu::DeviceSlice;
 use parking_lot::Mutex;
 
 use super::buffer::{Buffer, subslice};
-use super::device_pass::{DeviceOutput, DevicePass, PassPart, StepRows};
+use super::device_pass::{DevicePass, PassPart, StepRows};
 use super::models::Models;
 use super::sequence::{DRAFTED, Sequence};
 use super::states::{DeviceStates, copy};
+use super::step_scores::{StepScores, draft_step};
 use super::target::DeviceTarget;
 use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
-use crate::nn::{Scores, tensor};
 use crate::speculative::{
-    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, MAX_UNREAD,
-    Observed, Reads,
+    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, MAX_UNREAD, Observed, Reads,
 };
 
 /// A NextN head on its target's device. As a [`ChainModel`], a step is one pass over the rows of all sequences.
@@ -55,16 +54,6 @@ struct Step {
     scores: StepScores,
 }
 
-/// The scores that a step returns.
-#[derive(Clone, Copy)]
-enum StepScores {
-    /// None: the most probable token is chosen on the device, without host synchronisation.
-    None,
-    /// At least this many of the largest.
-    Largest(usize),
-    All,
-}
-
 impl DeviceNextnHead {
     /// Takes the head's weights, with those that it shares with the target. Its sequences' pages are counted with those
     /// of `target`. `suppressed` ids are never drafted.
@@ -92,8 +81,7 @@ impl ChainModel for DeviceNextnHead {
             let states: Vec<_> = together.iter().map(|i| all[*i].to.slice()).collect();
             pass.draft(all[first].index, &states)?;
             for (at, i) in together.into_iter().enumerate() {
-                let scores = all[i].scores.of(&mut pass.output(at))?;
-                steps[i] = Some(DraftStep { scores, hidden: tensor(Vec::new(), (1, 0))? });
+                steps[i] = Some(draft_step(all[i].scores.read(&mut pass.output(at))?)?);
             }
         }
         Ok(steps.into_iter().flatten().collect())
@@ -104,34 +92,6 @@ impl Step {
     fn shares_pass(&self, other: &Self) -> bool {
         let plan = |of: &Self| of.sequence.lock().plan().id();
         self.index == other.index && plan(self) == plan(other)
-    }
-}
-
-impl StepScores {
-    /// What `context` chooses a draft from.
-    fn by(context: &Context<'_>) -> Self {
-        match (context.confidence, context.drafts) {
-            (Confidence::Report, _) => Self::All,
-            (Confidence::Omit, DraftSampling::Greedy) => Self::None,
-            (Confidence::Omit, DraftSampling::Sampled) => {
-                context.sampler.largest_logits().map_or(Self::All, Self::Largest)
-            }
-        }
-    }
-
-    /// The scores after the last row of a pass.
-    fn of(self, output: &mut DeviceOutput<'_>) -> Result<Scores> {
-        let (ids, logits) = match self {
-            // The only candidate: what the device chose.
-            Self::None => (Some(vec![DRAFTED]), vec![0.0]),
-            Self::Largest(count) => match output.largest_logits(1, count)? {
-                Some([row]) => (Some(row.ids.clone()), row.logits.clone()),
-                _ => (None, output.logits(1)?),
-            },
-            Self::All => (None, output.logits(1)?),
-        };
-        let shape = (1, logits.len());
-        Ok(Scores { ids, logits: tensor(logits, shape)? })
     }
 }
 

@@ -1,44 +1,17 @@
 //! Drops 200 generations that draft ahead on four threads. Alone in its process, because it counts threads.
 
+mod demo_pair;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
-use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use foretoken::speculative::{BlockSize, Drafters};
-use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Session, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
-};
+use demo_pair::{demo, ids, options, plain};
+use foretoken::speculative::BlockSize;
+use foretoken::{Pipeline, SessionOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-
-fn demo(threads: usize) -> Engine {
-    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
-    Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("the demo pair")
-}
-
-fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens: usize) -> GenerateOptions {
-    let drafters: Drafters = drafters.parse().expect("drafters");
-    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() }
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions {
-        speculation: Speculation::Off,
-        ..options("auto", BlockSize::Measured, Pipeline::InTurn, max_tokens)
-    }
-}
-
-fn ids(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
-    let generation = session.generate(prompt, options).expect("a generation");
-    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
-}
 
 /// Threads of this process, if the system reports them.
 fn threads() -> Option<usize> {

@@ -73,7 +73,6 @@ impl Drafter for Witness {
     fn reads(&self) -> Reads {
         Reads { hidden: true, taps: self.taps.clone() }
     }
-    fn begin(&mut self, _: &[u32]) {}
     fn draft(
         &mut self,
         context: &Context<'_>,
@@ -146,7 +145,6 @@ impl Drafter for Careless {
     fn cost(&self) -> DraftCost {
         DraftCost::Once
     }
-    fn begin(&mut self, _: &[u32]) {}
     fn draft(
         &mut self,
         context: &Context<'_>,
@@ -180,13 +178,9 @@ impl Drafter for Drawing {
     fn cost(&self) -> DraftCost {
         DraftCost::Once
     }
-    fn begin(&mut self, _: &[u32]) {}
     fn draft(&mut self, _: &Context<'_>, _: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
         draft.tokens = vec![5];
         draft.probs = Some(vec![Distribution::new(vec![(5, 0.5), (6, 0.5)])]);
-        Ok(())
-    }
-    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! Drafting ahead: the cache moves to the drafting job and back, whatever happens to the generation.
 
 mod cases;
+mod demo_pair;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use demo_pair::{demo, ids, options, plain};
 use foretoken::chat::{ChatTemplate, ReplyParser};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::rand::rngs::StdRng;
@@ -16,9 +17,8 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    Cancel, Constraint, EndOfGeneration, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions,
-    Generation, NotStarted, Pipeline, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+    Cancel, Constraint, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions, Generation, NotStarted,
+    Pipeline, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use parking_lot::Mutex;
 
@@ -82,31 +82,6 @@ fn waiting_on_the_pool_itself() {
         pending.wait(&pool).1.expect("no panic")
     });
     assert_eq!(sum, 6);
-}
-
-fn demo(threads: usize) -> Engine {
-    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
-    Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("the demo pair")
-}
-
-fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens: usize) -> GenerateOptions {
-    let drafters: Drafters = drafters.parse().expect("drafters");
-    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() }
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions {
-        speculation: Speculation::Off,
-        ..options("auto", BlockSize::Measured, Pipeline::InTurn, max_tokens)
-    }
-}
-
-fn ids(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
-    let generation = session.generate(prompt, options).expect("a generation");
-    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
 /// Drafting ahead on the engine's own and only thread.

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use foretoken::checkpoint::StepCost;
 use foretoken::kv::{Batch, KvAccess, KvCache, KvLayout, KvOptions, PagePool, Recurrent, SequenceState};
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
     Engine, Error, GenerateOptions, Isa, Model, Output, OutputRows, Request, Scheduler, SchedulerOptions, Session,
@@ -105,7 +105,6 @@ impl Drafter for Guess {
     fn cost(&self) -> DraftCost {
         DraftCost::Once
     }
-    fn begin(&mut self, _: &[u32]) {}
     fn draft(
         &mut self,
         context: &Context<'_>,
@@ -115,9 +114,6 @@ impl Drafter for Guess {
     ) -> foretoken::Result<()> {
         let known = self.0.iter().skip(context.tokens.len()).take(most);
         draft.tokens.extend(known.map(|token| if rng.random_bool(0.2) { (token + 1) % VOCAB as u32 } else { *token }));
-        Ok(())
-    }
-    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foretoken::kv::KvOptions;
 use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
     DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation,
@@ -32,7 +32,6 @@ impl Drafter for Guess {
     fn cost(&self) -> DraftCost {
         DraftCost::Once
     }
-    fn begin(&mut self, _: &[u32]) {}
     fn draft(
         &mut self,
         context: &Context<'_>,
@@ -42,9 +41,6 @@ impl Drafter for Guess {
     ) -> foretoken::Result<()> {
         let next = self.0.iter().enumerate().skip(context.tokens.len()).take(most);
         draft.tokens.extend(next.map(|(i, token)| token ^ u32::from(i % 5 == 3)));
-        Ok(())
-    }
-    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
         Ok(())
     }
 }

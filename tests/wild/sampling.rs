@@ -1,0 +1,219 @@
+//! Sampling defaults in files.
+
+use std::sync::Mutex;
+
+use foretoken::Sampling;
+use foretoken::sampler::{Penalties, Xtc};
+use tracing::Subscriber;
+
+use super::*;
+
+#[test]
+fn sampling_defaults_are_read_and_not_applied() {
+    let twin = Twin::of("edge");
+    let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
+    assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
+    let file = "target/generation_config.json";
+    for eos in [json!([1, 106, 50]), json!(106), json!([-1, 106])] {
+        let config = json!({"do_sample": true, "temperature": 1.0, "top_k": 64, "top_p": 0.95, "eos_token_id": eos});
+        // With a byte-order mark, as Windows editors write.
+        twin.write(file, format!("\u{feff}{config}"));
+        let engine = engine(&twin.path("target"), None).expect("an engine");
+        assert_eq!(engine.sampling_defaults(), Some(&published));
+        assert!(engine.end_of_generation().contains(&106));
+        assert_eq!(GenerateOptions::default().sampling, Sampling::default());
+    }
+    for (config, want) in [
+        (json!({"do_sample": false, "temperature": 1.0, "top_k": 64}), None),
+        (json!({"temperature": 0.0}), None),
+        (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
+        (json!({"top_k": -1, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
+        // Over all tokens, as in transformers; alone it does not imply sampling.
+        (
+            json!({"temperature": 1.0, "typical_p": 0.9, "repetition_penalty": 1.2}),
+            Some(Sampling {
+                temperature: 1.0,
+                typical_p: 0.9,
+                penalties: Penalties { repeat: 1.2, last_n: None, ..Penalties::default() },
+                ..Sampling::default()
+            }),
+        ),
+        (json!({"repetition_penalty": 1.2}), None),
+        (json!({"do_sample": true}), Some(Sampling { temperature: 1.0, ..Sampling::default() })),
+        (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, min_p: 0.1, ..Sampling::default() })),
+    ] {
+        twin.write(file, config.to_string());
+        assert_eq!(
+            engine(&twin.path("target"), None).expect("an engine").sampling_defaults(),
+            want.as_ref(),
+            "{config}"
+        );
+    }
+    for (config, about) in [
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"temperature": 1.0, "repetition_penalty": 0.0}), "repetition_penalty"),
+    ] {
+        twin.write(file, config.to_string());
+        refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
+    }
+    twin.write(file, "{}");
+    let file = twin
+        .gguf("target")
+        .with("general.sampling.temp", f32_value(1.0))
+        .with("general.sampling.top_k", Raw(5, 64i32.to_le_bytes().to_vec()))
+        .with("general.sampling.top_p", f32_value(0.95));
+    let path = twin.write("model.gguf", file.bytes());
+    assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
+    let all = Sampling { top_k: None, ..published.clone() };
+    for minus_one in [Raw(5, (-1i32).to_le_bytes().to_vec()), Raw(11, (-1i64).to_le_bytes().to_vec())] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(1.0))
+            .with("general.sampling.top_k", minus_one)
+            .with("general.sampling.top_p", f32_value(0.95));
+        assert_eq!(
+            engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
+            Some(&all)
+        );
+    }
+    // The last number of tokens is llama.cpp's -1 for all, or as given.
+    for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(1.0))
+            .with("general.sampling.penalty_repeat", f32_value(1.2))
+            .with("general.sampling.penalty_last_n", Raw(5, n.to_le_bytes().to_vec()));
+        let engine = engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine");
+        let penalties = Penalties { repeat: 1.2, last_n, ..Penalties::default() };
+        assert_eq!(engine.sampling_defaults().expect("parameters").penalties, penalties);
+    }
+    let sampler = |keys: &[(&str, Raw)]| {
+        let mut file = twin.gguf("target").with("general.sampling.temp", f32_value(0.8));
+        for (name, value) in keys {
+            file = file.with(&format!("general.sampling.{name}"), value.clone());
+        }
+        engine(&twin.write("model.gguf", file.bytes()), None)
+    };
+    let of = |keys: &[(&str, Raw)]| sampler(keys).expect("an engine").sampling_defaults().expect("parameters").clone();
+    let xtc = [("xtc_probability", f32_value(0.3)), ("xtc_threshold", f32_value(0.2)), ("min_p", f32_value(0.05))];
+    let both = Sampling {
+        temperature: 0.8,
+        min_p: 0.05,
+        xtc: Some(Xtc { probability: 0.3, threshold: 0.2 }),
+        ..Sampling::default()
+    };
+    assert_eq!(of(&xtc), both);
+    // A sequence drops the samplers that it does not name.
+    let sequence = |names: &str| [&xtc[..], &[("sequence", str_value(names))]].concat();
+    assert_eq!(of(&sequence("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), both);
+    assert_eq!(of(&sequence("min_p;temperature")), Sampling { xtc: None, ..both });
+    assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
+    let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
+    refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
+}
+
+/// The warnings logged on this thread by a function.
+#[derive(Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            line += &format!("{}={value:?} ", field.name());
+        });
+        self.0.lock().expect("a line").push(line);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The defaults of an engine, and the warnings as it loaded.
+fn loaded(path: &Path) -> (Option<Sampling>, Vec<String>) {
+    let warnings = Arc::new(Warnings::default());
+    let engine = tracing::subscriber::with_default(warnings.clone(), || engine(path, None)).expect("an engine");
+    let lines = std::mem::take(&mut *warnings.0.lock().expect("the lines"));
+    (engine.sampling_defaults().cloned(), lines)
+}
+
+/// Names have llama.cpp's alternative spellings. An unknown name is ignored, as there; with an unsupported
+/// order, no parameter is used. One warning says so.
+#[test]
+fn a_file_with_an_odd_sequence_of_samplers_loads() {
+    let twin = Twin::of("edge");
+    let of = |sequence: &str| {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(0.8))
+            .with("general.sampling.top_k", Raw(5, 20i32.to_le_bytes().to_vec()))
+            .with("general.sampling.top_p", f32_value(0.9))
+            .with("general.sampling.min_p", f32_value(0.05))
+            .with("general.sampling.sequence", str_value(sequence));
+        loaded(&twin.write("model.gguf", file.bytes()))
+    };
+    let all = Sampling { temperature: 0.8, top_k: Some(20), top_p: 0.9, min_p: 0.05, ..Sampling::default() };
+    for sequence in
+        ["top_k;typ_p;top_p;min_p;temperature", "Top-K;typ;nucleus;minp;temp", "adaptive_p;topk;top-p;MIN_P;temp;"]
+    {
+        assert_eq!(of(sequence), (Some(all.clone()), Vec::new()), "{sequence}");
+    }
+    let (defaults, lines) = of("top_k;tfs_z;min_p;smooth\ning;temp");
+    assert_eq!(defaults, Some(Sampling { top_p: 1.0, ..all }));
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    for part in
+        ["model.gguf", "general.sampling.sequence", r#""tfs_z;smooth\ning" is not a llama.cpp sampler"#, "ignored"]
+    {
+        assert!(line.contains(part) && !line.contains('\n'), "{part}: {line:?}");
+    }
+    for (sequence, problem) in [
+        ("temperature;min_p", "the order penalties;dry;"),
+        ("min_p;min_p", "the order penalties;dry;"),
+        ("min_p;infill;unknown", "infill is not implemented"),
+    ] {
+        let (defaults, lines) = of(sequence);
+        assert_eq!((defaults, lines.len()), (None, 1), "{sequence}: {lines:?}");
+        for part in ["model.gguf", "general.sampling.sequence", sequence, problem, "are not used", "top_p"] {
+            assert!(lines[0].contains(part), "{part}: {lines:?}");
+        }
+    }
+}
+
+/// A file with Mirostat loads; its parameters, which mean something else without it, are ignored with one warning.
+#[test]
+fn a_file_with_mirostat_loads_without_its_parameters() {
+    let twin = Twin::of("edge");
+    for (version, count) in [(0i32, 0), (1, 1), (2, 1)] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(0.8))
+            .with("general.sampling.mirostat", Raw(5, version.to_le_bytes().to_vec()))
+            .with("general.sampling.mirostat_tau", f32_value(5.0));
+        let path = twin.write("model.gguf", file.bytes());
+        twin.write("target/generation_config.json", json!({"temperature": 0.8, "mirostat": version}).to_string());
+        let directory = twin.path("target");
+        for (path, name) in [(path, "model.gguf"), (directory, "generation_config.json")] {
+            let (defaults, lines) = loaded(&path);
+            assert_eq!((defaults.is_some(), lines.len()), (version == 0, count), "{name}: {lines:?}");
+            for part in [name, "mirostat is", "Mirostat is not implemented", "are not used", "top_p"] {
+                assert!(lines.iter().all(|line| line.contains(part) && !line.contains('\n')), "{part}: {lines:?}");
+            }
+        }
+    }
+    twin.write("target/generation_config.json", json!({"mirostat_mode": 2, "temperature": 0.8}).to_string());
+    assert_eq!((loaded(&twin.path("target")).0, loaded(&twin.path("target")).1.len()), (None, 1));
+}

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::{Engine, EngineOptions, LogitsProcessor, Result};
+use foretoken::{Engine, EngineOptions, LogitsProcessor};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TEMPLATE, TestServer, options};
+use crate::support::{PROMPT, Script, TEMPLATE, TestServer, options};
 
 fn path() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-qwen")
@@ -75,20 +75,6 @@ fn token_texts_are_those_of_the_text() {
     let bytes = bytes.flat_map(|token| token["bytes"].as_array().expect("an array").clone());
     let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().expect("a byte") as u8).collect();
     assert_eq!(choice["message"]["content"], json!(String::from_utf8_lossy(&bytes)));
-}
-
-/// Writes a text, whatever the logits are.
-#[derive(Clone, Debug, Default)]
-struct Script(Arc<Mutex<Vec<u32>>>);
-
-impl LogitsProcessor for Script {
-    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
-        let script = self.0.lock().expect("the script");
-        let written = (0..script.len()).rev().find(|n| tokens.ends_with(&script[..*n])).unwrap_or(0);
-        logits.fill(f32::NEG_INFINITY);
-        logits[script[written] as usize] = 0.0;
-        Ok(())
-    }
 }
 
 #[test]

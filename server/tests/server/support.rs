@@ -4,12 +4,12 @@ use std::borrow::Borrow;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use foretoken::chat::ChatTemplate;
-use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions};
+use foretoken::{Engine, EngineOptions, GenerateOptions, LogitsProcessor, SessionOptions};
 use foretoken_server::{Server, ServerOptions};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -41,6 +41,21 @@ pub fn keeping_nothing() -> ServerOptions {
     let mut options = options();
     options.scheduler.prefix_cache = None;
     options
+}
+
+/// Has the model write a text, whatever its logits are.
+#[derive(Clone, Debug, Default)]
+pub struct Script(pub Arc<Mutex<Vec<u32>>>);
+
+impl LogitsProcessor for Script {
+    /// Goes on with what the text ends with, or begins.
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        let script = self.0.lock().expect("the script");
+        let written = (0..script.len()).rev().find(|n| tokens.ends_with(&script[..*n])).unwrap_or(0);
+        logits.fill(f32::NEG_INFINITY);
+        logits[script[written] as usize] = 0.0;
+        Ok(())
+    }
 }
 
 /// A server that runs until it is dropped.

@@ -1,14 +1,14 @@
 //! Tools and reasoning: prompts as the template renders them, replies taken apart, in the forms of the three APIs.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message, Thinking};
-use foretoken::{Engine, EngineOptions, LogitsProcessor, Result, Sampling};
+use foretoken::{Engine, EngineOptions, Sampling};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, anthropic_input, options, with};
+use crate::support::{Script, TestServer, anthropic_input, options, with};
 
 const TEMPLATE: &str = include_str!("../../../tests/chat_templates/gemma_tools.jinja");
 /// Tokens of bytes that no test writes are these.
@@ -40,10 +40,6 @@ fn engine() -> &'static Engine {
     })
 }
 
-/// Has the model write a text, whatever its logits are.
-#[derive(Clone, Debug, Default)]
-struct Script(Arc<Mutex<Vec<u32>>>);
-
 impl Script {
     /// The next replies, by the names of their tokens.
     fn set_tokens(&self, names: &[&str]) {
@@ -55,17 +51,6 @@ impl Script {
     fn set(&self, text: &str) {
         let ids = engine().tokenizer().and_then(|tokenizer| tokenizer.encode(text)).expect("tokens");
         *self.0.lock().expect("the script") = [&ids[1..], &[1]].concat();
-    }
-}
-
-impl LogitsProcessor for Script {
-    /// Goes on with what the text ends with, or begins.
-    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
-        let script = self.0.lock().expect("the script");
-        let written = (0..script.len()).rev().find(|n| tokens.ends_with(&script[..*n])).unwrap_or(0);
-        logits.fill(f32::NEG_INFINITY);
-        logits[script[written] as usize] = 0.0;
-        Ok(())
     }
 }
 

@@ -257,7 +257,7 @@ mod measure {
                 };
                 record(recorder, &quantized(&queries, &kv, &room)?)?;
             }
-            record(recorder, &combine(&queries, &room, (Domain::Unrotated, Order::Model), y.slice())?)
+            record(recorder, &combine(&queries, &room, Domain::Unrotated, Order::Model, y.slice())?)
         })?;
         let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));

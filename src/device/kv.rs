@@ -332,7 +332,7 @@ impl KvPlan {
                 store.attend_pages(launcher, &queries, sides.map(Storage::quantized_pages), &prepared, &partials)?;
             }
             let y = subslice(y, first * heads * head_dim, count * heads * head_dim);
-            launcher.run(combine(&queries, &partials, (domain, store.order), y))?;
+            launcher.run(combine(&queries, &partials, domain, store.order, y))?;
         }
         Ok(())
     }

@@ -53,9 +53,9 @@ impl LoadedModels {
         }
     }
 
-    /// The ids that are never chosen, and their number.
-    pub fn suppressed(&self) -> Option<(DeviceSlice<u32>, usize)> {
-        self.suppressed.as_ref().map(|ids| (ids.slice(), ids.len()))
+    /// The ids that are never chosen.
+    pub fn suppressed(&self) -> Option<DeviceSlice<u32>> {
+        self.suppressed.as_ref().map(Buffer::slice)
     }
 }
 

@@ -310,7 +310,7 @@ impl Ops for DeviceOps {
         let ranks = self.queue.new_tensor(x.rows, count)?;
         let input = Input::new(&self.queue, x);
         head.centroids.multiply(&input, ranks.slice)?;
-        self.queue.launcher.run(top_k((ranks.slice, x.rows, count), (outputs.groups.slice(), best)))?;
+        self.queue.launcher.run(top_k(ranks.slice, x.rows, count, outputs.groups.slice(), best))?;
         let scores = outputs.centroid_scores(head, x.rows);
         head.table.multiply_buckets(&input, &outputs.buckets(x.rows, best), scores.x)?;
         Ok(scores)

@@ -140,7 +140,7 @@ impl Sequence {
             return Ok(());
         }
         let state = State { length: position, newest, hidden };
-        launcher.run(set_state((self.state.slice(), self.hidden.slice()), &state))?;
+        launcher.run(set_state(self.state.slice(), self.hidden.slice(), &state))?;
         self.known = Some((position, newest));
         Ok(())
     }

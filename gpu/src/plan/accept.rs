@@ -107,7 +107,8 @@ unsafe impl Params for SetParams {}
 /// # Errors
 /// If a slice is too short.
 pub fn set_state(
-    (state, hidden): (DeviceSlice<u32>, DeviceSlice<f32>),
+    state: DeviceSlice<u32>,
+    hidden: DeviceSlice<f32>,
     to: &State,
 ) -> Result<Launch<SetParams>, LaunchError> {
     let width = hidden.len();

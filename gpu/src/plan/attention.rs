@@ -395,7 +395,8 @@ unsafe impl Params for CombineParams {}
 pub fn combine(
     queries: &Queries,
     partials: &SplitPartials,
-    (domain, order): (Domain, Order),
+    domain: Domain,
+    order: Order,
     y: DeviceSlice<f32>,
 ) -> Result<Launch<CombineParams>, LaunchError> {
     let kernel = if partials.splits <= FEW_SPLITS {
@@ -449,7 +450,7 @@ mod tests {
         let (pages, rotary_channels) = (Pages::all(0), queries.head_dim);
         exact(queries, &ExactKv { keys: pages, values: pages, element, rotary_channels }, &partials)?;
         let y = DeviceSlice::new(0, usize::MAX / 4);
-        combine(queries, &partials, (Domain::Unrotated, Order::Model), y).map(drop)
+        combine(queries, &partials, Domain::Unrotated, Order::Model, y).map(drop)
     }
 
     #[test]

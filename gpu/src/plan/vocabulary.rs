@@ -34,8 +34,11 @@ unsafe impl Params for TopParams {}
 /// # Errors
 /// If `k > n`, there are more than [`MAX_TOP_K`], or a slice is too short.
 pub fn top_k(
-    (x, rows, n): (DeviceSlice<f32>, usize, usize),
-    (indices, k): (DeviceSlice<i32>, usize),
+    x: DeviceSlice<f32>,
+    rows: usize,
+    n: usize,
+    indices: DeviceSlice<i32>,
+    k: usize,
 ) -> Result<Launch<TopParams>, LaunchError> {
     if n == 0 || k > n || n > MAX_TOP_K {
         return Err(LaunchError(format!("top {k} of {n}; at most {MAX_TOP_K} elements are supported")));
@@ -65,8 +68,8 @@ pub struct Scores {
     pub stride: usize,
     /// `cap * tanh(x / cap)` is compared; `x` if `None`.
     pub cap: Option<f32>,
-    /// Ids that are never chosen, and their number.
-    pub suppressed: Option<(DeviceSlice<u32>, usize)>,
+    /// Ids that are never chosen.
+    pub suppressed: Option<DeviceSlice<u32>>,
     /// The ids of elements that are not in order of id.
     pub grouped: Option<Grouped>,
 }
@@ -145,10 +148,10 @@ impl Scores {
         if !n.is_multiple_of(group) {
             return Err(LaunchError(format!("argmax of {n} scores in groups of {group}: not a multiple")));
         }
-        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
+        let num_suppressed = suppressed.map_or(0, DeviceSlice::len);
         Ok(ArgmaxParams {
             x: x.checked("the scores", (rows - 1) * stride + n)?,
-            suppressed: optional(suppressed.map(|(ids, _)| ids), "the suppressed ids", num_suppressed)?,
+            suppressed: optional(suppressed, "the suppressed ids", num_suppressed)?,
             groups: optional(grouped.map(|grouped| grouped.groups), "the groups", rows * (n / group))?,
             ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", group)?,
             partial: partial.checked("the partial results", Self::partial_len(rows, n))?,
@@ -237,10 +240,10 @@ impl Largest {
                 "the largest of {rows} rows of {n}, {stride} apart: at most {MAX_KEPT_OF} elements in order of id are supported"
             )));
         }
-        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
+        let num_suppressed = suppressed.map_or(0, DeviceSlice::len);
         Ok(LargestParams {
             x: x.checked("the scores", (rows - 1) * stride + n)?,
-            suppressed: optional(suppressed.map(|(ids, _)| ids), "the suppressed ids", num_suppressed)?,
+            suppressed: optional(suppressed, "the suppressed ids", num_suppressed)?,
             partial: self.partial.checked("the parts' largest", Self::partial_len(rows, n))?,
             best: self.best.checked("the largest", rows * KEPT)?,
             n: n as i32,

@@ -637,7 +637,7 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         let y: DeviceSlice<f32> = device.poisoned(of.len() * heads * width);
         let domain = if layer.codes[1].is_some() { Domain::Rotated } else { Domain::Unrotated };
         let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
-        device.run(combine(&queries, &partials, (domain, order), y))?;
+        device.run(combine(&queries, &partials, domain, order, y))?;
         Ok(device.read(y))
     };
     let got = attend(device, all.clone(), 0..count)?;
@@ -728,7 +728,7 @@ fn combine_case(splits: usize, width: usize) -> Case {
             let (softmax, output) = (device.of(&softmax), device.of(&outputs));
             let y: DeviceSlice<f32> = device.poisoned(heads * width);
             let partials = SplitPartials { softmax, output, splits: splits + more };
-            device.run(combine(&queries, &partials, (Domain::Unrotated, Order::Model), y))?;
+            device.run(combine(&queries, &partials, Domain::Unrotated, Order::Model, y))?;
             Ok(device.read(y))
         };
         let got = merged(0)?;

@@ -200,7 +200,7 @@ fn combined((count, heads, head_dim): (usize, usize, usize), order: Order, kind:
             split_pages: 1,
         };
         let y: DeviceSlice<f32> = sequence.result(device.poisoned(count * heads * head_dim));
-        sequence.push(combine(&queries, &partials, (Domain::Rotated, order), y))?;
+        sequence.push(combine(&queries, &partials, Domain::Rotated, order, y))?;
         let out = activations(device, &mut sequence, kind, (count, heads * head_dim))?;
         sequence.push(quantize(y, &out))?;
         Ok(sequence)

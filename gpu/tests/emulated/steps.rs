@@ -317,7 +317,7 @@ fn centroid_case(element: ElementType, rows: usize, count: usize, group: usize, 
         let (x, ranks, all) = (device.of(&states), device.poisoned(rows * count), rows * best);
         let (chosen, y) = (device.poisoned(all), device.poisoned(all * group));
         device.run(matmul(&centroids, (x, rows), ranks))?;
-        device.run(top_k((ranks, rows, count), (chosen, best)))?;
+        device.run(top_k(ranks, rows, count, chosen, best))?;
         let lists = Buckets {
             max_buckets: all,
             entries: all,
@@ -354,7 +354,7 @@ fn top_case(rows: usize, n: usize, k: usize) -> Case {
             want.extend(best.iter().map(|i| *i as i32));
         }
         let (x, indices) = (device.of(&x), device.poisoned(rows * k));
-        device.run(top_k((x, rows, n), (indices, k)))?;
+        device.run(top_k(x, rows, n, indices, k))?;
         same("indices", &device.read(indices), &want)
     })
 }
@@ -391,7 +391,7 @@ fn largest_case(rows: usize, n: usize) -> Case {
             n,
             stride,
             cap: None,
-            suppressed: Some((device.of(&suppressed), 2)),
+            suppressed: Some(device.of(&suppressed)),
             grouped: None,
         };
         let largest_of =
@@ -447,7 +447,7 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Op
             n,
             stride,
             cap,
-            suppressed: Some((device.of(&suppressed), 2)),
+            suppressed: Some(device.of(&suppressed)),
             grouped: grouped.then(|| Grouped { groups: device.of(&groups), ordering: device.of(&ordering), len }),
         };
         let (partial, ids) = (device.poisoned(Scores::partial_len(rows, n)), device.poisoned(rows));
@@ -633,7 +633,7 @@ fn state_case(with_hidden: bool) -> Case {
         let (before, rows) = (numbers.normals(width), numbers.normals(1 + width));
         let (state, hidden, rows_of) = (device.of(&[7, 8, 9, 9]), device.of(&before), device.of(&rows));
         let from = with_hidden.then(|| DeviceSlice::new(rows_of.address() + 4, width));
-        device.run(set_state((state, hidden), &State { length: 70_000, newest: 5, hidden: from }))?;
+        device.run(set_state(state, hidden, &State { length: 70_000, newest: 5, hidden: from }))?;
         same("state", &device.read(state), &[70_000, 5, 9, 9])?;
         same_bits("hidden", &device.read(hidden), if with_hidden { &rows[1..] } else { &before })
     })

@@ -55,11 +55,7 @@ pub(crate) fn accept_rows<E>(
         };
         let Some(token) = draft.tokens.get(count) else {
             let next = match draft.refused.as_ref().filter(|(_, refused)| !refused.is_certain()) {
-                Some((token, refused))
-                    if target.probability(*token) > 0.0 && is_accepted(*token, &target, refused, rng) =>
-                {
-                    *token
-                }
+                Some((token, refused)) if is_accepted(*token, &target, refused, rng) => *token,
                 Some((_, refused)) => target.residual(refused).sample(rng),
                 None => target.sample(rng),
             };
@@ -119,16 +115,17 @@ mod tests {
         let proposal = Distribution::new(vec![(1, 0.9), (2, 0.1)]);
         let mut rng = StdRng::seed_from_u64(0);
         for (target, expected) in [(vec![(1, 0.5), (2, 0.5)], 0.5), (vec![(2, 1.0), (3, 1.0)], 0.0)] {
-            let rows = [target.clone(), target].map(Distribution::new);
+            let rows = [Distribution::certain(7), Distribution::new(target), Distribution::certain(8)];
             let mut ones = 0;
             for _ in 0..10_000 {
-                let refused =
-                    Some(proposal.sample(&mut rng)).filter(|token| *token == 1).map(|one| (one, proposal.clone()));
-                let tokens = if refused.is_some() { vec![] } else { vec![2] };
-                let probs = Some(vec![proposal.clone(); tokens.len()]);
-                let draft = Draft { tokens, probs, refused, ..Draft::default() };
+                let token = proposal.sample(&mut rng);
+                let probs = Some(vec![Distribution::certain(7), proposal.clone()]);
+                let mut draft = Draft { tokens: vec![7, token], probs, ..Draft::default() };
+                if token == 1 {
+                    draft.refuse(1);
+                }
                 let accepted = accept(&draft, &rows, &mut rng);
-                ones += usize::from(accepted == Accepted { count: 0, next: 1 });
+                ones += usize::from(accepted == Accepted { count: 1, next: 1 });
             }
             let share = ones as f64 / 10_000.0;
             assert!((share - expected).abs() < 0.02, "token 1 in {share} of the draws, expected {expected}");

@@ -404,6 +404,12 @@ fn equal_logits_keep_the_lowest_ids() {
     let probabilities: Vec<f64> = (0..4).map(|id| distribution.probability(id)).collect();
     assert_eq!(probabilities, [0.0, 0.5, 0.5, 0.0]);
     assert_eq!(sampler.most_probable(None, &[1.0, 3.0, 3.0]).expect("finite logits"), 1);
+    // In long rows as well, with ids in any order.
+    let descending: Vec<u32> = (0..3000).rev().collect();
+    assert_eq!(sampler.most_probable(Some(&descending), &[1.0; 3000]).expect("finite logits"), 0);
+    let mut damaged = vec![0.0; 3000];
+    (damaged[7], damaged[2500]) = (5.0, f32::NAN);
+    assert!(sampler.most_probable(None, &damaged).is_err(), "NaN among logits below the largest");
 }
 
 /// With `top_k`, the largest logits in order of id have the distribution of all: what is read from a device.
@@ -427,16 +433,19 @@ fn the_largest_logits_are_enough() {
     }
 }
 
-/// Draws from a [`Distribution`] have its probabilities.
+/// Draws from a [`Distribution`] have its probabilities, also of more tokens than are added up at once.
 #[test]
 fn draws_follow_the_distribution() {
     let mut rng = StdRng::seed_from_u64(7);
-    let distribution = Distribution::new((0..10).map(|id| (id * 3, f64::from(id + 1))).collect());
-    let exact: BTreeMap<u32, f64> = (0..10).map(|id| (id * 3, f64::from(id + 1) / 55.0)).collect();
-    let mut counts = BTreeMap::new();
-    (0..100_000).for_each(|_| *counts.entry(distribution.sample(&mut rng)).or_insert(0) += 1);
-    let fit = goodness_of_fit(&counts, &exact);
-    assert!(fit < LIMIT, "deviate {fit}");
+    for tokens in [10, 600] {
+        let total = f64::from(tokens * (tokens + 1) / 2);
+        let distribution = Distribution::new((0..tokens).map(|id| (id * 3, f64::from(id + 1))).collect());
+        let exact: BTreeMap<u32, f64> = (0..tokens).map(|id| (id * 3, f64::from(id + 1) / total)).collect();
+        let mut counts = BTreeMap::new();
+        (0..100_000).for_each(|_| *counts.entry(distribution.sample(&mut rng)).or_insert(0) += 1);
+        let fit = goodness_of_fit(&counts, &exact);
+        assert!(fit < LIMIT, "{tokens} tokens: deviate {fit}");
+    }
 }
 
 /// Costs at which drafts pay off, measured so often that the few rounds of a text change no choice.

@@ -137,13 +137,17 @@ fn chunks_do_not_change_bits() {
 
 fn bits_are_of_own_keys(isa: Isa) {
     let model = Model::new(isa);
+    let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     for format in [KvFormat::Quantized(CodeFormat::Tqc5), KvFormat::Exact(ElementType::F16)] {
-        let options = options(format, KEqV::Recomputed);
-        let (whole, _) = model.attend(&options, &[300, 100]);
-        let (chunks, _) = model.attend(&options, &[100, 100, 99, 1, 1, 16, 7, 76]);
-        let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let recomputed = options(format, KEqV::Recomputed);
+        let (whole, _) = model.attend(&recomputed, &[300, 100]);
+        let (chunks, _) = model.attend(&recomputed, &[100, 100, 99, 1, 1, 16, 7, 76]);
         assert!(bits(&whole) == bits(&chunks), "{format}");
     }
+    // Angles are in pages as well: in f32 the keys of the second page are the stored ones, too.
+    let [computed, stored] = [KEqV::Recomputed, KEqV::Stored]
+        .map(|k_eq_v| model.attend(&options(ElementType::F32.into(), k_eq_v), &[120, 20, 1]).0);
+    assert!(bits(&computed) == bits(&stored), "the keys of the second page");
 }
 
 /// 31B: ten full layers of four K/V heads of 512; 128 K tokens of `balanced` stay under 2.3 GiB.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
+use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions, LayerFormat};
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Session, SessionOptions, Stop,
 };
@@ -14,9 +14,13 @@ fn engine() -> Engine {
     Engine::load(&EngineOptions::new(demo("target")).with_assistant(demo("assistant"))).expect("the demo pair")
 }
 
+/// The first layer's keys and values have formats of their own.
+const FIRST: [KvFormat; 2] = [KvFormat::Exact(ElementType::F32), KvFormat::Exact(ElementType::Bf16)];
+
 fn session(engine: &Engine, format: KvFormat) -> Session {
     let exact = ExactZones { head: 16, tail: 40, ..ExactZones::default() };
-    let kv = KvOptions { key: format, value: format, exact, max_round_rows: 64, ..KvOptions::default() };
+    let layers = vec![LayerFormat { layer: 0, key: FIRST[0], value: FIRST[1] }];
+    let kv = KvOptions { key: format, value: format, exact, layers, max_round_rows: 64, ..KvOptions::default() };
     engine.session(&SessionOptions { kv }).expect("a session")
 }
 
@@ -40,6 +44,9 @@ fn a_loaded_session_goes_on_as_the_saved_one() {
         generate(&mut saved, &prompt(400), 30);
         saved.save(&path).expect("a file");
         let mut loaded = engine.load_session(&path).expect("the session");
+        // The second layer reads all positions.
+        let formats = loaded.kv().report()[..2].iter().map(|of| (of.key, of.value)).collect::<Vec<_>>();
+        assert_eq!(formats, [(Some(FIRST[0]), FIRST[1]), (Some(format), format)]);
         assert!(loaded.kv().same_rows(saved.kv()), "{format}: other K and V");
         assert_eq!(generate(&mut loaded, &prompt(5), 60), generate(&mut saved, &prompt(5), 60), "{format}");
         assert!(loaded.kv().same_rows(saved.kv()), "{format}: other K and V afterwards");
@@ -184,12 +191,12 @@ fn a_context_that_does_not_fit_is_reduced() {
     assert!(matches!(error, Error::Memory { .. }), "{error}");
 }
 
-/// Models with a recurrent state: it is in the file, after K and V.
+/// Models with a recurrent state, which is in the file, after K and V; and one whose keys are computed from the values.
 #[test]
-fn a_recurrent_state_goes_on_as_the_saved_one() {
+fn states_of_other_models_go_on_as_the_saved_ones() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("session");
-    for fixture in ["qwen35-dense", "qwen35-moe", "qwen35-nested"] {
+    for fixture in ["qwen35-dense", "qwen35-moe", "qwen35-nested", "dense"] {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture).join("target");
         let engine =
             Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(&model) }).expect("an engine");

@@ -257,6 +257,12 @@ fn a_place_where_prompts_part_is_kept() {
     // Prompts in other formats do not use it.
     let other = SessionOptions { kv: KvPreset::Balanced.into() };
     assert_eq!(run(&mut scheduler, &other, &prompts[..1], &options)[0].1, 400);
+    // Nor does a sequence whose context is shorter than it.
+    let short = SessionOptions { kv: KvOptions { max_context: Some(200), ..KvOptions::default() } };
+    let short = scheduler.session(&short).expect("a session");
+    let refused = scheduler.add(short, &prompts[0], &options).expect_err("a prompt of 400 tokens");
+    assert!(matches!(refused.error, Error::Context { needed: 400, limit: 200 }), "{}", refused.error);
+    assert!(refused.session.tokens().is_empty());
 }
 
 /// The least recently used is dropped first, and running sequences get the memory they need.
@@ -490,6 +496,17 @@ fn what_memory_does_not_hold_goes_to_files() {
         }
         assert!(files() >= 4, "{} files", files());
     }
+    // A file that another session has replaced is not continued from.
+    let paths = std::fs::read_dir(directory.path()).expect("the folder").map(|entry| entry.expect("an entry").path());
+    let paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|of| of == "session")).collect();
+    let contents: Vec<_> = paths.iter().map(|path| std::fs::read(path).expect("a file")).collect();
+    for (path, content) in paths.iter().zip(contents.iter().cycle().skip(1)) {
+        std::fs::write(path, content).expect("a file");
+    }
+    conversations[0].extend(text(&mut rng, 20, 4000));
+    let (written, computed) = run(&mut schedulers[0], &session, &conversations[..1], &options).remove(0);
+    assert_eq!(written, cold(&engine, &session, &conversations[0], &options));
+    assert_eq!(computed, conversations[0].len());
     drop(schedulers);
     assert_eq!(files(), 0);
 }

@@ -163,7 +163,7 @@ fn the_ends_of_texts_in_any_file_are_the_same() {
     }
 }
 
-/// The publisher's parameters, unless the other format cannot represent them.
+/// The publisher's parameters, unless the other format cannot represent them, and the tokens that are never written.
 #[test]
 fn the_sampling_parameters_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -177,12 +177,14 @@ fn the_sampling_parameters_are_the_same() {
     ] {
         changed(&demo("target"), &at("source"), "generation_config.json", |config| {
             config.as_object_mut().expect("an object").extend(parameters.as_object().expect("an object").clone());
+            config["suppress_tokens"] = json!([5, 9]);
         });
         let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
         to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
         let want = open(&at("source")).sampling_defaults().expect("parameters").filter(|_| is_kept);
         for checkpoint in [gguf, open(&at("again"))] {
             assert_eq!(checkpoint.sampling_defaults().expect("parameters"), want, "{parameters}");
+            assert_eq!(checkpoint.generation_tokens().expect("tokens").suppressed, [5, 9], "{parameters}");
         }
         std::fs::remove_dir_all(at("again")).expect("the directory");
     }

@@ -117,7 +117,9 @@ mod tests {
     fn frequencies_are_the_published_ones() {
         let sliding = RopeConfig { theta: 1e4, partial_rotary_factor: 1.0, factor: 1.0 };
         let full = RopeConfig { theta: 1e6, partial_rotary_factor: 0.25, factor: 1.0 };
+        let eighths = RopeConfig { factor: 8.0, ..full }.inverse_frequencies(512);
         let (sliding, full) = (sliding.inverse_frequencies(256), full.inverse_frequencies(512));
+        assert_eq!(eighths, full.iter().map(|x| x / 8.0).collect::<Vec<_>>());
         assert_eq!((sliding.len(), full.len()), (128, 64));
         for (got, want) in [
             (sliding[1], 0.930_572),

@@ -246,6 +246,12 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
         full.insert("type".into(), kind);
     });
     assert_eq!(named.expect("a target").config().rope_full.partial_rotary_factor, 0.25);
+    // The divisor of the frequencies, which is in every format.
+    let scaled = with(&|config: &mut Value| config["rope_parameters"]["full_attention"]["factor"] = json!(8.0));
+    let scaled = scaled.expect("a target").config().clone();
+    assert_eq!((scaled.rope_full.factor, scaled.rope_sliding.factor), (8.0, 1.0));
+    let path = twin.write("model.gguf", twin.gguf("target").bytes());
+    assert_eq!(target(&path).expect("a target").config().rope_full, scaled.rope_full);
     let flat = json!({"rope_theta": 1e6, "rope_type": "default"});
     refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is not a layer type"]);
     for (layers, field, value) in [

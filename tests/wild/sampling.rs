@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use foretoken::Sampling;
 use foretoken::sampler::{Penalties, Xtc};
+use foretoken::{Sampling, Speculation, SpeculationOptions};
 use tracing::Subscriber;
 
 use super::*;
@@ -111,6 +111,26 @@ fn sampling_defaults_are_read_and_not_applied() {
     assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
     let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
+}
+
+/// Tokens that the publisher suppresses are never written, with and without drafts.
+#[test]
+fn suppressed_tokens_are_never_written() {
+    let (twin, prompt) = (Twin::of("edge"), case("edge").ids("input_ids"));
+    let write = |suppressed: &[u32]| {
+        twin.write("target/generation_config.json", json!({"suppress_tokens": suppressed}).to_string());
+        let engine = engine(&twin.path("target"), Some(&twin.path("assistant"))).expect("an engine");
+        [Speculation::Off, Speculation::With(SpeculationOptions::mtp(3))].map(|speculation| {
+            let options = GenerateOptions { max_tokens: 8, speculation, ..GenerateOptions::default() };
+            let mut session = engine.session(&SessionOptions::default()).expect("a session");
+            let generation = session.generate(&prompt, &options).expect("a generation");
+            generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<u32>>()
+        })
+    };
+    let [free, _] = write(&[]);
+    let [plain, drafted] = write(&free);
+    assert!(!plain.is_empty() && !plain.iter().any(|id| free.contains(id)), "{plain:?} without {free:?}");
+    assert_eq!(drafted, plain);
 }
 
 /// The warnings logged on this thread by a function.

@@ -21,6 +21,7 @@ use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::sampler::Penalties;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
     DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Probe, Sampling, Scheduler,
@@ -137,11 +138,23 @@ fn dense() {
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
 }
 
-/// Per-layer embeddings, shared K and V, MLPs of two widths, a centroid head.
+/// Per-layer embeddings, shared K and V, MLPs of two widths, a centroid head. Half of the ids are suppressed.
 #[test]
 fn edge() {
-    let pair = pair("edge", NARROW, None);
+    let suppressed: Vec<u32> = (0..256).collect();
+    let pair = damaged("edge", NARROW, None, |target| {
+        let config = json!({"suppress_tokens": suppressed}).to_string();
+        std::fs::write(target.join("generation_config.json"), config).expect("a file");
+    });
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+    let (want, _) = run(&pair.cpu, &exact(ElementType::F32), &pair.prompt, &plain(6));
+    assert!(want.iter().all(|id| *id >= 256), "{want:?}");
+    // The host needs the logits for log-probabilities.
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let with_logprobs = GenerateOptions { logprobs: Some(1), ..plain(6) };
+    let generation = session.generate(&pair.prompt, &with_logprobs).expect("a generation");
+    let logprobs = generation.flat_map(|piece| piece.expect("a piece").logprobs);
+    assert_eq!(logprobs.map(|of| of.token).collect::<Vec<_>>(), want);
 }
 
 /// Experts, also of prompts of several blocks of rows; then an expert has several buckets.
@@ -495,15 +508,22 @@ fn quantized_experts() {
     same_perplexity(&pair, &exact(ElementType::F32), &text(24), 3e-2);
 }
 
-/// Above temperature 0 the host chooses from the device's logits; a session continues where it was.
+/// Above temperature 0 and with penalties the host chooses from the device's logits, of which some filters need all; a
+/// session continues where it was.
 #[test]
 fn drawn_tokens() {
     let pair = pair("nested", NARROW, None);
-    let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
-    let options = GenerateOptions { sampling, seed: 5, ..plain(5) };
-    for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
+    let drawn = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
+    // So large that only tokens of the text are written again.
+    let penalties = Penalties { presence: -100.0, ..Penalties::default() };
+    for (drafts, sampling) in [
+        (DraftSampling::Sampled, Sampling { top_n_sigma: Some(1.0), ..drawn.clone() }),
+        (DraftSampling::Greedy, Sampling { penalties, ..drawn }),
+        (DraftSampling::Greedy, Sampling { penalties, ..Sampling::default() }),
+    ] {
+        let is_penalized = sampling.penalties == penalties;
         let speculation = Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(3) });
-        let options = GenerateOptions { speculation, ..options.clone() };
+        let options = GenerateOptions { sampling, seed: 5, speculation, ..plain(5) };
         let ids = |engine: &Engine| {
             let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
             let prompts = [&pair.prompt[..], &[7, 8]];
@@ -512,7 +532,10 @@ fn drawn_tokens() {
                 pieces.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
             })
         };
-        assert_eq!(ids(&pair.device), ids(&pair.cpu), "{drafts:?}");
+        let want = ids(&pair.cpu);
+        assert_eq!(ids(&pair.device), want, "{:?}", options.sampling);
+        let is_old = |id: &u32| pair.prompt.contains(id) || [7, 8].contains(id);
+        assert!(!is_penalized || want.iter().flatten().all(is_old), "{want:?}");
     }
 }
 

@@ -95,3 +95,43 @@ pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
         Some(ElementType::Bf16) => bf16::from_f32(x).to_f32(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use foretoken_kernels::Isa;
+
+    use super::*;
+    use crate::checkpoint::{Checkpoint, LoadOptions};
+    use crate::nn::{F32View, tensor};
+    use crate::ops::{CpuDestination, CpuOps};
+
+    /// The epsilon is added to the mean square of the scaled projection. That of the fixtures is too small to show it.
+    #[test]
+    fn the_epsilon_is_that_of_scaled_rows() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/edge/target");
+        let (checkpoint, eps) = (Checkpoint::open(&path).expect("a checkpoint"), 0.1);
+        let config = TextConfig { rms_norm_eps: eps, ..checkpoint.target_config().expect("a configuration") };
+        let (hidden, width, isa) = (config.hidden_size, config.hidden_size_per_layer_input, Isa::best());
+        let (to, ops, options) = (CpuDestination { isa }, CpuOps { isa }, LoadOptions::from(isa));
+        let mut loader = Loader::new(&checkpoint, checkpoint.text_prefix().expect("a prefix"), &options);
+        let per_layer = PerLayerEmbeddings::load(&mut loader, &to, &config).expect("the tensors");
+        let ids: &[u32] = &[5];
+        let x0 = tensor((0..hidden).map(|i| (i as f32).sin()).collect(), (1, hidden)).expect("a row");
+
+        let inputs = per_layer.forward(&ops, ids, &x0).expect("inputs");
+        let context = ops.linear(&per_layer.per_layer_model_projection, &x0).expect("a projection");
+        let table = ops.embed(&per_layer.embed_tokens_per_layer, ids).expect("a row of the table");
+        let [inputs, context, table] = [&inputs, &context, &table].map(|x| F32View::new(x).expect("floats"));
+        let weight = per_layer.per_layer_projection_norm.weight().expect("a weight");
+        let scaled = |x: &f32| f64::from(*x) / (hidden as f64).sqrt();
+        for (i, input) in inputs.iter().enumerate() {
+            let of_layer = &context[i / width * width..][..width];
+            let mean = of_layer.iter().map(|x| scaled(x).powi(2)).sum::<f64>() / width as f64;
+            let normed = scaled(&context[i]) / (mean + eps).sqrt() * f64::from(weight[i % width]);
+            let want = (normed + f64::from(table[i])) / 2f64.sqrt();
+            assert!((f64::from(*input) - want).abs() < 1e-4, "channel {i}: {input} instead of {want}");
+        }
+    }
+}

@@ -54,9 +54,9 @@ pub(crate) fn accept_rows<E>(
             target => target?,
         };
         let Some(token) = draft.tokens.get(count) else {
-            let next = match draft.refused.as_ref().filter(|(_, refused)| !refused.is_certain()) {
-                Some((token, refused)) if is_accepted(*token, &target, refused, rng) => *token,
-                Some((_, refused)) => target.residual(refused).sample(rng),
+            let next = match draft.dropped.as_ref().filter(|(_, dropped)| !dropped.is_certain()) {
+                Some((token, dropped)) if is_accepted(*token, &target, dropped, rng) => *token,
+                Some((_, dropped)) => target.residual(dropped).sample(rng),
                 None => target.sample(rng),
             };
             return Ok(Accepted { count, next });
@@ -122,7 +122,7 @@ mod tests {
                 let probs = Some(vec![Distribution::certain(7), proposal.clone()]);
                 let mut draft = Draft { tokens: vec![7, token], probs, ..Draft::default() };
                 if token == 1 {
-                    draft.refuse(1);
+                    draft.drop_from(1);
                 }
                 let accepted = accept(&draft, &rows, &mut rng);
                 ones += usize::from(accepted == Accepted { count: 1, next: 1 });

@@ -66,7 +66,7 @@ impl ChainDraft<'_> {
     fn take(&mut self, scores: &Scores) -> Result<()> {
         self.context.draft_token(self.draft, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
-            self.draft.refuse(constraint.lock().valid(&self.draft.tokens));
+            self.draft.drop_from(constraint.lock().valid(&self.draft.tokens));
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ impl Step<'_> {
     fn shorten_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
         let Some(kept) = proposal.draft.tokens.len().checked_sub(1) else { return false };
-        proposal.draft.refuse(kept);
+        proposal.draft.drop_from(kept);
         (proposal.planned_len, proposal.drafter) = (kept, None);
         true
     }
@@ -220,7 +220,7 @@ impl Proposing<'_> {
         let unreadable = |token: u32| token as usize >= vocab && (backend.device.is_none() || token != DRAFTED);
         let draft = &mut self.proposal.draft;
         if let Some(readable) = draft.tokens.iter().position(|token| unreadable(*token)) {
-            draft.refuse(readable);
+            draft.drop_from(readable);
             self.proposal.planned_len = readable;
         }
     }

@@ -14,19 +14,19 @@ pub struct Draft {
     pub confidence: Vec<f32>,
     /// The next drawn token and its distribution, if the constraint's check rejected the token, or its row had no memory.
     /// A check that exceeded a limit may reject a token that the mask allows, so the target decides.
-    pub refused: Option<(u32, Distribution)>,
+    pub dropped: Option<(u32, Distribution)>,
 }
 
 impl Draft {
     /// Whether no token was drawn at random: the verified length may then depend on the tokens.
     pub(super) fn is_certain(&self) -> bool {
-        self.probs.iter().flatten().chain(self.refused.iter().map(|(_, probs)| probs)).all(Distribution::is_certain)
+        self.probs.iter().flatten().chain(self.dropped.iter().map(|(_, probs)| probs)).all(Distribution::is_certain)
     }
 
     /// Truncates to the first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: usize) {
         if tokens < self.tokens.len() {
-            self.refused = None;
+            self.dropped = None;
         }
         self.tokens.truncate(tokens);
         self.confidence.truncate(tokens);
@@ -37,11 +37,11 @@ impl Draft {
 
     /// Drops the tokens from `valid` on, which the constraint rejects or which have no memory. Whether a position has a
     /// draft then depends on the draw, so the first one's distribution is kept for the residual.
-    pub(super) fn refuse(&mut self, valid: usize) {
+    pub(super) fn drop_from(&mut self, valid: usize) {
         if valid < self.tokens.len() {
-            let refused = self.probs.as_ref().and_then(|probs| Some((self.tokens[valid], probs.get(valid)?.clone())));
+            let dropped = self.probs.as_ref().and_then(|probs| Some((self.tokens[valid], probs.get(valid)?.clone())));
             self.truncate(valid);
-            self.refused = refused;
+            self.dropped = dropped;
         }
     }
 }

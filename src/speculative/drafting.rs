@@ -350,7 +350,7 @@ impl Drafting {
         let of_model = drafter.filter(|one| self.drafters.is_model(*one));
         let of_model = of_model.map_or(0, |one| drafted_by(&round.calls, one));
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
-        let refused = usize::from(accepted == drafted && of_model > drafted);
+        let dropped = usize::from(accepted == drafted && of_model > drafted);
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
         let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
         self.planner.observe(&Observation {
@@ -359,7 +359,7 @@ impl Drafting {
             others,
             verify_ms: milliseconds(round.verify_time + round.accept_time),
             steps: steps.map(|call| (self.drafters.all[call.drafter].kind(), call.tokens, milliseconds(call.time))),
-            verified: drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + refused, accepted }),
+            verified: drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + dropped, accepted }),
             found: &outcomes(found, &round.tokens),
             emitted: round.tokens.len(),
         });

@@ -30,7 +30,7 @@ impl DraftingContext<'_> {
         draft.truncate(most);
         let (tokens, time) = (draft.tokens.len().saturating_sub(before), start.elapsed());
         if let Some(constraint) = self.constraint {
-            draft.refuse(constraint.lock().valid(&draft.tokens));
+            draft.drop_from(constraint.lock().valid(&draft.tokens));
         }
         count_call(calls, Call { drafter, tokens, time });
         Ok(())

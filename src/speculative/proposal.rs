@@ -37,6 +37,17 @@ impl Proposal {
         Self { draft, planned_len: 0, decision, calls, drafter: None, found, forced, time, rng: None }
     }
 
+    /// Shortens the draft to `most` tokens. How many rows need memory may depend on what was drawn, as the constraint's
+    /// check cuts drafts: the target decides on the first token that is dropped. Returns whether there was one.
+    pub fn shorten(&mut self, most: usize) -> bool {
+        let drops = most < self.draft.tokens.len();
+        if drops {
+            self.draft.drop_from(most);
+            (self.planned_len, self.drafter) = (most, None);
+        }
+        drops
+    }
+
     /// The drafter whose step extends the draft; `None` if it is complete or cancelled.
     pub fn incomplete(&mut self, cancel: &Cancel) -> Option<usize> {
         if cancel.is_cancelled() {

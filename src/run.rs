@@ -33,6 +33,8 @@ pub(crate) struct Run {
     /// Another one, at which the state is kept for forks.
     pub kept_at: Option<usize>,
     undo: Option<Undo>,
+    /// A draft drawn at random whose rows had no memory.
+    drawn: Option<Box<Proposal>>,
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
     left: usize,                                      // tokens that may still be generated
     text: Detokenizer,
@@ -98,6 +100,7 @@ impl Run {
                 newest: decoder.drafting.newest.clone(),
                 state: None,
             }),
+            drawn: None,
             first: None,
             left: options.max_tokens,
             text: Detokenizer::new(&options.stop, engine.end_of_generation()),
@@ -144,7 +147,8 @@ impl Run {
     }
 
     /// Its part of the next pass, of at most `max_rows` rows besides those of `others`; a proposal may have to be
-    /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged.
+    /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged, one that was put back is
+    /// shortened.
     ///
     /// # Errors
     /// If a drafter produced NaN or infinity, or panics; if the state before the prompt cannot be kept: nothing of the
@@ -167,6 +171,10 @@ impl Run {
             }
             return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
         }
+        if let Some(mut proposal) = self.drawn.take() {
+            proposal.shorten(max_rows.saturating_sub(1));
+            return Ok(Work::Verify(proposal));
+        }
         match drafted {
             Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
             None => {
@@ -177,10 +185,12 @@ impl Run {
         }
     }
 
-    /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again.
+    /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again, unless it was
+    /// drawn at random: whether its rows have memory may depend on the draw, and another one would bias the text.
     pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
         match work {
             Work::Prompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),
+            Work::Verify(proposal) if !proposal.draft.is_certain() => self.drawn = Some(proposal),
             Work::Verify(proposal) => decoder.drafting.take_back(*proposal),
         }
     }

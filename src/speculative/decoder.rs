@@ -81,14 +81,11 @@ impl Step<'_> {
         self.decoder.state.kv_mut().trim();
     }
 
-    /// Drops the draft's last token. How many rows need memory may depend on what was drawn, as the constraint's check cuts
-    /// drafts: the target decides on the token. Returns whether there was one.
+    /// Drops the draft's last token. Returns whether there was one.
     fn shorten_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
-        let Some(kept) = proposal.draft.tokens.len().checked_sub(1) else { return false };
-        proposal.draft.drop_from(kept);
-        (proposal.planned_len, proposal.drafter) = (kept, None);
-        true
+        let kept = proposal.draft.tokens.len().saturating_sub(1);
+        proposal.shorten(kept)
     }
 
     /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was either.

@@ -19,7 +19,7 @@ pub struct Draft {
 
 impl Draft {
     /// Whether no token was drawn at random: the verified length may then depend on the tokens.
-    pub(super) fn is_certain(&self) -> bool {
+    pub(crate) fn is_certain(&self) -> bool {
         self.probs.iter().flatten().chain(self.dropped.iter().map(|(_, probs)| probs)).all(Distribution::is_certain)
     }
 

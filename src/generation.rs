@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::engine::Engine;
 use crate::not_started::NotStarted;
-use crate::options::{GenerateOptions, Pipeline};
+use crate::options::{DraftPipeline, GenerateOptions};
 use crate::piece::Piece;
 use crate::run::{Run, advance};
 use crate::session::{Session, Statistics};
@@ -87,7 +87,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
             self.run.statistics.decode += start.elapsed();
             piece?
         };
-        if self.run.finish_reason().is_none() && self.run.pipeline == Pipeline::Ahead {
+        if self.run.finish_reason().is_none() && self.run.pipeline == DraftPipeline::Ahead {
             let max_rows = self.run.max_rows(session.decoder().0);
             session.submit(max_rows, &self.run.cancel);
         }
@@ -105,7 +105,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
 
 impl Generation {
     /// The session, after the last round that was yielded. Waits for a draft that is being made
-    /// ([`Pipeline::Ahead`]), which the next round uses.
+    /// ([`DraftPipeline::Ahead`]), which the next round uses.
     pub fn session(&mut self) -> &Session {
         // Only `into_session` takes it, and takes `self`.
         let session = self.session.as_mut().expect("the session is there until it is taken");

@@ -155,7 +155,7 @@ pub struct SpeculationOptions {
     /// How models choose their drafts. Default: greedily.
     pub drafts: DraftSampling,
     /// Whether drafting overlaps with the caller's work; a [`Scheduler`](crate::Scheduler) ignores it. Default: no.
-    pub pipeline: Pipeline,
+    pub pipeline: DraftPipeline,
 }
 
 impl SpeculationOptions {
@@ -174,7 +174,7 @@ impl SpeculationOptions {
 /// When drafting runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Pipeline {
+pub enum DraftPipeline {
     /// When the next round is requested (depth 1).
     #[default]
     InTurn,

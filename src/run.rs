@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::options::{GenerateOptions, Pipeline};
+use crate::options::{DraftPipeline, GenerateOptions};
 use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// A generation.
 pub(crate) struct Run {
     rng: StdRng,
-    pub pipeline: Pipeline,
+    pub pipeline: DraftPipeline,
     pub cancel: Cancel,
     /// Unread tokens of the prompt, preceded by the last token of the sequence.
     prompt: Vec<u32>,

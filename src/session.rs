@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 
 use crate::engine::Engine;
 use crate::kv::{HeldPage, KvCache, KvFormat, KvOptions, PagePool, SequenceState};
-use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
+use crate::options::{DraftPipeline, GenerateOptions, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Backend, Cancel, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, OtherSequences, Pending,
@@ -271,7 +271,7 @@ impl Session {
     ///
     /// # Errors
     /// If an option is out of its range.
-    pub(crate) fn configure(&mut self, options: &GenerateOptions) -> Result<Pipeline> {
+    pub(crate) fn configure(&mut self, options: &GenerateOptions) -> Result<DraftPipeline> {
         let sampler =
             Sampler::new(self.engine.parts.isa, options.sampling.clone(), self.engine.parts.suppressed.clone())?;
         let speculation = self.speculation(&options.speculation)?;

@@ -14,9 +14,9 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
-    Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
-    LogitsProcessor, Piece, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
-    SpeculationOptions, Statistics, Stop,
+    Constraint, ConstraintLimits, DraftPipeline, EndOfGeneration, Engine, EngineOptions, Error, FinishReason,
+    GenerateOptions, LogitsProcessor, Piece, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions,
+    Speculation, SpeculationOptions, Statistics, Stop,
 };
 use given::given;
 use parking_lot::Mutex;
@@ -162,7 +162,7 @@ fn every_text_is_valid_and_speculation_changes_none() {
             assert_eq!(got, want, "{schema}, {speculation:?}");
             sum(&mut of_all, of_model(&statistics));
         }
-        let ahead = SpeculationOptions { pipeline: Pipeline::Ahead, ..SpeculationOptions::default() };
+        let ahead = SpeculationOptions { pipeline: DraftPipeline::Ahead, ..SpeculationOptions::default() };
         let (got, _) = write(&GenerateOptions { speculation: Speculation::With(ahead), ..options.clone() });
         assert_eq!(got, want, "{schema}, drafting ahead");
     }

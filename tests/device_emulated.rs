@@ -24,7 +24,7 @@ use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::sampler::Penalties;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
-    DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Probe, Sampling, Scheduler,
+    DeviceChoice, DraftPipeline, ElementType, Engine, EngineOptions, GenerateOptions, Isa, Probe, Sampling, Scheduler,
     SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
@@ -637,7 +637,7 @@ fn drafting_ahead_does_not_wait() {
         GenerateOptions { speculation: Speculation::With(with), ..plain(24) }
     };
     let want = run(&pair.cpu, &exact(ElementType::F32), &pair.prompt, &plain(24)).0;
-    for (pipeline, drafted) in [(Pipeline::Ahead, 3), (Pipeline::InTurn, 0)] {
+    for (pipeline, drafted) in [(DraftPipeline::Ahead, 3), (DraftPipeline::InTurn, 0)] {
         let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
         let options = ahead(pipeline);
         let start = pair.machine.launches()[2];
@@ -835,7 +835,7 @@ fn draft_models() {
         on_device
     };
     let (greedy, short) = (plain(9), &text(6));
-    let in_turn = with(Pipeline::InTurn, DraftSampling::Greedy, &greedy);
+    let in_turn = with(DraftPipeline::InTurn, DraftSampling::Greedy, &greedy);
     let infallible = same(&pair(0.0), short, &in_turn);
     assert!(infallible.iter().all(|(_, [_, drafted, accepted])| *drafted > 0 && drafted == accepted), "{infallible:?}");
 
@@ -848,10 +848,10 @@ fn draft_models() {
         assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} stand");
         assert_eq!(got.map(|(ids, _)| ids), want, "another text than without drafts");
     }
-    let ahead = with(Pipeline::Ahead, DraftSampling::Greedy, &greedy);
+    let ahead = with(DraftPipeline::Ahead, DraftSampling::Greedy, &greedy);
     same(&pair, short, &ahead);
     let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
-    same(&pair, short, &with(Pipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
+    same(&pair, short, &with(DraftPipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
 }
 
 /// Changes every weight of a file, by up to `part` of it.

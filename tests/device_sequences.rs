@@ -19,7 +19,7 @@ use std::sync::Arc;
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
-    ElementType, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, Pipeline,
+    DraftPipeline, ElementType, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor,
     PrefixCacheOptions, Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation,
     SpeculationOptions,
 };
@@ -265,7 +265,7 @@ fn take_turns(pair: &Pair) {
     let speculation = Speculation::With(SpeculationOptions {
         drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
         block: BlockSize::Fixed(4),
-        pipeline: Pipeline::Ahead,
+        pipeline: DraftPipeline::Ahead,
         ..SpeculationOptions::default()
     });
     let options = GenerateOptions { speculation, ..plain(16) };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use demo_pair::{demo, ids, options, plain};
 use foretoken::speculative::BlockSize;
-use foretoken::{Pipeline, SessionOptions};
+use foretoken::{DraftPipeline, SessionOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -45,7 +45,7 @@ fn dropped_generations_leave_nothing_behind() {
                     let mut session = engine.session(&SessionOptions::default()).expect("a session");
                     let mut written = Vec::new();
                     {
-                        let ahead = options(list, block, Pipeline::Ahead, 24);
+                        let ahead = options(list, block, DraftPipeline::Ahead, 24);
                         let mut generation = session.generate(prompt, &ahead).expect("a generation");
                         for piece in generation.by_ref().take(rng.random_range(0..7)) {
                             written.extend(piece.expect("a piece").tokens);
@@ -62,7 +62,7 @@ fn dropped_generations_leave_nothing_behind() {
                         continue; // the session is dropped as it is
                     }
                     let second = &prompts[rng.random_range(0..prompts.len())][..2];
-                    let got = ids(&mut session, second, &options(list, block, Pipeline::Ahead, 8));
+                    let got = ids(&mut session, second, &options(list, block, DraftPipeline::Ahead, 8));
                     let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
                     let whole = [&prompt[..], &written, second].concat();
                     let want = ids(&mut fresh, &whole, &plain(8));

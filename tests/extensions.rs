@@ -14,8 +14,8 @@ use foretoken::speculative::{
     Machine, NgramSimpleOptions, Observed, Reads,
 };
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, OutputRows, Piece,
-    Pipeline, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor,
+    OutputRows, Piece, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 
@@ -198,7 +198,7 @@ fn drafts_at_once_are_not_drawn() {
     assert!(matches!(&error, Error::Argument { name: "drafters", problem } if problem.contains("PerToken")), "{error}");
 }
 
-fn careless(panics: usize, sampled: bool, pipeline: Pipeline) -> Speculation {
+fn careless(panics: usize, sampled: bool, pipeline: DraftPipeline) -> Speculation {
     let make = move || -> Box<dyn Drafter> { Box::new(Careless { rounds: 0, panics, sampled }) };
     let list = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("careless", make))]);
     let block = BlockSize::Fixed(4);
@@ -209,7 +209,7 @@ fn careless(panics: usize, sampled: bool, pipeline: Pipeline) -> Speculation {
 #[test]
 fn drafts_outside_the_vocabulary_are_dropped() {
     let (engine, prompt) = engine("dense");
-    for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
+    for pipeline in [DraftPipeline::InTurn, DraftPipeline::Ahead] {
         let want = ids(&pieces(&mut session(&engine), &prompt, &options(16, Speculation::Off)));
         for sampled in [false, true] {
             let with = options(16, careless(usize::MAX, sampled, pipeline));
@@ -261,7 +261,7 @@ fn drafts_that_are_too_long_are_truncated() {
 #[test]
 fn a_drafters_panic_leaves_the_emitted_tokens() {
     let (engine, prompt) = engine("dense");
-    for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
+    for pipeline in [DraftPipeline::InTurn, DraftPipeline::Ahead] {
         let mut session = session(&engine);
         let with = options(16, careless(3, false, pipeline));
         let mut written = prompt.clone();

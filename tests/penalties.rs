@@ -10,7 +10,7 @@ use foretoken::sampler::{Dry, Penalties, Sampler, Xtc};
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Pipeline, Result, Sampling,
+    DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Result, Sampling,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 
@@ -226,7 +226,7 @@ fn drafts_do_not_change_penalized_texts() {
                 let drafters: Drafters = drafters.parse().expect("drafters");
                 let with = SpeculationOptions {
                     block: BlockSize::Fixed(4),
-                    pipeline: if of % 2 == 0 { Pipeline::InTurn } else { Pipeline::Ahead },
+                    pipeline: if of % 2 == 0 { DraftPipeline::InTurn } else { DraftPipeline::Ahead },
                     drafters,
                     ..SpeculationOptions::default()
                 };

@@ -17,8 +17,8 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    Cancel, Constraint, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions, Generation, NotStarted,
-    Pipeline, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
+    Cancel, Constraint, DraftPipeline, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions, Generation,
+    NotStarted, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use parking_lot::Mutex;
 
@@ -90,7 +90,7 @@ fn a_generation_on_the_engines_thread() {
     let engine = demo(1);
     let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("tokens");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 24);
+    let ahead = options("mtp", BlockSize::Fixed(4), DraftPipeline::Ahead, 24);
     let got = engine.run(|| ids(&mut session, &prompt, &ahead));
     let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
     assert_eq!(got, ids(&mut fresh, &prompt, &plain(24)));
@@ -101,7 +101,7 @@ fn a_generation_on_the_engines_thread() {
 fn a_session_is_read_while_the_next_draft_is_made() {
     let engine = demo(1);
     let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("tokens");
-    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 24);
+    let ahead = options("mtp", BlockSize::Fixed(4), DraftPipeline::Ahead, 24);
     let want = ids(&mut engine.session(&SessionOptions::default()).expect("a session"), &prompt, &plain(24));
     let session = engine.session(&SessionOptions::default()).expect("a session");
     let mut generation = session.into_generation(&prompt, &ahead).expect("a generation");
@@ -152,7 +152,7 @@ fn cancelling_ends_the_draft_after_its_token() {
     });
     let custom = CustomDrafter::new("slow", move || Box::new(Slow(wait.clone())));
     let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom)]);
-    let (block, pipeline) = (BlockSize::Fixed(9), Pipeline::Ahead);
+    let (block, pipeline) = (BlockSize::Fixed(9), DraftPipeline::Ahead);
     let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     let mut generation =
@@ -173,8 +173,8 @@ fn sessions_differ() {
     let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
     let want = ids(&mut fresh, &prompt, &plain(64));
     let wishes = [
-        options("mtp", BlockSize::Fixed(6), Pipeline::Ahead, 64),
-        options("ngram-simple:n=2,mtp", BlockSize::Measured, Pipeline::InTurn, 64),
+        options("mtp", BlockSize::Fixed(6), DraftPipeline::Ahead, 64),
+        options("ngram-simple:n=2,mtp", BlockSize::Measured, DraftPipeline::InTurn, 64),
         plain(64),
     ];
     std::thread::scope(|scope| {
@@ -214,7 +214,7 @@ fn an_error_comes_out_of_the_next_round() {
     let engine = EngineOptions::new(case.path.join("target")).with_assistant(directory.path());
     let engine = Engine::load(&EngineOptions { threads: Some(1), ..engine }).expect("an engine");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 8);
+    let ahead = options("mtp", BlockSize::Fixed(4), DraftPipeline::Ahead, 8);
     let pieces: Vec<_> = session.generate(&[2, 3], &ahead).expect("the target is sound").collect();
     assert!(
         matches!(&pieces[..], [Ok(first), Err(Error::NotFinite { what: "logits of a draft", .. })] if first.tokens.len() == 1),

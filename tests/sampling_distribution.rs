@@ -12,7 +12,8 @@ use foretoken::speculative::{
     NgramSimpleOptions, accept,
 };
 use foretoken::{
-    Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Sampling, SessionOptions, Speculation, SpeculationOptions,
+    DraftPipeline, Engine, EngineOptions, GenerateOptions, Isa, Sampling, SessionOptions, Speculation,
+    SpeculationOptions,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -506,9 +507,9 @@ impl Pair {
         ];
         let mixture = Vec::from_iter(lookups.into_iter().chain([DrafterOptions::Mtp]));
         for (n, (drafters, block, pipeline)) in (3..).zip([
-            (Drafters::Priority(mixture.clone()), BlockSize::Fixed(3), Pipeline::Ahead),
-            (Drafters::Best(mixture.clone()), BlockSize::Fixed(3), Pipeline::InTurn),
-            (Drafters::Best(mixture), BlockSize::Measured, Pipeline::InTurn),
+            (Drafters::Priority(mixture.clone()), BlockSize::Fixed(3), DraftPipeline::Ahead),
+            (Drafters::Best(mixture.clone()), BlockSize::Fixed(3), DraftPipeline::InTurn),
+            (Drafters::Best(mixture), BlockSize::Measured, DraftPipeline::InTurn),
         ]) {
             let what = format!("{block:?}, {pipeline:?}");
             let options =

@@ -10,8 +10,8 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::kv::KvOptions;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters, MtpPreset};
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, Piece, Pipeline, Sampling,
-    Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
+    DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, Piece,
+    Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
 
 /// Draft block sizes that are compared with plain decoding: all on the widest instruction set.
@@ -240,7 +240,7 @@ fn ways() -> Vec<(String, SpeculationOptions)> {
         }
         for (drafters, block) in orders.iter().flat_map(|drafters| blocks.map(|block| (drafters, block))) {
             for (pipeline, skip_streak) in
-                [(Pipeline::InTurn, None), (Pipeline::Ahead, None), (Pipeline::Ahead, Some(2))]
+                [(DraftPipeline::InTurn, None), (DraftPipeline::Ahead, None), (DraftPipeline::Ahead, Some(2))]
             {
                 let options = SpeculationOptions {
                     drafters: drafters.clone(),

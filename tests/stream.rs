@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream, Pipeline, SessionOptions,
-    Speculation, SpeculationOptions, Stop,
+    DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream,
+    SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use futures_core::Stream;
 
@@ -38,7 +38,7 @@ fn a_stream_writes_what_the_iterator_writes() {
     let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
     let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("the demo pair");
     let prompt = engine.tokenizer().and_then(|t| t.encode("struct Counter {\n")).expect("a prompt");
-    for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
+    for pipeline in [DraftPipeline::InTurn, DraftPipeline::Ahead] {
         let speculation = Speculation::With(SpeculationOptions { pipeline, ..SpeculationOptions::default() });
         let options = GenerateOptions { max_tokens: 40, speculation, ..GenerateOptions::default() };
         let begin = || -> Generation {

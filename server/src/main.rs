@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::{Engine, Pipeline, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
+use foretoken::{DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use foretoken_tools::prompt::TemplateVariables;
@@ -226,7 +226,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
             prefix_cache: (!args.no_prefix_cache)
                 .then(|| PrefixCacheOptions { directory: args.cache_dir.clone(), ..PrefixCacheOptions::default() }),
         },
-        defaults: args.defaults.options(engine, args.drafting.options(engine, Pipeline::InTurn)?)?,
+        defaults: args.defaults.options(engine, args.drafting.options(engine, DraftPipeline::InTurn)?)?,
         chat_template: template,
         allowed_hosts: args.allowed_host.clone(),
         max_connections: args.max_connections,

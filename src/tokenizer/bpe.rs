@@ -15,7 +15,8 @@ use tokenizers::{
 use super::vocabulary::Vocabulary;
 
 /// Normalizer, pre-tokenizer, model, post-processor, decoder.
-pub type Pipeline = TokenizerImpl<Bpe, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+pub type BpeTokenizer =
+    TokenizerImpl<Bpe, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// A byte-pair-encoding model.
 pub struct Bpe {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
-use super::bpe::{Bpe, BpeOptions, Merges, Pipeline};
+use super::bpe::{Bpe, BpeOptions, BpeTokenizer, Merges};
 use super::vocabulary::{Text, Vocabulary};
 
 /// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as
@@ -109,7 +109,7 @@ const POST_PROCESSORS: [&str; 3] = ["Sequence", "TemplateProcessing", "ByteLevel
 const DECODERS: [&str; 7] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "ByteLevel"];
 
 /// Parses the tokenizer in `json`.
-pub(super) fn tokenizer(json: &[u8]) -> Result<Pipeline, Box<dyn std::error::Error + Send + Sync>> {
+pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, Box<dyn std::error::Error + Send + Sync>> {
     // Including the ignored fields.
     let text = std::str::from_utf8(json)?;
     // Another kind of model has other fields: its name is the better message.
@@ -119,7 +119,7 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<Pipeline, Box<dyn std::error::Err
     kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
     kinds("post_processor", &file.post_processor, "processors", &POST_PROCESSORS)?;
     kinds("decoder", &file.decoder, "decoders", &DECODERS)?;
-    let mut tokenizer = Pipeline::new(file.model.build()?);
+    let mut tokenizer = BpeTokenizer::new(file.model.build()?);
     tokenizer.with_normalizer(serde_json::from_value::<Option<NormalizerWrapper>>(file.normalizer)?)?;
     tokenizer.with_pre_tokenizer(serde_json::from_value::<Option<PreTokenizerWrapper>>(file.pre_tokenizer)?);
     tokenizer.with_post_processor(serde_json::from_value::<Option<PostProcessorWrapper>>(file.post_processor)?);

@@ -11,14 +11,14 @@ use tokenizers::{AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Tok
 
 use crate::checkpoint::{refuse_placeholder, regular_file};
 use crate::{Error, Result};
-pub use bpe::{Bpe, Pipeline};
+pub use bpe::{Bpe, BpeTokenizer};
 pub(crate) use bpe::{BpeOptions, Merges};
 use control_names::ControlNames;
 pub(crate) use vocabulary::{Repeated, Vocabulary};
 
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
-    inner: Pipeline,
+    inner: BpeTokenizer,
     bos: Option<u32>,
     control: ControlNames,
     /// The added tokens, control tokens not matched.
@@ -56,7 +56,7 @@ impl Tokenizer {
 
     /// The underlying pipeline.
     #[cfg(feature = "constraint")]
-    pub(crate) fn inner(&self) -> &Pipeline {
+    pub(crate) fn inner(&self) -> &BpeTokenizer {
         &self.inner
     }
 
@@ -64,7 +64,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If an id is outside the model's vocabulary.
-    pub fn new(inner: Pipeline, path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
+    pub fn new(inner: BpeTokenizer, path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
         let last = spellings(&inner).max_by_key(|(_, id)| *id);
         if let Some((token, id)) = last.filter(|(_, id)| *id as usize >= vocab_size) {
             let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
@@ -220,7 +220,7 @@ impl Tokenizer {
 }
 
 /// See [`Tokenizer::spellings`].
-fn spellings(inner: &Pipeline) -> impl Iterator<Item = (&str, u32)> {
+fn spellings(inner: &BpeTokenizer) -> impl Iterator<Item = (&str, u32)> {
     let added = inner.get_added_vocabulary().get_added_tokens_decoder();
     inner.get_model().vocabulary().iter().chain(added.iter().map(|(id, token)| (token.content.as_str(), *id)))
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Session, Speculation, SpeculationOptions, Stop,
+    DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, Speculation, SpeculationOptions,
+    Stop,
 };
 
 pub fn demo(threads: usize) -> Engine {
@@ -13,7 +14,7 @@ pub fn demo(threads: usize) -> Engine {
     Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("the demo pair")
 }
 
-pub fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens: usize) -> GenerateOptions {
+pub fn options(drafters: &str, block: BlockSize, pipeline: DraftPipeline, max_tokens: usize) -> GenerateOptions {
     let drafters: Drafters = drafters.parse().expect("drafters");
     let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
@@ -23,7 +24,7 @@ pub fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens:
 pub fn plain(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         speculation: Speculation::Off,
-        ..options("auto", BlockSize::Measured, Pipeline::InTurn, max_tokens)
+        ..options("auto", BlockSize::Measured, DraftPipeline::InTurn, max_tokens)
     }
 }
 

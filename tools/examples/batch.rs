@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use foretoken::{Engine, GenerateOptions, Pipeline, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
+use foretoken::{DraftPipeline, Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
 use foretoken_tools::println;
 use foretoken_tools::{arguments, demo, measure};
 
@@ -69,7 +69,7 @@ fn command(args: Args) -> Result<()> {
     let listed = listed(&args)?;
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, listed.as_deref(), &engine)?;
-    let speculation = args.drafting.options(&engine, Pipeline::InTurn)?;
+    let speculation = args.drafting.options(&engine, DraftPipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
         Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),

@@ -11,8 +11,8 @@ use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
-    DeviceChoice, Engine, EngineOptions, Isa, Pipeline, SessionOptions, Speculation, SpeculationOptions, WeightType,
-    hub,
+    DeviceChoice, DraftPipeline, Engine, EngineOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+    WeightType, hub,
 };
 
 use crate::progress::ProgressLine;
@@ -303,8 +303,8 @@ pub struct Pipelining {
 
 impl Pipelining {
     /// The option of the library.
-    pub fn pipeline(&self) -> Pipeline {
-        if self.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn }
+    pub fn pipeline(&self) -> DraftPipeline {
+        if self.pipeline_depth == 2 { DraftPipeline::Ahead } else { DraftPipeline::InTurn }
     }
 }
 
@@ -314,7 +314,7 @@ impl Drafting {
     /// # Errors
     /// If a drafter needs an assistant and there is none, or a file of n-gram counts cannot be read, or no drafter uses
     /// it.
-    pub fn options(&self, engine: &Engine, pipeline: Pipeline) -> Result<Speculation> {
+    pub fn options(&self, engine: &Engine, pipeline: DraftPipeline) -> Result<Speculation> {
         let able = engine.has_mtp() || engine.draft_model().is_some();
         if self.no_speculation {
             return Ok(Speculation::Off);

@@ -10,7 +10,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use super::keys::Keys;
 use crate::Result;
 use crate::checkpoint::architecture::Architecture;
-use crate::tokenizer::{Bpe, BpeOptions, Merges, Pipeline, Vocabulary};
+use crate::tokenizer::{Bpe, BpeOptions, BpeTokenizer, Merges, Vocabulary};
 
 /// The name of the model.
 pub(super) const MODEL: &str = "gpt2";
@@ -21,7 +21,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 ///
 /// # Errors
 /// If no family has this pre-tokenizer, or the lists do not form a tokenizer.
-pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocabulary, merges: Merges) -> Result<Pipeline> {
+pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocabulary, merges: Merges) -> Result<BpeTokenizer> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
     let Some(pattern) = Architecture::split_of_texts(pre) else {
         return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; add a tokenizer.json")));
@@ -34,7 +34,7 @@ pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocabulary, merges: Merges)
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
         keys.error("tokenizer.ggml.merges", format!("does not form a tokenizer ({e}); convert the checkpoint again"))
     };
-    let mut tokenizer = Pipeline::new(Bpe::new(vocabulary, merges, BpeOptions::default()));
+    let mut tokenizer = BpeTokenizer::new(Bpe::new(vocabulary, merges, BpeOptions::default()));
     let pattern = SplitPattern::Regex(pattern.into());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(failed)?;
     let bytes = ByteLevel::new(false, false, false);

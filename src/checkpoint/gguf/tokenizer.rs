@@ -14,7 +14,7 @@ use super::byte_level;
 use super::file::Gguf;
 use super::keys::Keys;
 use super::metadata::{Array, Value, ValueType, shown};
-use crate::tokenizer::{Bpe, BpeOptions, Merges, Pipeline, Repeated, Tokenizer, Vocabulary};
+use crate::tokenizer::{Bpe, BpeOptions, BpeTokenizer, Merges, Repeated, Tokenizer, Vocabulary};
 use crate::{Error, Result};
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -94,7 +94,7 @@ const STRIKE_END: &str = "</s>";
 ///
 /// # Errors
 /// If it is of an unsupported kind, or its lists are inconsistent.
-pub fn tokenizer(gguf: &Gguf) -> Result<Option<Pipeline>> {
+pub fn tokenizer(gguf: &Gguf) -> Result<Option<BpeTokenizer>> {
     let keys = Keys::new(gguf, "");
     let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
     if !["gemma4", "llama", byte_level::MODEL].contains(&model) {
@@ -138,7 +138,7 @@ fn whole_texts(
     kinds: &[u64],
     vocabulary: Vocabulary,
     merges: Merges,
-) -> Result<Pipeline> {
+) -> Result<BpeTokenizer> {
     let token = |id: u32, key: &str| {
         let outside = || keys.error(key, format!("is {id}, but there are {} tokens", tokens.len()));
         tokens.get(id as usize).copied().ok_or_else(outside)
@@ -149,7 +149,7 @@ fn whole_texts(
     };
     let unknown = unknown.map(str::to_owned);
     let options = BpeOptions { unknown, fuse_unknown: true, byte_fallback: true, ignore_merges: false };
-    let mut tokenizer = Pipeline::new(Bpe::new(vocabulary, merges, options));
+    let mut tokenizer = BpeTokenizer::new(Bpe::new(vocabulary, merges, options));
     replace_spaces(keys, &mut tokenizer)?;
     // Regardless of `add_bos_token`: Gemma 4 always begins with it, and files say false.
     if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
@@ -166,7 +166,7 @@ fn failed<'a>(keys: &'a Keys<'_>, key: &'a str) -> impl FnOnce(Box<dyn std::erro
 }
 
 /// Spaces become `▁` in tokens, and spaces again in texts. Nothing is prepended, regardless of `add_space_prefix`.
-fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Pipeline) -> Result<()> {
+fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut BpeTokenizer) -> Result<()> {
     let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(keys, MODEL))?.into();
     tokenizer.with_normalizer(Some(to_tokens)).map_err(failed(keys, MODEL))?;
     let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(keys, MODEL))?.into();

@@ -90,7 +90,7 @@ impl Source for MappedFile {
     }
 }
 
-/// A byte range of a [`Source`].
+/// A reference-counted byte range of a file or a buffer.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<dyn Source>,
@@ -99,7 +99,7 @@ pub struct Bytes {
 
 impl Bytes {
     /// The bytes `range` of `owner`, or `None` if it has fewer.
-    pub fn new(owner: Arc<dyn Source>, range: Range<usize>) -> Option<Self> {
+    pub(crate) fn new(owner: Arc<dyn Source>, range: Range<usize>) -> Option<Self> {
         (*owner).as_ref().get(range.clone())?;
         Some(Self { owner, range })
     }
@@ -113,17 +113,17 @@ impl Bytes {
     ///
     /// # Errors
     /// As [`Source::check_length`].
-    pub fn check_length(&self) -> Result<()> {
+    pub(crate) fn check_length(&self) -> Result<()> {
         self.owner.check_length()
     }
 
     /// [`Source::release`] for `range` of these bytes.
-    pub fn release(&self, range: Range<usize>) {
+    pub(crate) fn release(&self, range: Range<usize>) {
         self.owner.release(self.range.start + range.start..self.range.start + range.end);
     }
 
     /// [`Source::release`] for all of these bytes.
-    pub fn release_all(&self) {
+    pub(crate) fn release_all(&self) {
         self.owner.release(self.range.clone());
     }
 }

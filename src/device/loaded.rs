@@ -13,12 +13,12 @@ use foretoken_kernels::activation::soft_cap;
 
 use super::Device;
 use super::buffer::Buffer;
+use super::device_model::DeviceModel;
 use super::experts::DeviceExperts;
 use super::matrix::Matrices;
 use super::ops::DeviceOps;
 use super::outputs::DraftOutputs;
 use super::recurrent::DeviceDeltaNet;
-use super::target::DeviceTarget;
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::checkpoint::WeightUse;
 use crate::gemma4::{AssistantModel, Head};
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// A target and its assistant, if any, on a device.
 pub(super) struct LoadedModels {
     pub device: Arc<dyn Device>,
-    pub target: Box<dyn DeviceTarget>,
+    pub target: Box<dyn DeviceModel>,
     pub assistant: Option<DeviceAssistant>,
     pub suppressed: Option<Buffer<u32>>, // never chosen
 }

@@ -11,6 +11,7 @@ mod backend;
 mod bandwidth;
 mod buffer;
 mod choice;
+mod device_model;
 mod device_pass;
 mod draft_steps;
 mod drafters;
@@ -35,7 +36,6 @@ mod recurrent_rounds;
 mod sequence;
 mod states;
 mod step_scores;
-mod target;
 mod temporaries;
 mod weights;
 mod workspace;
@@ -50,6 +50,7 @@ pub use choice::{DeviceChoice, open};
 pub use states::DeviceStates;
 
 pub(crate) use bandwidth::read_bandwidth;
+pub(crate) use device_model::{DeviceModel, DeviceModels};
 pub(crate) use device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp, draft_greedily};
 pub(crate) use loaded::{DeviceDestination, check_head_dims};
@@ -59,7 +60,6 @@ pub(crate) use ops::DeviceOps;
 pub(crate) use positions::PassKv;
 pub(crate) use recurrent::DeltaNets;
 pub(crate) use sequence::{DRAFTED, Sequence};
-pub(crate) use target::{DeviceModels, DeviceTarget};
 pub(crate) use weights::DeviceEmbedding;
 
 /// A GPU.

@@ -6,6 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::Device;
 use super::buffer::Buffer;
+use super::device_model::DeviceModel;
 use super::kv::KvPlan;
 use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::DeviceOps;
@@ -13,7 +14,6 @@ use super::pages::PageMemory;
 use super::passes::Passes;
 use super::recurrent::DeltaNets;
 use super::sequence::Sequence;
-use super::target::DeviceTarget;
 use super::temporaries::activation_bytes;
 use crate::Result;
 use crate::gemma4::AssistantModel;
@@ -47,7 +47,7 @@ impl Models {
     /// If the device is out of memory.
     pub fn new(
         device: Arc<dyn Device>,
-        target: Box<dyn DeviceTarget>,
+        target: Box<dyn DeviceModel>,
         assistant: Option<(AssistantModel<DeviceOps>, Vec<usize>)>,
         suppressed: &[u32],
         kv_memory: Option<u64>,
@@ -67,7 +67,7 @@ impl Models {
     ///
     /// # Errors
     /// If the device is out of memory.
-    pub fn sharing_pages(&self, other: Box<dyn DeviceTarget>, suppressed: &[u32]) -> Result<Self> {
+    pub fn sharing_pages(&self, other: Box<dyn DeviceModel>, suppressed: &[u32]) -> Result<Self> {
         let (device, pages) = (self.device().clone(), self.pages.clone());
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let passes = Mutex::new(Passes::new(&device, &*other)?);

@@ -7,12 +7,12 @@ use foretoken_gpu::DeviceSlice;
 use parking_lot::Mutex;
 
 use super::buffer::{Buffer, subslice};
+use super::device_model::DeviceModel;
 use super::device_pass::{DevicePass, PassPart, StepRows};
 use super::models::Models;
 use super::sequence::{DRAFTED, Sequence};
 use super::states::{DeviceStates, copy};
 use super::step_scores::{StepScores, draft_step};
-use super::target::DeviceTarget;
 use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
@@ -62,7 +62,7 @@ impl DeviceNextnHead {
     /// If the device is out of memory.
     pub fn new(
         target: &Models,
-        head: Box<dyn DeviceTarget>,
+        head: Box<dyn DeviceModel>,
         max_position_embeddings: usize,
         suppressed: &[u32],
     ) -> Result<Self> {

@@ -19,6 +19,7 @@ use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts, larg
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
+use super::device_model::DeviceModel;
 use super::draft_steps::DraftSteps;
 use super::kv::{KvPlan, Span, fault_words};
 use super::list::List;
@@ -32,7 +33,6 @@ use super::recurrent::RecurrentState;
 use super::recurrent_rounds::{PassStates, RecurrentRounds, RecurrentRows};
 use super::sequence::Sequence;
 use super::states::StateInputs;
-use super::target::DeviceTarget;
 use super::workspace::Workspace;
 use crate::Result;
 use crate::model::Request;
@@ -205,7 +205,7 @@ impl Shape {
 impl Passes {
     /// # Errors
     /// If the device is out of memory.
-    pub fn new(device: &Arc<dyn Device>, target: &dyn DeviceTarget) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, target: &dyn DeviceModel) -> Result<Self> {
         let layout = target.kv_layout();
         let faults = fault_words(&layout);
         let readback = Readback::new(&**device, layout.store_of_layer, faults, MIN_SEGMENTS, MIN_ROWS)?;

@@ -4,11 +4,11 @@ use foretoken_gpu::DeviceSlice;
 
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeviceEmbedding, DeviceOps, DeviceTarget, PassKv};
+use crate::device::{DeviceEmbedding, DeviceModel, DeviceOps, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
 
-impl DeviceTarget for TextModel<DeviceOps> {
+impl DeviceModel for TextModel<DeviceOps> {
     fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }

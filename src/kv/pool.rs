@@ -76,7 +76,7 @@ impl PagePool {
     /// A page of `len` zeroed bytes; `None` if the limit is reached or the system is out of memory.
     pub(super) fn take(&self, len: usize) -> Option<SharedPage> {
         let counted = self.count(len as u64)?;
-        let memory = self.shared.lock().arena.take(len);
+        let memory = self.shared.lock().arena.allocate(len);
         Some(Arc::new(Page { memory: Some(memory?), counted }))
     }
 
@@ -149,7 +149,7 @@ impl Drop for Counted {
 impl Drop for Page {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.counted.pool.shared.lock().arena.give_back(memory);
+            self.counted.pool.shared.lock().arena.free(memory);
         }
     }
 }

@@ -40,12 +40,12 @@ pub struct Allocation {
 
 impl Arena {
     /// `len` zeroed bytes, aligned to a cache line; `None` if the system is out of memory.
-    pub fn take(&mut self, len: usize) -> Option<Allocation> {
-        if let Some(allocation) = self.chunks.iter_mut().find_map(|chunk| chunk.take(len)) {
+    pub fn allocate(&mut self, len: usize) -> Option<Allocation> {
+        if let Some(allocation) = self.chunks.iter_mut().find_map(|chunk| chunk.allocate(len)) {
             return Some(allocation);
         }
         self.chunks.push(Chunk::new(len)?);
-        self.chunks.last_mut()?.take(len)
+        self.chunks.last_mut()?.allocate(len)
     }
 
     /// Free bytes that were allocated before, and so take memory.
@@ -56,11 +56,11 @@ impl Arena {
         self.chunks.iter().map(free).sum()
     }
 
-    /// Makes the bytes of an allocation of this arena available again. A chunk without allocations is unmapped.
+    /// Frees an allocation of this arena. A chunk without allocations is unmapped.
     ///
     /// The range of an allocation that is dropped instead is never used again; its chunk is unmapped once the arena and
     /// the chunk's other allocations are dropped.
-    pub fn give_back(&mut self, allocation: Allocation) {
+    pub fn free(&mut self, allocation: Allocation) {
         let Some(at) = self.chunks.iter().position(|chunk| Arc::ptr_eq(&chunk.map, &allocation.map)) else { return };
         let chunk = &mut self.chunks[at];
         chunk.insert_free(padded(&allocation.range));
@@ -82,7 +82,7 @@ impl Chunk {
         Some(Self { map: Arc::new(map), free: BTreeMap::from([(start, whole.end)]), written: start, whole })
     }
 
-    fn take(&mut self, len: usize) -> Option<Allocation> {
+    fn allocate(&mut self, len: usize) -> Option<Allocation> {
         let (start, end) =
             self.free.iter().map(|(start, end)| (*start, *end)).find(|(start, end)| end - start >= len.max(1))?;
         let range = start..start + len;
@@ -137,7 +137,7 @@ mod tests {
     fn allocations_are_aligned_and_disjoint() {
         let mut arena = Arena::default();
         let lens = [1, 64, 65, 4096, CHUNK + 1, CHUNK, 3, 0];
-        let mut allocations: Vec<_> = lens.iter().map(|len| arena.take(*len).expect("memory")).collect();
+        let mut allocations: Vec<_> = lens.iter().map(|len| arena.allocate(*len).expect("memory")).collect();
         for (i, allocation) in allocations.iter_mut().enumerate() {
             assert_eq!(allocation.as_slice().len(), lens[i]);
             assert_eq!(allocation.as_slice().as_ptr().align_offset(ALIGN), 0);
@@ -160,12 +160,12 @@ mod tests {
         for round in 0..4000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let len = [1, 64, 100, 4096, 70_000][(random >> 33) as usize % 5];
-            let mut taken = arena.take(len).expect("memory");
+            let mut taken = arena.allocate(len).expect("memory");
             assert!(taken.as_slice().iter().all(|byte| *byte == 0), "round {round}");
             taken.as_mut_slice().fill(7);
             allocations.push(taken);
             if allocations.len() > 40 {
-                arena.give_back(allocations.swap_remove((random >> 40) as usize % 40));
+                arena.free(allocations.swap_remove((random >> 40) as usize % 40));
             }
         }
         let chunk = &arena.chunks[0];
@@ -179,7 +179,7 @@ mod tests {
             "{}",
             chunk.written - chunk.whole.start
         );
-        allocations.drain(..).for_each(|allocation| arena.give_back(allocation));
+        allocations.drain(..).for_each(|allocation| arena.free(allocation));
         assert!(arena.chunks.is_empty());
     }
 }

@@ -130,7 +130,7 @@ impl Weight {
     pub(crate) fn packed(arena: &mut Arena, rows: &Unpacked, [count, outputs]: [usize; 2]) -> Option<Self> {
         let (weight_type, inputs) = (rows.weight_type(), rows.inputs());
         let matrix = weight_type.packed_row_bytes(inputs)?.checked_mul(outputs)?;
-        let mut packed = arena.take(matrix.checked_mul(count)?)?;
+        let mut packed = arena.allocate(matrix.checked_mul(count)?)?;
         for (index, packed) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
             rows.pack(index * outputs, packed);
         }

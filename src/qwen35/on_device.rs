@@ -7,7 +7,7 @@ use super::nextn::Head;
 use super::target::Weights;
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeltaNets, DeviceDestination, DeviceEmbedding, DeviceModels, DeviceOps, DeviceTarget, PassKv};
+use crate::device::{DeltaNets, DeviceDestination, DeviceEmbedding, DeviceModel, DeviceModels, DeviceOps, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
 use crate::nn::Rotary;
@@ -31,7 +31,7 @@ impl Weights<DeviceOps> {
     /// If it is out of memory.
     pub(crate) fn models(self, target: &super::Target, to: &DeviceDestination<'_>) -> Result<DeviceModels> {
         let Self { model, nextn } = self;
-        let head = nextn.map(|mut head| -> Result<Box<dyn DeviceTarget>> {
+        let head = nextn.map(|mut head| -> Result<Box<dyn DeviceModel>> {
             let (config, embed_tokens) = (model.config.clone(), head.embed_tokens.take());
             Ok(Box::new(NextnModel {
                 embed_tokens: embed_tokens.unwrap_or_else(|| model.embed_tokens.clone()),
@@ -45,7 +45,7 @@ impl Weights<DeviceOps> {
     }
 }
 
-impl DeviceTarget for TextModel<DeviceOps> {
+impl DeviceModel for TextModel<DeviceOps> {
     fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }
@@ -72,7 +72,7 @@ impl DeviceTarget for TextModel<DeviceOps> {
 }
 
 /// Passes of the head: a row is a token, and beside it the hidden state of the position before.
-impl DeviceTarget for NextnModel {
+impl DeviceModel for NextnModel {
     fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }

@@ -118,7 +118,7 @@ pub fn processor_bandwidth(isa: Isa, threads: usize) -> Option<f64> {
         return None;
     }
     // The same kind of memory as packed weights: with small pages, reading is slower.
-    let mut piece = Arena::default().take(BYTES)?;
+    let mut piece = Arena::default().allocate(BYTES)?;
     piece.as_mut_slice().fill(1);
     let data = piece.as_slice();
     let pass = || {

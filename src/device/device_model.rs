@@ -12,13 +12,13 @@ use crate::model::Request;
 
 /// The models of a checkpoint.
 pub(crate) struct DeviceModels {
-    pub target: Box<dyn DeviceTarget>,
+    pub target: Box<dyn DeviceModel>,
     /// Its NextN head, if there is one.
-    pub nextn: Option<Box<dyn DeviceTarget>>,
+    pub nextn: Option<Box<dyn DeviceModel>>,
 }
 
 /// The weights of a target, or of a NextN head, on a device.
-pub(crate) trait DeviceTarget: Send + Sync {
+pub(crate) trait DeviceModel: Send + Sync {
     /// Width of a hidden state.
     fn hidden_size(&self) -> usize;
 

@@ -15,7 +15,7 @@ use crate::kv::PagePool;
 use crate::loading::{self, ReadModels};
 use crate::model::Model;
 use crate::nn::with_team;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, ModelOptions};
 use crate::sampler::Sampling;
 use crate::speculative::{BatchPlanner, Costs, Machine, Sources};
 use crate::tokenizer::Tokenizer;
@@ -125,14 +125,26 @@ impl Engine {
         Ok(Self { parts: Arc::new(parts) })
     }
 
-    /// An engine for a caller's [`Model`], on the CPU: token ids in and out, no tokenizer, no end-of-generation tokens.
+    /// An engine for a caller's [`Model`], on the CPU.
     ///
     /// # Errors
-    /// If `threads` is not from 1 to 1024, or they cannot be started.
-    pub fn from_model(model: Arc<dyn Model>, threads: usize) -> Result<Self> {
-        let isa = Isa::best();
-        let sources = Sources::new(model, PagePool::new(None));
-        Ok(Self { parts: Arc::new(Parts::new(sources, thread_pool(threads)?, isa, isa.name().into())) })
+    /// If the number of threads is not from 1 to 1024, or they cannot be started; if an end-of-generation token is
+    /// outside the model's vocabulary.
+    pub fn from_model(model: Arc<dyn Model>, options: ModelOptions) -> Result<Self> {
+        let ModelOptions { threads, isa, kv_memory, tokenizer, chat_template, end_of_generation } = options;
+        let (isa, vocab) = (isa.unwrap_or_else(Isa::best), model.vocab_size());
+        if let Some(id) = end_of_generation.iter().find(|id| **id as usize >= vocab) {
+            let problem = format!("token id {id} is outside the vocabulary of {vocab}; omit it");
+            return Err(Error::argument("end_of_generation", problem));
+        }
+        let pool = thread_pool(threads.unwrap_or_else(default_threads))?;
+        let parts = Parts {
+            tokenizer: tokenizer.map(Arc::new),
+            chat: Ok(chat_template),
+            end_of_generation,
+            ..Parts::new(Sources::new(model, PagePool::new(kv_memory)), pool, isa, isa.name().into())
+        };
+        Ok(Self { parts: Arc::new(parts) })
     }
 
     /// Whether the drafter `mtp` is available: an assistant is loaded, or the model has a NextN head.

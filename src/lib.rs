@@ -106,8 +106,8 @@ pub use generation::Generation;
 pub use model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, NextnHead, Output, OutputRows, Request};
 pub use not_started::NotStarted;
 pub use options::{
-    DraftPipeline, EndOfGeneration, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
-    Stop,
+    DraftPipeline, EndOfGeneration, EngineOptions, GenerateOptions, ModelOptions, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 pub use piece::{ControlToken, Piece};
 pub use probe::{Probe, RoundTimes, device_bandwidth};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use foretoken_kernels::Isa;
 use foretoken_kernels::quant::WeightType;
 
+use crate::chat::ChatTemplate;
 use crate::checkpoint::Progress;
 use crate::constraint::Constraint;
 use crate::device::DeviceChoice;
@@ -13,6 +14,7 @@ use crate::gemma4::Centroids;
 use crate::kv::KvOptions;
 use crate::sampler::{LogitsProcessor, Sampling};
 use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters, Trace};
+use crate::tokenizer::Tokenizer;
 
 /// Options of an engine.
 #[derive(Clone)]
@@ -68,6 +70,23 @@ impl EngineOptions {
         self.assistant = Some(assistant.into());
         self
     }
+}
+
+/// Options of an engine for a caller's model: see [`Engine::from_model`](crate::Engine::from_model).
+#[derive(Default)]
+pub struct ModelOptions {
+    /// Threads. Default: the physical cores available to the process.
+    pub threads: Option<usize>,
+    /// Instruction set of the sampler. Default: the widest that the CPU has.
+    pub isa: Option<Isa>,
+    /// Limit in bytes of all sessions' K and V together. Default: none.
+    pub kv_memory: Option<u64>,
+    /// The model's tokenizer. Default: none; token ids in and out.
+    pub tokenizer: Option<Tokenizer>,
+    /// The model's chat template. Default: none.
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens that end a text. Default: none.
+    pub end_of_generation: Vec<u32>,
 }
 
 /// Options of a session.

@@ -12,7 +12,7 @@ use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Assistant, Centroids};
 use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
 use foretoken::nn::{F32View, tensor};
-use foretoken::{ChainModel, DraftKv, DraftRows, Engine, Model, OutputRows};
+use foretoken::{ChainModel, DraftKv, DraftRows, Engine, Model, ModelOptions, OutputRows};
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken::{gemma4, qwen35};
 
@@ -41,7 +41,8 @@ fn ids(isa: Isa) -> Vec<u32> {
 fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     static MODEL: LazyLock<Arc<dyn Model>> = LazyLock::new(|| Arc::new(demo(Isa::best(), None)));
     if matches!(threads, 2 | 3) {
-        return Engine::from_model(MODEL.clone(), threads).expect("threads").run(work);
+        let options = ModelOptions { threads: Some(threads), ..ModelOptions::default() };
+        return Engine::from_model(MODEL.clone(), options).expect("threads").run(work);
     }
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(work)
 }

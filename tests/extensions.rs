@@ -6,6 +6,9 @@ mod cases;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use foretoken::chat::ChatTemplate;
+use foretoken::checkpoint::Checkpoint;
+use foretoken::gemma4::Target;
 use foretoken::kv::{KvFormat, KvOptions, LayerFormat, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::sampler::Distribution;
@@ -14,8 +17,9 @@ use foretoken::speculative::{
     Machine, NgramSimpleOptions, Observed, Reads,
 };
 use foretoken::{
-    DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor,
-    OutputRows, Piece, Request, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor,
+    Model, ModelOptions, OutputRows, Piece, Request, Sampling, Session, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 
@@ -523,4 +527,41 @@ fn costs_of_another_machine_are_refused() {
     let other = Machine { threads: 64, ..engine.costs().machine().clone() };
     let complaint = engine.set_costs(Costs::new(other)).expect_err("another machine's").to_string();
     assert!(complaint.contains("(threads: 64; ") && complaint.contains("(threads: 1; "), "{complaint}");
+}
+
+/// An engine for a caller's model has the options of one that loads it, and writes the same text.
+#[test]
+fn a_callers_model_has_a_tokenizer_and_options() {
+    let (loaded, prompt) = demo();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let checkpoint = Checkpoint::open(path).expect("a checkpoint");
+    let target = Arc::new(Target::load(&checkpoint, Isa::best()).expect("a target"));
+    let with = |end_of_generation| {
+        let options = ModelOptions {
+            threads: Some(1),
+            isa: Some(Isa::Scalar),
+            kv_memory: Some(1 << 30),
+            tokenizer: checkpoint.tokenizer(target.vocab_size()).expect("a tokenizer"),
+            chat_template: ChatTemplate::of(&checkpoint).expect("a template"),
+            end_of_generation,
+        };
+        Engine::from_model(target.clone(), options)
+    };
+    let engine = with(loaded.end_of_generation().to_vec()).expect("an engine");
+    assert_eq!((engine.threads(), engine.isa(), engine.pages().limit()), (1, Isa::Scalar, Some(1 << 30)));
+    let encoded = engine.tokenizer().and_then(|tokenizer| tokenizer.encode("impl Iterator for Counter {\n"));
+    assert_eq!(encoded.expect("a prompt"), prompt);
+    assert_eq!(engine.chat_template().is_ok(), loaded.chat_template().is_ok());
+
+    let options = options(16, Speculation::Off);
+    let text = |engine: &Engine| pieces(&mut session(engine), &prompt, &options);
+    let want = text(&loaded);
+    assert_eq!(text(&engine), want);
+    let want = ids(&want);
+    let end = want[4];
+    let whole = want.iter().position(|id| *id == end).expect("the token") + 1;
+    assert_eq!(ids(&text(&with(vec![end]).expect("an engine"))), want[..whole]);
+
+    let Err(error) = with(vec![target.vocab_size() as u32]) else { panic!("a token outside the vocabulary") };
+    assert!(error.to_string().contains("end_of_generation: token id"), "{error}");
 }

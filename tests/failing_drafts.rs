@@ -17,8 +17,8 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, Request, Result,
-    Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, ModelOptions, Request,
+    Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 
 use changed_model::ChangedModel;
@@ -108,7 +108,11 @@ fn the_row_of_a_rejected_draft_may_fail() {
         true => Err(Error::NotFinite { what: "K", layer: Some(0), position: None, found: None }),
         false => target.forward(batch, request),
     };
-    let engine = Engine::from_model(Arc::new(ChangedModel { target, forward }), 1).expect("an engine");
+    let engine = Engine::from_model(
+        Arc::new(ChangedModel { target, forward }),
+        ModelOptions { threads: Some(1), ..ModelOptions::default() },
+    )
+    .expect("an engine");
     let want = alone(&engine, &[5, 6, 7], &plain(10));
     assert!(want.1.is_none() && !want.0.contains(&100), "{want:?}");
     let wrong = GenerateOptions { speculation: given(3, usize::MAX, |_, most| vec![100; most]), ..plain(10) };

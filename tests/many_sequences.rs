@@ -19,8 +19,8 @@ use foretoken::speculative::{
 };
 use foretoken::{
     ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
-    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions,
-    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
+    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, ModelOptions, Output, Request, Sampling, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -315,7 +315,11 @@ const DEFECT: u32 = 10; // first in the prompt whose logits processor panics
 fn poisoned() -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
     let target = Target::load(&Checkpoint::open(&path).expect("a checkpoint"), Isa::best()).expect("a target");
-    Engine::from_model(Arc::new(ChangedModel { target, forward: poisoned_pass }), 1).expect("an engine")
+    Engine::from_model(
+        Arc::new(ChangedModel { target, forward: poisoned_pass }),
+        ModelOptions { threads: Some(1), ..ModelOptions::default() },
+    )
+    .expect("an engine")
 }
 
 /// Panics at the second token.

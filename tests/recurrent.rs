@@ -9,8 +9,8 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
-    Engine, Error, GenerateOptions, Isa, Model, Output, OutputRows, Request, Scheduler, SchedulerOptions, Session,
-    SessionOptions, Speculation, SpeculationOptions,
+    Engine, Error, GenerateOptions, Isa, Model, ModelOptions, Output, OutputRows, Request, Scheduler, SchedulerOptions,
+    Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -155,7 +155,8 @@ fn rejected_rows_leave_no_trace() {
 /// Greedy text with a guessing drafter is the text without, alone and in a batch, and needs fewer passes.
 #[test]
 fn speculation_and_batches_write_the_same_text() {
-    let engine = Engine::from_model(Arc::new(Toy), 1).expect("an engine");
+    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
+        .expect("an engine");
     let prompt = [2, 3, 5];
     let session = || engine.session(&SessionOptions::default()).expect("a session");
     let want = write(&mut session(), &prompt, &plain(60));
@@ -192,7 +193,8 @@ fn speculation_and_batches_write_the_same_text() {
 /// A fork continues alone; a rewind is rejected, because a recurrence cannot be rewound.
 #[test]
 fn forks_go_on_and_rewinding_is_refused() {
-    let engine = Engine::from_model(Arc::new(Toy), 1).expect("an engine");
+    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
+        .expect("an engine");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     write(&mut session, &[2, 3, 5], &plain(10));
     let mut fork = session.fork().expect("a fork");

@@ -81,7 +81,7 @@ impl fmt::Debug for LoadOptions {
 
 impl fmt::Debug for ToGguf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { outtype, layout, tokenizer, name, unknown, progress: _ } = self;
+        let Self { outtype, layout, tokenizer, name, unknown, progress: _, cancel: _ } = self;
         let mut all = f.debug_struct("ToGguf");
         all.field("outtype", outtype).field("layout", layout).field("tokenizer", tokenizer);
         all.field("name", name).field("unknown", unknown).finish_non_exhaustive()
@@ -90,7 +90,7 @@ impl fmt::Debug for ToGguf {
 
 impl fmt::Debug for ToHuggingFace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { outtype, unknown, progress: _ } = self;
+        let Self { outtype, unknown, progress: _, cancel: _ } = self;
         let mut all = f.debug_struct("ToHuggingFace");
         all.field("outtype", outtype).field("unknown", unknown).finish_non_exhaustive()
     }
@@ -98,7 +98,7 @@ impl fmt::Debug for ToHuggingFace {
 
 impl fmt::Debug for QuantizeOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mix, rules, importance, requantize, progress: _ } = self;
+        let Self { mix, rules, importance, requantize, progress: _, cancel: _ } = self;
         let mut all = f.debug_struct("QuantizeOptions");
         all.field("mix", mix).field("rules", rules).field("importance", &importance.as_ref().map(Importance::path));
         all.field("requantize", requantize).finish_non_exhaustive()

@@ -156,9 +156,8 @@ pub enum Error {
         /// The problem and its remedy.
         problem: String,
     },
-    /// A load was cancelled through [`EngineOptions::cancel`](crate::EngineOptions) or
-    /// [`LoadOptions::cancel`](crate::checkpoint::LoadOptions).
-    #[error("the load was cancelled; load again with a new handle")]
+    /// A load, a conversion or a quantization was cancelled through the `cancel` of its options.
+    #[error("cancelled by the caller; to start again, use a new handle")]
     Cancelled,
     /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of
     /// the same pass are unaffected; this one's session must not be used again.

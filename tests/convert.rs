@@ -8,6 +8,7 @@ mod skipped;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
@@ -16,11 +17,13 @@ use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
-use foretoken::checkpoint::{Checkpoint, TensorType};
+use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
+use foretoken::checkpoint::{Checkpoint, Progress, TensorType};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{
-    ElementType, Engine, EngineOptions, Error, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+    Cancel, ElementType, Engine, EngineOptions, Error, GenerateOptions, Isa, SessionOptions, Speculation,
+    SpeculationOptions,
 };
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
@@ -460,6 +463,43 @@ fn an_untied_assistant_without_an_embedding_is_converted() {
             verify(&VerifyOptions { assistant: Some(checkpoint.path().to_owned()), ..VerifyOptions::default() });
         assert!(findings.iter().all(|finding| finding.outcome == Outcome::Passed), "{findings:?}");
     }
+}
+
+/// What a caller cancels after the first write leaves no new file, and an old one as it was.
+#[test]
+fn a_conversion_that_is_cancelled_leaves_no_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let gguf = convert(&demo("target"), &at("f16.gguf"), &options(Outtype::F16));
+    std::fs::write(at("old.gguf"), "old").expect("a file");
+    let cancelling = || -> (Option<Arc<dyn Fn(Progress) + Send + Sync>>, Cancel) {
+        let cancel = Cancel::default();
+        let own = cancel.clone();
+        (Some(Arc::new(move |_| own.cancel())), cancel)
+    };
+
+    let (progress, cancel) = cancelling();
+    let to_file = ToGguf { progress, cancel, ..options(Outtype::F32) };
+    let error = to_gguf(&open(&demo("target")), at("old.gguf"), &to_file).expect_err("cancelled");
+    assert!(matches!(error, Error::Cancelled), "{error}");
+
+    let (progress, cancel) = cancelling();
+    let to_mix = QuantizeOptions { progress, cancel, ..QuantizeOptions::new(Mix::Q8_0) };
+    let error = quantize(&gguf, at("old.gguf"), &to_mix).expect_err("cancelled");
+    assert!(matches!(error, Error::Cancelled), "{error}");
+
+    let (progress, cancel) = cancelling();
+    let back = ToHuggingFace { progress, cancel, ..ToHuggingFace::default() };
+    let error = to_hugging_face(&gguf, at("back"), &back).expect_err("cancelled");
+    assert!(matches!(error, Error::Cancelled), "{error}");
+
+    assert_eq!(std::fs::read(at("old.gguf")).expect("the file"), b"old");
+    let names = |path: &Path| -> BTreeSet<String> {
+        let entries = std::fs::read_dir(path).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names(directory.path()), BTreeSet::from(["back", "f16.gguf", "old.gguf"].map(String::from)));
+    assert_eq!(names(&at("back")), BTreeSet::new());
 }
 
 #[test]

@@ -143,9 +143,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// If it is missing or has another shape, or the load is cancelled.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
-        if self.options.cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
+        self.options.cancel.check()?;
         let full = self.full(name);
         let Some(tensor) = self.checkpoint.get(&full)? else {
             let own = full.strip_prefix("model.").unwrap_or(&full); // as assistants' are loaded

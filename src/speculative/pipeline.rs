@@ -31,6 +31,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use rayon::{ThreadPool, Yield};
 
+use crate::{Error, Result};
+
 /// Cancels a job. Clones cancel the same job.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
@@ -53,6 +55,12 @@ impl Cancel {
     pub fn is_cancelled(&self) -> bool {
         // Only a hint: results are synchronized by channels.
         self.cancelled.load(Ordering::Relaxed) || self.parent.as_ref().is_some_and(|parent| parent.is_cancelled())
+    }
+
+    /// # Errors
+    /// [`Error::Cancelled`] once cancelled.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
 

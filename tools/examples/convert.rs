@@ -64,7 +64,8 @@ fn command(args: Args) -> Result<()> {
             if tokenizer.is_none() && !path.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
-            to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?
+            let options = ToGguf { outtype, layout, tokenizer, name, unknown, progress, ..ToGguf::default() };
+            to_gguf(&source, &args.destination, &options)?
         }
         Some(_) => {
             let of_gguf = [("--tokenizer", args.tokenizer.is_some()), ("--name", args.name.is_some())];
@@ -72,7 +73,8 @@ fn command(args: Args) -> Result<()> {
                 bail!("{option}: applies to a GGUF file to write, but this one is converted to a directory; omit it");
             }
             let outtype = args.outtype.map(element).transpose()?;
-            to_hugging_face(&source, &args.destination, &ToHuggingFace { outtype, unknown, progress })?
+            let options = ToHuggingFace { outtype, unknown, progress, ..ToHuggingFace::default() };
+            to_hugging_face(&source, &args.destination, &options)?
         }
     };
     print(&report, &args.destination);

@@ -13,6 +13,7 @@ use crate::checkpoint::generation::sampling_fields;
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
 use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType};
+use crate::speculative::Cancel;
 use crate::{Error, Result, chat, family};
 
 /// Options of a conversion to a directory.
@@ -24,6 +25,8 @@ pub struct ToHuggingFace {
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Cancels the conversion from any thread, or from `progress`, before the next write. Default: a new handle.
+    pub cancel: Cancel,
 }
 
 /// Files beside the weights.
@@ -46,7 +49,8 @@ struct Planned {
 /// # Errors
 /// If the file is malformed or of no supported family, lacks a tensor that its configuration implies, has quantized
 /// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has
-/// files of a checkpoint that are not those of an interrupted conversion, or a file cannot be written.
+/// files of a checkpoint that are not those of an interrupted conversion, a file cannot be written, or the
+/// conversion is cancelled.
 pub fn to_hugging_face(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToHuggingFace) -> Result<Report> {
     let destination = destination.as_ref();
     let Some(gguf) = source.gguf() else {
@@ -220,6 +224,7 @@ fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options:
     let begin = file.len();
     for planned in planned {
         write_tensor(source, &planned.source, planned.dtype, planned.change.as_ref(), |bytes| {
+            options.cancel.check()?;
             file.put(bytes)?;
             if let Some(progress) = &options.progress {
                 progress(Progress { loaded: file.len() - begin, total: end as u64 });

@@ -22,6 +22,7 @@ use std::path::Path;
 use super::generation::GenerationTokens;
 use super::gguf::{self, GgufWriter, MAX_IDS, TensorWriter};
 use super::{Checkpoint, Progress, model_name};
+use crate::speculative::Cancel;
 use crate::{Error, Result, family};
 use plan::{Description, check_complete, write_tensor};
 use vocabulary::SpecialIds;
@@ -41,8 +42,8 @@ pub struct Report {
 ///
 /// # Errors
 /// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies or has it in
-/// another shape, has some that belong to no text model, or the file cannot be written: an existing one is unchanged
-/// then.
+/// another shape, has some that belong to no text model, the file cannot be written, or the
+/// conversion is cancelled: an existing file is unchanged then.
 pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToGguf) -> Result<Report> {
     let destination = destination.as_ref();
     if source.path().is_file() {
@@ -73,7 +74,8 @@ pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToG
     for tensor in &planned {
         file.tensor(&tensor.name, tensor.dtype.ggml_id().unwrap_or(0), &tensor.shape)?;
     }
-    let mut job = Job { tensors: file.begin()?, written: 0, progress: options.progress.as_deref() };
+    let mut job =
+        Job { tensors: file.begin()?, written: 0, progress: options.progress.as_deref(), cancel: &options.cancel };
     for (name, values) in &constants {
         job.write(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())?;
     }
@@ -130,10 +132,12 @@ struct Job<'a> {
     tensors: TensorWriter,
     written: u64,
     progress: Option<&'a (dyn Fn(Progress) + Send + Sync)>,
+    cancel: &'a Cancel,
 }
 
 impl Job<'_> {
     fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.cancel.check()?;
         self.tensors.write(name, bytes)?;
         self.written += bytes.len() as u64;
         if let Some(progress) = self.progress {

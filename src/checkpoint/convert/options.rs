@@ -7,6 +7,7 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType;
 
 use crate::checkpoint::{Progress, TensorType};
+use crate::speculative::Cancel;
 use crate::{Error, Result};
 
 /// The type of the matrices in a converted file. Norms, scales and routers are always F32.
@@ -117,11 +118,13 @@ pub struct ToGguf {
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Cancels the conversion from any thread, or from `progress`, before the next write. Default: a new handle.
+    pub cancel: Cancel,
 }
 
 impl Default for ToGguf {
     fn default() -> Self {
         let (outtype, layout, unknown) = (Outtype::F16, AssistantLayout::default(), Unknown::default());
-        Self { outtype, layout, tokenizer: None, name: None, unknown, progress: None }
+        Self { outtype, layout, tokenizer: None, name: None, unknown, progress: None, cancel: Cancel::default() }
     }
 }

@@ -16,6 +16,7 @@ use super::gguf::{GgmlType, Gguf, GgufWriter, Keys, architecture};
 use super::recode::{Weighted, recode};
 use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
+use crate::speculative::Cancel;
 use crate::{Error, Result};
 use mix::{Facts, Place, is_quantized, is_value, type_of};
 
@@ -52,13 +53,15 @@ pub struct QuantizeOptions {
     pub requantize: Requantize,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Cancels the quantization from any thread, or from `progress`, before the next write. Default: a new handle.
+    pub cancel: Cancel,
 }
 
 impl QuantizeOptions {
     /// `mix` with defaults.
     pub fn new(mix: Mix) -> Self {
         let (rules, requantize) = (Rules::default(), Requantize::default());
-        Self { mix, rules, importance: None, requantize, progress: None }
+        Self { mix, rules, importance: None, requantize, progress: None, cancel: Cancel::default() }
     }
 }
 
@@ -81,8 +84,8 @@ pub struct Quantized {
 /// pool. Memory: a few megabytes besides the maps.
 ///
 /// # Errors
-/// If the file is malformed, a matrix is already quantized, importances are for another model, or the new file cannot
-/// be written: an existing one is unchanged then.
+/// If the file is malformed, a matrix is already quantized, importances are for another model, the new file cannot be
+/// written, or the quantization is cancelled: an existing file is unchanged then.
 pub fn quantize(
     source: &Checkpoint,
     destination: impl AsRef<Path>,
@@ -105,6 +108,7 @@ pub fn quantize(
         let (name, start) = (&planned.name, written);
         let tensor = gguf.tensor(name)?.ok_or_else(|| gguf.error(name, "is missing; download the file again"))?;
         let mut write = |bytes: &[u8]| -> Result<()> {
+            options.cancel.check()?;
             file.write(name, bytes)?;
             written += bytes.len() as u64;
             if let Some(progress) = &options.progress {

@@ -25,3 +25,8 @@ pub use element::{ElementType, Elements};
 pub use isa::Isa;
 pub use ops::{activation, delta_net, norm, rope, vocabulary};
 pub use pod::Pod;
+
+// Compiles its example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -10,6 +10,7 @@ macro_rules! weight_types {
         /// A packed matrix ([`pack`](super::pack)) is as large as the file's, except where two sizes are given below.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(non_camel_case_types)]
+        #[non_exhaustive]
         pub enum WeightType {
             $($(#[$doc])* $name,)*
         }

@@ -88,6 +88,9 @@ impl std::str::FromStr for Quantize {
     }
 }
 
+/// llama.cpp's number for a file of a type that has none.
+const GUESSED: u32 = 1024;
+
 impl Quantize {
     /// llama.cpp's number for the whole file's type.
     pub fn file_type(self) -> u32 {
@@ -120,6 +123,7 @@ impl Quantize {
                 WeightType::IQ3_S => 26,
                 WeightType::IQ2_S => 28,
                 WeightType::IQ1_M => 31,
+                _ => GUESSED,
             },
         }
     }

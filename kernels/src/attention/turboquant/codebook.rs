@@ -7,6 +7,7 @@ use super::side::Side;
 /// A value is `mean + scale * unit * level[code]`: levels are 8-bit integers, so that dot products are integer
 /// products; the scale is an `f16` per token and scale group, the unit a constant of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CodeFormat {
     /// 2 bits per value, one scale per rotation group, keys relative to the page's mean.
     Tqc2,

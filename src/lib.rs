@@ -40,6 +40,7 @@
 //! * [`kv`]: the cache. Attention is one of its operations; a round of speculation is staged, then
 //!   committed or dropped.
 //! * [`speculative`]: draft, verify, accept, commit; [`sampler`]: from logits to distributions.
+//! * [`Engine::forward`]: logits and hidden states of a text, for scores and embeddings.
 //! * [`Scheduler`]: many sequences per batch; [`Constraint`]: JSON schemas and grammars.
 //! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.
 //! * [`verify`], [`perplexity`]: checks of a checkpoint.
@@ -64,6 +65,7 @@ pub mod device;
 mod engine;
 mod error;
 mod family;
+mod forward;
 pub mod gemma4;
 mod generation;
 pub mod hub;

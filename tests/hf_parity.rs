@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use cases::{Case, argmax, cache, max_difference, on_every_isa, pass, same_id, values};
-use foretoken::OutputRows;
 use foretoken::gemma4::{Assistant, Scores, Target};
-use foretoken::kv::KvCache;
+use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::tensor;
 use foretoken::sampler::{Sampler, Sampling};
 use foretoken::speculative::{Confidence, Context, Draft, DraftSampling, Drafter, Mtp};
 use foretoken::{ElementType, Isa};
+use foretoken::{Engine, EngineOptions, OutputRows, SessionOptions};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use safetensors::Dtype;
@@ -56,6 +56,37 @@ fn logits_and_hidden_are_the_references() {
         assert!(logits <= of_logits, "{}: logits {logits}, tolerance {of_logits}", case.name);
         assert!(hidden <= of_hidden, "{}: hidden {hidden}, tolerance {of_hidden}", case.name);
     });
+}
+
+/// As an engine returns them, in rounds of seven rows: of all rows, of the last one, of none.
+#[test]
+fn an_engine_returns_logits_and_hidden_states() {
+    for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
+        println!("case {}", case.path.display());
+        let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
+        let engine = Engine::load(&options).expect("an engine");
+        let format = ElementType::F32.into();
+        let kv = KvOptions { key: format, value: format, max_round_rows: 7, ..KvOptions::default() };
+        let session = SessionOptions { kv };
+        let (ids, vocab) = (case.ids("input_ids"), engine.target().vocab_size());
+        let of = |outputs| engine.forward(&ids, outputs, &session).expect("a pass");
+        let all = of(OutputRows::All);
+        assert_eq!(all.logits.dims(), [ids.len(), vocab]);
+        let (logits, hidden) = (values(&all.logits), values(&all.hidden));
+        let (of_logits, of_hidden) = case.tolerances();
+        assert!(max_difference(&logits, &case.floats("logits")) <= of_logits, "{}: logits", case.name);
+        assert!(max_difference(&hidden, &case.floats("hidden")) <= of_hidden, "{}: hidden", case.name);
+        let last = of(OutputRows::Last);
+        assert_eq!(values(&last.logits), logits[logits.len() - vocab..]);
+        assert_eq!(values(&last.hidden), hidden[hidden.len() - engine.target().hidden_size()..]);
+        assert_eq!(of(OutputRows::None).logits.dims(), [0, vocab]);
+
+        let error = |ids: &[u32]| engine.forward(ids, OutputRows::Last, &session).expect_err("no text").to_string();
+        assert!(error(&[]).contains("ids: is empty"));
+        assert!(error(&[vocab as u32]).contains("outside the vocabulary"));
+        let context = engine.target().max_position_embeddings();
+        assert!(error(&vec![1; context + 1]).contains("do not fit the context"));
+    }
 }
 
 /// Every token after the reference's own tokens before it.

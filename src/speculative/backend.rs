@@ -252,6 +252,20 @@ impl ForwardOutput<'_> {
         }
     }
 
+    /// The hidden states of the first `rows` output rows, after the final norm: `(rows, hidden)`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn hidden(&self, rows: usize) -> Result<Vec<f32>> {
+        match self {
+            ForwardOutput::Cpu(output) => Ok(F32View::new(&output.hidden)?.to_vec()),
+            ForwardOutput::Device(output) => {
+                let states: Vec<_> = (0..rows).map(|row| output.state(row)).collect::<Result<_>>()?;
+                Ok(states.concat())
+            }
+        }
+    }
+
     /// Continues the sequence with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a
     /// device, where it stays, only if `confidence` needs it, else an empty one.
     ///

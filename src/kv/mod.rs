@@ -40,7 +40,8 @@ pub use pool::PagePool;
 
 pub(crate) use pool::{Counted, exclusive_bytes};
 pub use recurrent::Recurrent;
-pub use round::{Borrowed, Committed, KvAccess, Round};
+pub(crate) use round::Borrowed;
+pub use round::{Committed, KvAccess, Round};
 pub use state::SequenceState;
 
 pub use foretoken_kernels::attention::turboquant::CodeFormat;

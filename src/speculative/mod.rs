@@ -37,7 +37,7 @@ mod trace;
 pub use accept::{Accepted, accept};
 pub use chain::{ChainStep, DraftChain};
 pub use context::Context;
-pub use decode_state::DecodeState;
+pub(crate) use decode_state::DecodeState;
 pub use draft::{Confidence, Draft, DraftSampling};
 pub use drafter::{AcceptResult, DraftCost, Drafter, Observed, Reads};
 pub use drafter_kind::DrafterKind;

@@ -6,7 +6,7 @@ use std::fmt;
 #[cfg(feature = "stream")]
 use crate::GenerationStream;
 use crate::chat::{ChatTemplate, ReplyParser};
-use crate::checkpoint::convert::{ToGguf, ToHuggingFace};
+use crate::checkpoint::convert::{ToGgufOptions, ToHuggingFaceOptions};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quantize::{Importance, QuantizeOptions};
 use crate::checkpoint::{Checkpoint, LoadOptions};
@@ -79,19 +79,19 @@ impl fmt::Debug for LoadOptions {
     }
 }
 
-impl fmt::Debug for ToGguf {
+impl fmt::Debug for ToGgufOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { outtype, layout, tokenizer, name, unknown, progress: _, cancel: _ } = self;
-        let mut all = f.debug_struct("ToGguf");
+        let mut all = f.debug_struct("ToGgufOptions");
         all.field("outtype", outtype).field("layout", layout).field("tokenizer", tokenizer);
         all.field("name", name).field("unknown", unknown).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for ToHuggingFace {
+impl fmt::Debug for ToHuggingFaceOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { outtype, unknown, progress: _, cancel: _ } = self;
-        let mut all = f.debug_struct("ToHuggingFace");
+        let mut all = f.debug_struct("ToHuggingFaceOptions");
         all.field("outtype", outtype).field("unknown", unknown).finish_non_exhaustive()
     }
 }

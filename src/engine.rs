@@ -87,10 +87,10 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::File`], [`Error::Config`] or [`Error::Tensor`] if a file is missing or malformed;
-    /// [`Error::Unsupported`] if one needs something that is not implemented; [`Error::Pair`] or [`Error::DraftModel`]
-    /// if the assistant or the draft model does not fit the target; [`Error::Device`] if there is no such device, or it
-    /// fails; [`Error::Memory`] if memory is exhausted; [`Error::Argument`] if an option is out of its range;
-    /// [`Error::Cancelled`] if the caller cancels it.
+    /// [`Error::Unsupported`] if one needs something that is not implemented; [`Error::AssistantMismatch`] or
+    /// [`Error::DraftModelMismatch`] if the assistant or the draft model does not fit the target; [`Error::Device`] if
+    /// there is no such device, or it fails; [`Error::Memory`] if memory is exhausted; [`Error::Argument`] if an option
+    /// is out of its range; [`Error::Cancelled`] if the caller cancels it.
     pub fn load(options: &EngineOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);

@@ -72,7 +72,7 @@ pub enum Error {
         "the assistant does not fit the target: {}; load the assistant published for this target",
         one_line(problem)
     )]
-    Pair {
+    AssistantMismatch {
         /// Both sides of the mismatch.
         problem: String,
     },
@@ -81,7 +81,7 @@ pub enum Error {
         "the draft model does not fit the target: {}; load a smaller model with the same tokenizer",
         one_line(problem)
     )]
-    DraftModel {
+    DraftModelMismatch {
         /// Both sides of the mismatch.
         problem: String,
     },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::chat::{CallSyntax, ChannelCalls, Channels, ChatOptions, ReplySyntax};
 use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
-use crate::checkpoint::convert::options::ToGguf;
+use crate::checkpoint::convert::options::ToGgufOptions;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, Implied, LoadOptions, TargetFacts};
 use crate::device::{Device, DeviceDestination, DeviceModels, check_head_dims};
@@ -34,7 +34,7 @@ struct Family {
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<LoadedOnDevice>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
-    describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
+    describe: fn(&Checkpoint, &ToGgufOptions) -> Result<Description>,
     /// Contents of the Hugging Face directory for a GGUF checkpoint.
     directory: fn(&Checkpoint) -> Result<Directory>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
@@ -102,7 +102,7 @@ pub(crate) fn not_implemented(what: &str, remedy: &str, checkpoint: &Checkpoint)
 ///
 /// # Errors
 /// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
-pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Description> {
+pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGgufOptions) -> Result<Description> {
     (of(checkpoint)?.describe)(checkpoint, options)
 }
 

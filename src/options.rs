@@ -73,7 +73,7 @@ impl EngineOptions {
 }
 
 /// Options of an engine for a caller's model: see [`Engine::from_model`](crate::Engine::from_model).
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct ModelOptions {
     /// Threads. Default: the physical cores available to the process.
     pub threads: Option<usize>,

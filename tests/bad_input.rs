@@ -912,7 +912,7 @@ fn causes_in_files() {
     let malformed = cause(&|pair| pair.set(TARGET, "hidden_size", json!("64")));
     assert!(matches!(&malformed, Error::Config { field, .. } if field == "hidden_size"), "{malformed:?}");
     let another = cause(&|pair| pair.set(ASSISTANT, "backbone_hidden_size", json!(96)));
-    assert!(matches!(&another, Error::Pair { .. }), "{another:?}");
+    assert!(matches!(&another, Error::AssistantMismatch { .. }), "{another:?}");
     let activation = cause(&|pair| pair.set(TARGET, "hidden_activation", json!("relu")));
     assert!(matches!(&activation, Error::Unsupported { what, .. } if what == "hidden_activation"), "{activation:?}");
     let integers = cause(&|pair| {

@@ -14,7 +14,7 @@ use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
 use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message};
 use foretoken::checkpoint::convert::{
-    AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
+    AssistantLayout, Outtype, ToGgufOptions, ToHuggingFaceOptions, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
@@ -37,11 +37,11 @@ fn open(path: &Path) -> Checkpoint {
     Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn options(outtype: Outtype) -> ToGguf {
-    ToGguf { outtype, ..ToGguf::default() }
+fn options(outtype: Outtype) -> ToGgufOptions {
+    ToGgufOptions { outtype, ..ToGgufOptions::default() }
 }
 
-fn convert(source: &Path, destination: &Path, options: &ToGguf) -> Checkpoint {
+fn convert(source: &Path, destination: &Path, options: &ToGgufOptions) -> Checkpoint {
     to_gguf(&open(source), destination, options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     open(destination)
 }
@@ -94,9 +94,9 @@ fn there_and_back_the_bits_are_the_same() {
         for layout in [AssistantLayout::Nextn, AssistantLayout::Mtp] {
             let name = format!("{i}-{}", layout.architecture());
             let file = directory.path().join(format!("{name}.gguf"));
-            let gguf = convert(source, &file, &ToGguf { layout, ..options(*outtype) });
+            let gguf = convert(source, &file, &ToGgufOptions { layout, ..options(*outtype) });
             let again = directory.path().join(name);
-            let options = ToHuggingFace { outtype: *back, ..ToHuggingFace::default() };
+            let options = ToHuggingFaceOptions { outtype: *back, ..ToHuggingFaceOptions::default() };
             to_hugging_face(&gguf, &again, &options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
             let (want, got) = (contents(&open(source)), contents(&open(&again)));
             assert!(want.keys().eq(got.keys()), "{}", source.display());
@@ -118,7 +118,7 @@ fn the_ends_of_texts_are_the_same() {
     for source in [demo("target"), cases::demo_qwen().path] {
         let (file, again) = (directory.path().join("target.gguf"), directory.path().join("again"));
         let gguf = convert(&source, &file, &options(Outtype::Bf16));
-        to_hugging_face(&gguf, &again, &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&gguf, &again, &ToHuggingFaceOptions::default()).expect("a directory");
         assert_eq!([ends(&file), ends(&again)], [ends(&source), ends(&source)], "{}", source.display());
         std::fs::remove_dir_all(again).expect("the directory");
     }
@@ -183,7 +183,7 @@ fn the_sampling_parameters_are_the_same() {
             config["suppress_tokens"] = json!([5, 9]);
         });
         let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
-        to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&gguf, at("again"), &ToHuggingFaceOptions::default()).expect("a directory");
         let want = open(&at("source")).sampling_defaults().expect("parameters").filter(|_| is_kept);
         for checkpoint in [gguf, open(&at("again"))] {
             assert_eq!(checkpoint.sampling_defaults().expect("parameters"), want, "{parameters}");
@@ -253,7 +253,7 @@ fn templates_and_their_tokens_are_the_same() {
         config["chat_template"] = json!([{"name": "default", "template": tokens}, {"name": "tool_use", "template": format!("tools {tokens}")}]);
     });
     let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
-    to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
+    to_hugging_face(&gguf, at("again"), &ToHuggingFaceOptions::default()).expect("a directory");
     let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
     for checkpoint in [open(&at("source")), gguf, open(&at("again"))] {
         let template = ChatTemplate::of(&checkpoint).expect("no error").expect("a template");
@@ -270,7 +270,7 @@ fn the_text_is_the_same() {
     for case in cases::all().into_iter().filter(can_be_said) {
         let at = |name: &str| directory.path().join(format!("{}-{name}", case.name));
         let gguf = convert(&case.path.join("target"), &at("target.gguf"), &options(Outtype::F32));
-        to_hugging_face(&gguf, at("target"), &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&gguf, at("target"), &ToHuggingFaceOptions::default()).expect("a directory");
         for (i, checkpoint) in [gguf, open(&at("target"))].into_iter().enumerate() {
             let target = Target::load(&checkpoint, Isa::best()).expect("a target");
             let mut kv = cache(&target, ElementType::F32, Isa::best());
@@ -282,10 +282,10 @@ fn the_text_is_the_same() {
                 let layouts = [AssistantLayout::Nextn, AssistantLayout::Mtp];
                 let files = layouts.map(|layout| {
                     let path = at(&format!("{}.gguf", layout.architecture()));
-                    convert(&assistant, &path, &ToGguf { layout, ..options(Outtype::F32) })
+                    convert(&assistant, &path, &ToGgufOptions { layout, ..options(Outtype::F32) })
                 });
                 let again = at(&format!("assistant-{i}"));
-                to_hugging_face(&files[0], &again, &ToHuggingFace::default()).expect("a directory");
+                to_hugging_face(&files[0], &again, &ToHuggingFaceOptions::default()).expect("a directory");
                 for checkpoint in files.iter().chain([&open(&again)]) {
                     let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
                     let step = cases::draft_step(&assistant, case.ids("first_id")[0], &state, &kv);
@@ -358,7 +358,7 @@ fn nothing_is_dropped_in_silence() {
     });
     let error = to_gguf(&source, &file, &options(Outtype::F32)).expect_err("a stranger").to_string();
     assert!(error.contains("layers.1.layer_rascal"), "{error}");
-    let leave = ToGguf { unknown: Unknown::LeftOut, ..options(Outtype::F32) };
+    let leave = ToGgufOptions { unknown: Unknown::LeftOut, ..options(Outtype::F32) };
     let report = to_gguf(&source, &file, &leave).expect("a file");
     assert!(report.left_out.iter().any(|(name, _)| name.contains("layer_rascal")));
 }
@@ -420,7 +420,7 @@ fn a_missing_tensor_is_refused_by_name() {
         convert(&fixture.join(part), &whole, &options(Outtype::F32));
         drop_tensor(&whole, &partial, missing);
         let to = directory.path().join(part);
-        let result = to_hugging_face(&open(&partial), &to, &ToHuggingFace::default());
+        let result = to_hugging_face(&open(&partial), &to, &ToHuggingFaceOptions::default());
         let error = result.map(drop).expect_err(missing).to_string();
         assert!(error.contains(own) && error.contains("is missing") && !to.exists(), "{error}");
     }
@@ -455,7 +455,7 @@ fn an_untied_assistant_without_an_embedding_is_converted() {
     let untied = |config: &mut Value| config["tie_word_embeddings"] = false.into();
     let source = renamed("edge/assistant", &at("source"), name, untied);
     let gguf = convert(source.path(), &at("assistant.gguf"), &options(Outtype::F32));
-    to_hugging_face(&gguf, at("again"), &ToHuggingFace::default()).expect("a directory");
+    to_hugging_face(&gguf, at("again"), &ToHuggingFaceOptions::default()).expect("a directory");
     for checkpoint in [&source, &gguf, &open(&at("again"))] {
         let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
         assert!(assistant.has_centroids());
@@ -479,7 +479,7 @@ fn a_conversion_that_is_cancelled_leaves_no_file() {
     };
 
     let (progress, cancel) = cancelling();
-    let to_file = ToGguf { progress, cancel, ..options(Outtype::F32) };
+    let to_file = ToGgufOptions { progress, cancel, ..options(Outtype::F32) };
     let error = to_gguf(&open(&demo("target")), at("old.gguf"), &to_file).expect_err("cancelled");
     assert!(matches!(error, Error::Cancelled), "{error}");
 
@@ -489,7 +489,7 @@ fn a_conversion_that_is_cancelled_leaves_no_file() {
     assert!(matches!(error, Error::Cancelled), "{error}");
 
     let (progress, cancel) = cancelling();
-    let back = ToHuggingFace { progress, cancel, ..ToHuggingFace::default() };
+    let back = ToHuggingFaceOptions { progress, cancel, ..ToHuggingFaceOptions::default() };
     let error = to_hugging_face(&gguf, at("back"), &back).expect_err("cancelled");
     assert!(matches!(error, Error::Cancelled), "{error}");
 
@@ -513,7 +513,7 @@ fn bad_input_is_refused_by_name() {
     convert(&demo("target"), &at("q8.gguf"), &options(Outtype::Q8_0));
     let quantized = open(&at("q8.gguf"));
     refused(to_gguf(&quantized, at("x.gguf"), &options(Outtype::F16)).map(drop), "is already a GGUF file");
-    let back = ToHuggingFace::default();
+    let back = ToHuggingFaceOptions::default();
     refused(to_hugging_face(&quantized, at("back"), &back).map(drop), "is q8_0; only floating-point tensors");
     refused(to_hugging_face(&open(&demo("target")), at("back"), &back).map(drop), "is not a GGUF file");
     refused(to_gguf(&open(&demo("target")), at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
@@ -531,7 +531,7 @@ fn bad_input_is_refused_by_name() {
     std::fs::write(at("project/config.json"), "{}").expect("written");
     refused(to_hugging_face(&floats, at("project"), &back).map(drop), "has files of a checkpoint already");
     assert_eq!(std::fs::read_to_string(at("project/config.json")).expect("kept"), "{}");
-    let elsewhere = ToGguf { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
+    let elsewhere = ToGgufOptions { tokenizer: Some(at("nowhere")), ..options(Outtype::F16) };
     refused(to_gguf(&open(&demo("target")), at("x.gguf"), &elsewhere).map(drop), "has no tokenizer.json");
     // Half precision ends at 65504.
     let large = copy(&at("large"), |_, data| data.fill(0x7f)); // 3.39e38 everywhere
@@ -643,7 +643,7 @@ fn another_reader_agrees() {
         for (i, outtype) in outtypes {
             let layout = if i % 2 == 0 { AssistantLayout::Nextn } else { AssistantLayout::Mtp };
             let file = directory.path().join(format!("{part}-{i}.gguf"));
-            convert(&demo(part), &file, &ToGguf { layout, ..options(outtype) });
+            convert(&demo(part), &file, &ToGgufOptions { layout, ..options(outtype) });
             let source = demo(part).join("model.safetensors");
             let output =
                 python(&[script.as_ref(), file.as_ref(), "--source".as_ref(), source.as_ref()]).expect("python3");

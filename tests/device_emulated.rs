@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
@@ -332,7 +332,7 @@ fn delta_nets_in_gguf_files() {
     let files = tempfile::tempdir().expect("a folder");
     let at = |name: &str| files.path().join(name);
     let source = Checkpoint::open(widen(&cases::named("qwen35-dense").path.join("target"), &at("target"), NARROW));
-    let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+    let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
     to_gguf(&source.expect("a checkpoint"), at("f32.gguf"), &options).expect("a file");
     let pair = load(EngineOptions::new(at("f32.gguf")), text_below(192, 6), files);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
@@ -484,7 +484,8 @@ fn quantized_weights() {
     let files = tempfile::tempdir().expect("a folder");
     let at = |name: &str| files.path().join(name);
     let source = Checkpoint::open(demo.join("target")).expect("a checkpoint");
-    to_gguf(&source, at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    to_gguf(&source, at("f32.gguf"), &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() })
+        .expect("a file");
     let source = Checkpoint::open(at("f32.gguf")).expect("a file");
     quantize(&source, at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     let options = EngineOptions::new(at("mixed.gguf")).with_assistant(demo.join("assistant"));

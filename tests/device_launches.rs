@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::kv::{KvOptions, KvPreset};
@@ -130,7 +130,7 @@ fn launches_are_those_of_the_roofline_model() {
     to_gguf(
         &Checkpoint::open(demo("target")).expect("a checkpoint"),
         at("f32.gguf"),
-        &ToGguf { outtype: Outtype::F32, ..ToGguf::default() },
+        &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() },
     )
     .expect("a file");
     quantize(&Checkpoint::open(at("f32.gguf")).expect("a file"), at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M))

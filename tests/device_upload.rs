@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use counting::{HELD, PEAK};
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::{
@@ -194,7 +194,8 @@ fn weights_are_not_kept_on_the_host() {
     let files = tempfile::tempdir().expect("a folder");
     let at = |name: &str| files.path().join(name);
     let source = Checkpoint::open(demo("target")).expect("a checkpoint");
-    to_gguf(&source, at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    to_gguf(&source, at("f32.gguf"), &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() })
+        .expect("a file");
     let source = Checkpoint::open(at("f32.gguf")).expect("a file");
     quantize(&source, at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     drop(source);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
-use foretoken::checkpoint::convert::{ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, Fields};
 use foretoken::gemma4::{AssistantConfig, Target, TextConfig};
@@ -305,7 +305,8 @@ fn write_fuzz_seeds() {
     for (name, directory) in directories.iter().chain([&wide]) {
         let f16 = to.path().join(format!("{name}.gguf"));
         let source = Checkpoint::open(directory.path()).expect("written above");
-        to_gguf(&source, &f16, &ToGguf { name: Some("seed".into()), ..ToGguf::default() }).expect("converted");
+        to_gguf(&source, &f16, &ToGgufOptions { name: Some("seed".into()), ..ToGgufOptions::default() })
+            .expect("converted");
         let mixes = match *name {
             "wide" => &[Mix::Q2_K, Mix::Q3_K_M, Mix::Q4_K_M, Mix::Q5_K_S][..],
             _ => &[Mix::Q4_0, Mix::Q5_0, Mix::Q8_0, Mix::IQ4_NL],

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cases::{argmax, cache, on_every_isa, pass, same_id, values};
 use foretoken::OutputRows;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
@@ -180,7 +180,7 @@ fn quantized_files(exact: &Path, mix: Mix) -> [PathBuf; 2] {
 /// Writes `f32.gguf` there.
 fn f32_file(checkpoint: &Path, directory: &Path) -> PathBuf {
     let (source, path) = (Checkpoint::open(checkpoint).expect("a checkpoint"), directory.join("f32.gguf"));
-    to_gguf(&source, &path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    to_gguf(&source, &path, &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() }).expect("a file");
     path
 }
 
@@ -289,7 +289,7 @@ fn a_mix_is_llama_cpps() {
     let at = |name: &str| directory.path().join(name);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let source = Checkpoint::open(&demo).expect("the demo");
-    to_gguf(&source, at("f16.gguf"), &ToGguf::default()).expect("a file");
+    to_gguf(&source, at("f16.gguf"), &ToGgufOptions::default()).expect("a file");
     let source = Checkpoint::open(at("f16.gguf")).expect("a file");
     let report = quantize(&source, at("mix.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     let type_of = |name: &str| report.iter().find(|tensor| tensor.name == name).expect("a tensor").to;
@@ -334,7 +334,7 @@ fn importance_is_accepted() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    to_gguf(&Checkpoint::open(&demo).expect("the demo"), at("f16.gguf"), &ToGguf::default()).expect("a file");
+    to_gguf(&Checkpoint::open(&demo).expect("the demo"), at("f16.gguf"), &ToGgufOptions::default()).expect("a file");
     let source = Checkpoint::open(at("f16.gguf")).expect("a file");
     let name = "blk.2.attn_q.weight"; // (256, 256)
     let mean_squares: Vec<f32> = (0..256).map(|i| if i % 16 == 3 { 40.0 } else { 1.0 }).collect();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cases::{Case, max_difference, values};
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, ToHuggingFace, to_gguf, to_hugging_face};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, ToHuggingFaceOptions, to_gguf, to_hugging_face};
 use foretoken::checkpoint::gguf::{self, Gguf};
 use foretoken::kv::{Batch, KvOptions, PagePool};
 use foretoken::nn::tensor;
@@ -304,7 +304,8 @@ fn checkpoints_are_converted() {
     for case in shipped() {
         let (path, other) = (folder.path().join("converted.gguf"), folder.path().join("model.gguf"));
         let source = Checkpoint::open(case.path.join("target")).expect("a directory");
-        to_gguf(&source, &path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect(&case.name);
+        to_gguf(&source, &path, &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() })
+            .expect(&case.name);
         let gguf = Checkpoint::open(&path).expect("a file");
         computes_the_references(&case, &Target::load(&gguf, Isa::best()).expect(&case.name));
         std::fs::write(&other, converted(&case).bytes()).expect("a file");
@@ -331,9 +332,9 @@ fn there_and_back_the_tensors_are_the_same() {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, again) = (folder.path().join("model.gguf"), folder.path().join("again"));
         let open = |path: &Path| Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"));
-        let to_file = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+        let to_file = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
         to_gguf(&open(source), &file, &to_file).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-        let back = to_hugging_face(&open(&file), &again, &ToHuggingFace::default());
+        let back = to_hugging_face(&open(&file), &again, &ToHuggingFaceOptions::default());
         back.unwrap_or_else(|e| panic!("{}: {e}", source.display()));
 
         let load = |path: &Path| Target::load(&open(path), Isa::best()).expect("a target");
@@ -536,7 +537,7 @@ fn a_head_drafts_with_its_own_tables() {
         let (path, again) = (folder.path().join("model.gguf"), folder.path().join("again"));
         std::fs::write(&path, with("embed_tokens", &embedding, embedding.bytes.clone()).bytes()).expect("a file");
         let source = Checkpoint::open(&path).expect("a file");
-        to_hugging_face(&source, &again, &ToHuggingFace::default()).expect("a directory");
+        to_hugging_face(&source, &again, &ToHuggingFaceOptions::default()).expect("a directory");
         let again = Target::load(&Checkpoint::open(&again).expect("a directory"), Isa::best()).expect("a target");
         assert!(again.config().mtp_use_dedicated_embeddings && again.has_nextn(), "{}", case.name);
         // Twice the trunk's.
@@ -881,7 +882,7 @@ fn experts_matrices_without_rows_are_refused() {
         serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
         std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
         let source = Checkpoint::open(folder.path()).expect("a directory");
-        let result = to_gguf(&source, folder.path().join("x.gguf"), &ToGguf::default());
+        let result = to_gguf(&source, folder.path().join("x.gguf"), &ToGgufOptions::default());
         let (error, has) = (result.expect_err("a refusal").to_string(), format!("has shape {shape:?}"));
         assert!(error.contains("experts.0.down_proj.weight") && error.contains(&has), "{error}");
     }

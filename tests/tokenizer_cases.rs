@@ -7,7 +7,7 @@ mod twins;
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::tokenizer::Tokenizer;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -56,7 +56,7 @@ fn a_gguf_file_alone_has_the_ids_of_its_tokenizer_json() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     for (name, directory, vocabulary) in [("twin", twin.path("target"), 512), ("demo", demo, 4096)] {
         let path = twin.path(&format!("{name}.gguf"));
-        let options = ToGguf { outtype: Outtype::F16, ..ToGguf::default() };
+        let options = ToGgufOptions { outtype: Outtype::F16, ..ToGgufOptions::default() };
         to_gguf(&Checkpoint::open(directory).expect("a checkpoint"), &path, &options).expect("a file");
         let checkpoint = Checkpoint::open(&path).expect("the file");
         let tokenizer = checkpoint.tokenizer(vocabulary).expect("readable").expect("a tokenizer");

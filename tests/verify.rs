@@ -5,7 +5,7 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::verify::{Finding, Outcome, Part, VerifyOptions, verify};
 
@@ -27,7 +27,7 @@ impl Pair {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
         for part in ["target", "assistant"] {
             let source = Checkpoint::open(fixture.join(part)).expect("the fixture");
-            let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+            let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
             to_gguf(&source, pair.path(part), &options).expect("a file");
         }
         pair

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use cases::{cache, pass, values};
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
@@ -133,7 +133,7 @@ fn write(source: &Gguf, path: &Path, types: &[(String, WeightType)], plain: bool
 fn demo_in_f32(path: &Path) -> Gguf {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let source = Checkpoint::open(&demo).expect("the demo");
-    to_gguf(&source, path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    to_gguf(&source, path, &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() }).expect("a file");
     Gguf::open(path).expect("a file")
 }
 

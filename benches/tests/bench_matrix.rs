@@ -257,7 +257,7 @@ fn the_last_words_of_a_server_are_kept() {
     let demo = foretoken_tools::demo("target");
     let model = path("demo.gguf");
     let checkpoint = foretoken::checkpoint::Checkpoint::open(&demo).expect("the demo");
-    let options = foretoken::checkpoint::convert::ToGguf::default();
+    let options = foretoken::checkpoint::convert::ToGgufOptions::default();
     foretoken::checkpoint::convert::to_gguf(&checkpoint, &model, &options).expect("a file");
     let server = path("server");
     std::fs::write(&server, "#!/bin/sh\necho \"$@\"\necho no such flag >&2\nexit 3\n").expect("a script");

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 
 /// Checks that the assistant's queries fit the target's K and V; returns the donor layer of each of its layers.
 pub(crate) fn check_pair(assistant: &AssistantConfig, target: &TextConfig) -> Result<Vec<usize>> {
-    let refuse = |problem: String| Err(Error::Pair { problem });
+    let refuse = |problem: String| Err(Error::AssistantMismatch { problem });
     if assistant.backbone_hidden_size != target.hidden_size {
         let (made_for, is) = (assistant.backbone_hidden_size, target.hidden_size);
         return refuse(format!("it was made for hidden_size {made_for}, the target's is {is}"));

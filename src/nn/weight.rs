@@ -75,14 +75,6 @@ impl Matrix<'_> {
         }
     }
 
-    /// Columns.
-    pub fn inputs(&self) -> usize {
-        match self {
-            Matrix::Float { inputs, .. } => *inputs,
-            Matrix::Packed(matrix) | Matrix::Scaled(matrix, _) => matrix.inputs(),
-        }
-    }
-
     /// Bytes read by a multiplication.
     pub fn bytes(&self) -> usize {
         match self {

@@ -10,7 +10,7 @@ use super::implied::implied;
 use super::names::names;
 use super::nextn::has_nextn;
 use crate::Result;
-use crate::checkpoint::convert::options::ToGguf;
+use crate::checkpoint::convert::options::ToGgufOptions;
 use crate::checkpoint::convert::plan::{Change, Description, Directory, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
@@ -21,7 +21,7 @@ use crate::nn::{Bytes, DeltaNetConfig};
 ///
 /// # Errors
 /// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
-pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Description> {
+pub(crate) fn description(source: &Checkpoint, options: &ToGgufOptions) -> Result<Description> {
     let config = TextConfig::of(source)?;
     let (prefix, layers, tied) = (source.text_prefix()?, config.layers.len(), config.tie_word_embeddings);
     let has_head = has_nextn(source);

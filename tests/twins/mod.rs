@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, Value as GgufValue};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ impl Twin {
     /// One part as a GGUF file of floats in llama.cpp's layout, to be changed and written.
     pub fn gguf(&self, part: &str) -> GgufFile {
         let path = self.path("converted.gguf");
-        let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+        let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
         to_gguf(&Checkpoint::open(self.path(part)).expect("the part"), &path, &options).expect("a GGUF file");
         let file = written(&Gguf::open(&path).expect("the file"));
         std::fs::remove_file(path).expect("it was there");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::Gguf;
 use foretoken::gemma4::{AttentionType, LayerConfig, TextConfig};
 use foretoken::{Isa, WeightType};
@@ -55,7 +55,8 @@ impl Published {
         let directory = tempfile::tempdir().expect("a directory");
         let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shapes").join(self.variant).join("target");
         let (source, path) = (Checkpoint::open(shape).expect("the variant"), directory.path().join("converted.gguf"));
-        to_gguf(&source, &path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a GGUF file");
+        to_gguf(&source, &path, &ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() })
+            .expect("a GGUF file");
         let config = source.target_config().expect("a configuration");
         let layers: Vec<_> = (0..self.layers).map(|i| &config.layers[i % config.layers.len()]).collect();
         // Inputs of attn_output are whole blocks.

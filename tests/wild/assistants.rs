@@ -88,7 +88,7 @@ fn assistants_of_every_layout_draft_the_references() {
             let scored = drafts_the_references(&case, &target, &assistant);
             assert_eq!(scored < 512, fixture == "edge", "{layout}: {scored} ids scored");
             let again = twin.path("again");
-            let options = ToHuggingFace { unknown: Unknown::LeftOut, ..ToHuggingFace::default() };
+            let options = ToHuggingFaceOptions { unknown: Unknown::LeftOut, ..ToHuggingFaceOptions::default() };
             to_hugging_face(&Checkpoint::open(&path).expect("a file"), &again, &options).expect(layout);
             drafts_the_references(&case, &target, &self::assistant(&again, &target).expect(layout));
             std::fs::remove_dir_all(again).expect("the directory");

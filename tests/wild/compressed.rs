@@ -278,7 +278,7 @@ fn separate_experts_load_as_stacks() {
     twin.tensors(WEIGHTS, |tensors| experts_apart(tensors, floats));
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
     let open = |twin: &Twin| Checkpoint::open(twin.path("target")).expect("a checkpoint");
-    let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+    let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
     to_gguf(&open(&twin), twin.path("model.gguf"), &options).expect("a file");
     computes_the_references(&case, &target(&twin.path("model.gguf")).expect("a target"));
     // All experts of the configuration, and no further ones.

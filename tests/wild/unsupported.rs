@@ -8,8 +8,8 @@ fn a_stray_scale_is_an_error() {
     let twin = Twin::of("moe");
     let one = 1f32.to_le_bytes().to_vec();
     // Nor is one left out on request, except a tower's.
-    let to_directory = ToHuggingFace { unknown: Unknown::LeftOut, ..ToHuggingFace::default() };
-    let to_file = ToGguf { unknown: Unknown::LeftOut, ..ToGguf::default() };
+    let to_directory = ToHuggingFaceOptions { unknown: Unknown::LeftOut, ..ToHuggingFaceOptions::default() };
+    let to_file = ToGgufOptions { unknown: Unknown::LeftOut, ..ToGgufOptions::default() };
     for (name, shown) in [
         ("blk.0.attn_q.scale", "blk.0.attn_q.scale"),
         ("blk.0.attn_q.input_scale", "input_scale"),

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use foretoken::ElementType;
 use foretoken::checkpoint::convert::{
-    AssistantLayout, Outtype, Report, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
+    AssistantLayout, Outtype, Report, ToGgufOptions, ToHuggingFaceOptions, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::arguments::resolve;
@@ -64,7 +64,8 @@ fn command(args: Args) -> Result<()> {
             if tokenizer.is_none() && !path.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
-            let options = ToGguf { outtype, layout, tokenizer, name, unknown, progress, ..ToGguf::default() };
+            let options =
+                ToGgufOptions { outtype, layout, tokenizer, name, unknown, progress, ..ToGgufOptions::default() };
             to_gguf(&source, &args.destination, &options)?
         }
         Some(_) => {
@@ -73,7 +74,7 @@ fn command(args: Args) -> Result<()> {
                 bail!("{option}: applies to a GGUF file to write, but this one is converted to a directory; omit it");
             }
             let outtype = args.outtype.map(element).transpose()?;
-            let options = ToHuggingFace { outtype, unknown, progress, ..ToHuggingFace::default() };
+            let options = ToHuggingFaceOptions { outtype, unknown, progress, ..ToHuggingFaceOptions::default() };
             to_hugging_face(&source, &args.destination, &options)?
         }
     };

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::options::{AssistantLayout, ToGguf};
+use super::options::{AssistantLayout, ToGgufOptions};
 use super::plan::{Description, Directory, plan};
 use super::{config_json, describe};
 use crate::Result;
@@ -21,7 +21,7 @@ enum Config {
 ///
 /// # Errors
 /// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
-pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Description> {
+pub(crate) fn description(source: &Checkpoint, options: &ToGgufOptions) -> Result<Description> {
     let config = read_config(source)?;
     let (prefix, text, layout) = match &config {
         Config::Target(text) => (source.text_prefix()?, text, AssistantLayout::Nextn),

@@ -18,7 +18,7 @@ use crate::{Error, Result, chat, family};
 
 /// Options of a conversion to a directory.
 #[derive(Clone, Default)]
-pub struct ToHuggingFace {
+pub struct ToHuggingFaceOptions {
     /// Type of all floating-point tensors. Default: the file's.
     pub outtype: Option<ElementType>,
     /// Tensors that belong to no text model. Default: refused.
@@ -51,7 +51,11 @@ struct Planned {
 /// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has
 /// files of a checkpoint that are not those of an interrupted conversion, a file cannot be written, or the
 /// conversion is cancelled.
-pub fn to_hugging_face(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToHuggingFace) -> Result<Report> {
+pub fn to_hugging_face(
+    source: &Checkpoint,
+    destination: impl AsRef<Path>,
+    options: &ToHuggingFaceOptions,
+) -> Result<Report> {
     let destination = destination.as_ref();
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is not a GGUF file; use one"));
@@ -150,7 +154,7 @@ fn plan(
     source: &Checkpoint,
     gguf: &Gguf,
     directory: &Directory,
-    options: &ToHuggingFace,
+    options: &ToHuggingFaceOptions,
 ) -> Result<(Vec<Planned>, LeftOut)> {
     let (mut planned, mut left_out, mut strangers) = (Vec::new(), Vec::new(), Vec::new());
     for own in gguf.tensors().map(|tensor| tensor.name()) {
@@ -200,7 +204,7 @@ fn pretty(value: &Value) -> Vec<u8> {
 }
 
 /// Writes the safetensors file: the length of the header, the header, the tensors.
-fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options: &ToHuggingFace) -> Result<u64> {
+fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options: &ToHuggingFaceOptions) -> Result<u64> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut end = 0usize;

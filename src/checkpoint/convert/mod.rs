@@ -13,8 +13,8 @@ mod representable;
 mod tokenizer_file;
 mod vocabulary;
 
-pub use hugging_face::{ToHuggingFace, to_hugging_face};
-pub use options::{AssistantLayout, Outtype, ToGguf, Unknown};
+pub use hugging_face::{ToHuggingFaceOptions, to_hugging_face};
+pub use options::{AssistantLayout, Outtype, ToGgufOptions, Unknown};
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -44,7 +44,7 @@ pub struct Report {
 /// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies or has it in
 /// another shape, has some that belong to no text model, the file cannot be written, or the
 /// conversion is cancelled: an existing file is unchanged then.
-pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToGguf) -> Result<Report> {
+pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToGgufOptions) -> Result<Report> {
     let destination = destination.as_ref();
     if source.path().is_file() {
         return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));

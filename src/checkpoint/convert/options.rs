@@ -105,7 +105,7 @@ pub enum Unknown {
 
 /// Options of a conversion to GGUF.
 #[derive(Clone)]
-pub struct ToGguf {
+pub struct ToGgufOptions {
     /// Type of the matrices. Default: F16.
     pub outtype: Outtype,
     /// Layout of an assistant's file. Default: llama.cpp's.
@@ -122,7 +122,7 @@ pub struct ToGguf {
     pub cancel: Cancel,
 }
 
-impl Default for ToGguf {
+impl Default for ToGgufOptions {
     fn default() -> Self {
         let (outtype, layout, unknown) = (Outtype::F16, AssistantLayout::default(), Unknown::default());
         Self { outtype, layout, tokenizer: None, name: None, unknown, progress: None, cancel: Cancel::default() }

@@ -6,7 +6,7 @@ use std::path::Path;
 use foretoken_kernels::{ElementType, Isa};
 use serde_json::Value;
 
-use super::options::{Outtype, ToGguf, Unknown};
+use super::options::{Outtype, ToGgufOptions, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::gguf::names::layer;
 use crate::checkpoint::recode::recode;
@@ -94,7 +94,7 @@ pub(super) type LeftOut = Vec<(String, &'static str)>;
 /// If there are unnamed tensors that may not be skipped, or several of one name.
 pub(crate) fn plan(
     source: &Checkpoint,
-    options: &ToGguf,
+    options: &ToGgufOptions,
     family: &str,
     name: impl Fn(&str) -> Result<Option<String>, &'static str>,
 ) -> Result<(Vec<Planned>, LeftOut)> {

@@ -210,7 +210,7 @@ pub(crate) fn check_vocabulary(
     target: (&dyn Model, Option<&Tokenizer>),
     draft: (&dyn Model, Option<&Tokenizer>),
 ) -> Result<()> {
-    let refuse = |problem: String| Err(Error::DraftModel { problem });
+    let refuse = |problem: String| Err(Error::DraftModelMismatch { problem });
     let (of_target, of_draft) = (target.0.vocab_size(), draft.0.vocab_size());
     if of_target != of_draft {
         return refuse(format!("its vocab_size is {of_draft}, the target's is {of_target}"));

@@ -11,9 +11,9 @@ use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::{DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
-use foretoken_tools::arguments;
 use foretoken_tools::prompt::TemplateVariables;
 use foretoken_tools::text::Chain;
+use foretoken_tools::{arguments, input};
 use tracing::Level;
 
 /// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes,
@@ -211,7 +211,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
     // Names of directories may contain dots (Qwen3.5-0.8B).
     let name = name.strip_suffix(".gguf").unwrap_or(&name).to_owned();
     let template = match &args.chat_template_file {
-        Some(path) => Some(std::fs::read_to_string(path).with_context(|| path.display().to_string())?),
+        Some(path) => Some(input::file(path)?),
         None => is_demo.then(|| DEMO_TEMPLATE.to_owned()),
     };
     let with_tokens = |source| ChatTemplate::with_tokens_of(&Checkpoint::open(model)?, source);
@@ -240,7 +240,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
 fn api_keys(args: &Args) -> Result<Vec<String>> {
     let mut keys = args.api_key.clone();
     if let Some(path) = &args.api_key_file {
-        let file = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let file = input::file(path)?;
         let before = keys.len();
         keys.extend(file.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         // An empty list of keys would allow every request.

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, pair};
-use foretoken_tools::demo;
 use foretoken_tools::println;
+use foretoken_tools::{demo, input};
 
 /// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print
 /// tokens per second and acceptance at each draft position.
@@ -23,7 +23,7 @@ struct Args {
     /// Assistant checkpoint.
     #[arg(long)]
     assistant: Option<PathBuf>,
-    /// JSON list of prompts. Default: the demo pair's held-out prompts.
+    /// File with a JSON list of prompts; - is stdin. Default: the demo pair's held-out prompts.
     #[arg(long)]
     prompts: Option<PathBuf>,
     /// Rows per verification; 1 is plain decoding.
@@ -51,7 +51,7 @@ fn command(args: Args) -> Result<()> {
     // Speeds are measured after the first token.
     ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
-    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let prompts = input::text(&path)?;
     let prompts: Vec<String> =
         serde_json::from_str(&prompts).with_context(|| format!("{}: is not a JSON list of prompts", path.display()))?;
     ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::{DraftPipeline, Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
 use foretoken_tools::println;
-use foretoken_tools::{arguments, demo, measure};
+use foretoken_tools::{arguments, demo, input, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.
 ///
@@ -20,7 +20,7 @@ use foretoken_tools::{arguments, demo, measure};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// File with one prompt per line. Default: the demo pair's prompts; with --model, arbitrary tokens.
+    /// File with one prompt per line; - is stdin. Default: the demo pair's prompts; with --model, arbitrary tokens.
     file: Option<PathBuf>,
     /// Number of sequences decoded together; with --measure, a list.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "4")]
@@ -81,14 +81,12 @@ fn command(args: Args) -> Result<()> {
 fn listed(args: &Args) -> Result<Option<Vec<String>>> {
     match &args.file {
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let text = input::text(path)?;
             let prompts: Vec<_> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
             ensure!(!prompts.is_empty(), "{}: has no prompts; put one on each line", path.display());
             Ok(Some(prompts))
         }
-        None if args.load.model.is_none() => {
-            Ok(Some(serde_json::from_str(&std::fs::read_to_string(demo("prompts.json"))?)?))
-        }
+        None if args.load.model.is_none() => Ok(Some(serde_json::from_str(&input::file(&demo("prompts.json"))?)?)),
         None => Ok(None),
     }
 }

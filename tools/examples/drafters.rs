@@ -12,7 +12,7 @@ use foretoken::{
 };
 use foretoken_tools::arguments::{Pipelining, pair};
 use foretoken_tools::measure::median;
-use foretoken_tools::{check_directory_of, demo, println};
+use foretoken_tools::{check_directory_of, demo, input, println};
 use serde_json::json;
 
 /// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file
@@ -137,7 +137,7 @@ fn measure(args: &Args, engine: &Engine, kind: &str, prompt: &[u32], modes: &mut
 /// The kinds of text, from the demo pair's held-out prompts and this repository.
 fn texts() -> Result<Vec<(&'static str, String)>> {
     let path = demo("prompts.json");
-    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let prompts = input::file(&path)?;
     let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
     let prompt = |index: usize| prompts.get(index).cloned().context("prompts.json has too few prompts");
     Ok(vec![

@@ -9,7 +9,7 @@ use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::arguments::target;
-use foretoken_tools::println;
+use foretoken_tools::{input, println};
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
 ///
@@ -20,7 +20,7 @@ use foretoken_tools::println;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The text file.
+    /// The text file; - is stdin.
     text: PathBuf,
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name. Default: the demo target.
     #[arg(long)]
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
-    let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
+    let text = input::text(&args.text)?;
     let model = target(args.model.as_deref())?;
     let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };
     let engine = Engine::load(&load)?;

@@ -2,6 +2,7 @@
 
 pub mod arguments;
 mod errors;
+pub mod input;
 pub mod measure;
 pub mod progress;
 pub mod prompt;

@@ -1,14 +1,14 @@
 //! The options of a prompt, and the tokens that they make.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::Result;
 use clap::Args;
 use foretoken::Engine;
 use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
+
+use crate::input;
 
 /// The prompt.
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub struct Prompt {
     /// Enable thinking, with --chat.
     #[arg(long, requires = "chat")]
     pub think: bool,
-    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions.
+    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions; - is stdin.
     #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["prompt", "text", "file"])]
     pub messages: Option<PathBuf>,
     /// JSON list of tool schemas, with --chat.
@@ -79,15 +79,9 @@ impl FromStr for TemplateVariables {
     }
 }
 
-/// A file that cannot be read and is no checkpoint, which `Error::Io` would propose to download.
-pub(crate) fn unread(path: &Path, cause: &std::io::Error) -> foretoken::Error {
-    foretoken::Error::File { path: path.to_owned(), problem: cause.to_string() }
-}
-
-/// What `read` makes of the JSON in a file; an error names the file.
-fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> foretoken::Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|cause| unread(path, &cause))?;
-    Json::parse(&text).and_then(read).map_err(|error| match error {
+/// What `read` makes of the JSON `text` of a file; an error names the file.
+fn of_json<T>(path: &Path, text: &str, read: impl FnOnce(Json) -> foretoken::Result<T>) -> foretoken::Result<T> {
+    Json::parse(text).and_then(read).map_err(|error| match error {
         foretoken::Error::Argument { name, problem } => {
             foretoken::Error::File { path: path.to_owned(), problem: format!("{name}: {problem}") }
         }
@@ -99,23 +93,8 @@ fn of_json<T>(path: &Path, read: impl FnOnce(Json) -> foretoken::Result<T>) -> f
 const MAX_FILE: u64 = 64 << 20;
 
 /// The text of a file, or of stdin if it is `-`, without the newline at its end.
-fn text_of(path: &Path) -> Result<String> {
-    let is_stdin = path == Path::new("-");
-    let name = if is_stdin { Path::new("stdin") } else { path };
-    let io = |cause: std::io::Error| unread(name, &cause);
-    let (source, bytes): (Box<dyn Read>, u64) = if is_stdin {
-        (Box::new(std::io::stdin()), 0)
-    } else {
-        let file = File::open(path).map_err(io)?;
-        let bytes = file.metadata().map_err(io)?.len();
-        (Box::new(file), bytes)
-    };
-    let too_long = || anyhow!("{}: is longer than {} MiB; shorten the prompt", name.display(), MAX_FILE >> 20);
-    ensure!(bytes <= MAX_FILE, too_long());
-    let mut text = Vec::new();
-    source.take(MAX_FILE + 1).read_to_end(&mut text).map_err(io)?;
-    ensure!(text.len() as u64 <= MAX_FILE, too_long());
-    let text = String::from_utf8(text).map_err(|_| anyhow!("{}: is not UTF-8; convert it", name.display()))?;
+fn text_of(path: &Path) -> foretoken::Result<String> {
+    let text = input::text_within(path, MAX_FILE)?;
     let whole = text.strip_suffix('\n').map(|text| text.strip_suffix('\r').unwrap_or(text));
     Ok(whole.unwrap_or(&text).to_owned())
 }
@@ -128,7 +107,7 @@ impl Prompt {
     pub fn text(&self) -> Result<String> {
         match (&self.text, &self.file) {
             (Some(text), _) => Ok(text.clone()),
-            (None, Some(path)) => text_of(path),
+            (None, Some(path)) => Ok(text_of(path)?),
             (None, None) => Ok(self.prompt.clone()),
         }
     }
@@ -153,7 +132,7 @@ impl Prompt {
         }
         let system = self.system.iter().map(Message::system);
         let messages: Vec<Message> = match &self.messages {
-            Some(path) => system.chain(of_json(path, |json| Message::list(&json))?).collect(),
+            Some(path) => system.chain(of_json(path, &input::text(path)?, |json| Message::list(&json))?).collect(),
             None => system.chain([Message::user(text)]).collect(),
         };
         engine.encode_chat(&messages, &self.chat_options()?)
@@ -180,9 +159,10 @@ impl Prompt {
     /// If a file is not such JSON.
     pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
         let TemplateVariables { thinking, others } = self.chat_template_kwargs.clone().unwrap_or_default();
+        let tools = self.tools.as_deref().map(|path| of_json(path, &input::file(path)?, Json::into_list));
         Ok(ChatOptions {
             thinking: if self.think { Thinking::On } else { thinking.unwrap_or_default() },
-            tools: self.tools.as_deref().map(|path| of_json(path, Json::into_list)).transpose()?.unwrap_or_default(),
+            tools: tools.transpose()?.unwrap_or_default(),
             variables: others,
             ..ChatOptions::default()
         })

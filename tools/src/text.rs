@@ -1,15 +1,14 @@
 //! Command-line options for sampling and stopping, with llama.cpp's names.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use foretoken::checkpoint::regular_file;
 use foretoken::sampler::{Breakers, Dry, Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{Constraint, EndOfGeneration, Engine, Error, GenerateOptions, Sampling, Stop};
+use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
 
-use crate::prompt::unread;
+use crate::input;
 
 /// Sampling and stopping.
 #[derive(Args)]
@@ -134,21 +133,12 @@ impl Text {
     }
 }
 
-/// The text of the regular file `path`; an error says what is `expected`.
-fn read(path: &Path, expected: &str) -> foretoken::Result<String> {
-    match regular_file(path, expected) {
-        Ok(_) => std::fs::read_to_string(path).map_err(|cause| unread(path, &cause)),
-        Err(Error::Io { cause, .. }) => Err(unread(path, &cause)),
-        Err(other) => Err(other),
-    }
-}
-
 impl Constrained {
-    fn constraint(&self) -> foretoken::Result<Option<Constraint>> {
+    fn constraint(&self) -> Result<Option<Constraint>> {
         Ok(match self {
-            Self { json_schema: Some(path), .. } => Some(Constraint::json_schema(read(path, "a JSON schema")?)),
+            Self { json_schema: Some(path), .. } => Some(Constraint::json_schema(input::file(path)?)),
             Self { regex: Some(expression), .. } => Some(Constraint::regex(expression.as_str())),
-            Self { grammar: Some(path), .. } => Some(Constraint::lark(read(path, "a grammar")?)),
+            Self { grammar: Some(path), .. } => Some(Constraint::lark(input::file(path)?)),
             _ => None,
         })
     }

@@ -164,10 +164,13 @@ fn a_prompt_from_anywhere() {
     let nowhere = directory.path().join("nowhere");
     fails(&["-f", utf8(&nowhere), "-m", "no-model"], "nowhere: No such file or directory (os error 2)\n");
     fails(&["-f", utf8(directory.path()), "-m", "no-model"], utf8(directory.path()));
-    fails(&["-f", &file("bytes", b"fn \xFF"), "-m", "no-model"], "bytes: is not UTF-8; convert it");
+    fails(
+        &["-f", &file("bytes", b"fn \xFF"), "-m", "no-model"],
+        "bytes: is not UTF-8 at byte offset 3; convert it to UTF-8",
+    );
     let large = directory.path().join("large");
     File::create(&large).and_then(|file| file.set_len((64 << 20) + 1)).expect("a file");
-    fails(&["-f", utf8(&large), "-m", "no-model"], "large: is longer than 64 MiB; shorten the prompt");
+    fails(&["-f", utf8(&large), "-m", "no-model"], "large: is longer than 64 MiB; shorten it");
     // By its bytes, before it is tokenized: 60 are the longest token's.
     let long = file("long", &b"x;".repeat(5000));
     let refused =
@@ -207,23 +210,49 @@ fn files_are_read_before_the_model() {
     }
 }
 
-/// A constraint is read from a regular file: reading anything else may never end.
-#[cfg(unix)]
+/// Prompts and texts may come from stdin wherever they may come from a file.
 #[test]
-fn constraints_are_regular_files() {
+fn texts_are_read_from_stdin() {
     let directory = tempfile::tempdir().expect("a directory");
-    let nowhere = directory.path().join("nowhere");
-    for (path, problem) in [
-        (Path::new("/dev/null"), "is not a regular file; EXPECTED is expected here"),
-        (directory.path(), "is a directory; EXPECTED is expected here"),
-        (nowhere.as_path(), "No such file or directory (os error 2)"),
-    ] {
-        for (option, expected) in [("--json-schema", "a JSON schema"), ("--grammar", "a grammar")] {
-            let arguments = ["x", "--threads", "1", "--no-assistant", "--max-tokens", "1", option, utf8(path)];
-            let Output { status, stderr, .. } = run("generate", &arguments);
-            let line = format!("Error: {}: {}\n", path.display(), problem.replace("EXPECTED", expected));
-            assert_eq!((status.code(), text(&stderr)), (Some(1), line), "{option}");
-        }
+    let source = std::fs::read_to_string(foretoken_tools::repository().join(file!())).expect("this file");
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("batch", "fn main() {\nstruct A\n", &["-", "--max-tokens", "2", "--threads", "1"]),
+        (
+            "acceptance",
+            r#"["fn main() {"]"#,
+            &["--prompts", "-", "--blocks", "2", "--max-tokens", "2", "--threads", "1"],
+        ),
+        ("perplexity", &source, &["-", "--window", "64", "--windows", "1"]),
+        ("kv_quality", &source, &["--text", "-", "--tokens", "16", "--generate", "0", "--only", "exact"]),
+    ];
+    for (name, content, arguments) in cases {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        let stdin = File::open(&path).expect("a file");
+        let piped = example(name).args(arguments).stdin(stdin).output().expect("a run");
+        assert!(piped.status.success() && !piped.stdout.is_empty(), "{name}: {}", text(&piped.stderr));
+    }
+}
+
+/// A text that is not UTF-8: the file, the byte and the remedy.
+#[test]
+fn bytes_that_are_not_utf_8_are_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("latin-1");
+    std::fs::write(&path, b"fn caf\xE9() {}\n").expect("a file");
+    let path = utf8(&path);
+    let cases: [(&str, &[&str]); 6] = [
+        ("batch", &[path]),
+        ("acceptance", &["--prompts", path]),
+        ("perplexity", &[path]),
+        ("kv_quality", &["--text", path]),
+        ("bench_matrix", &["--dry-run", "--out", "/nowhere", "--text", path]),
+        ("trace_view", &[path]),
+    ];
+    for (name, arguments) in cases {
+        let Output { status, stderr, .. } = run(name, arguments);
+        let line = format!("Error: {path}: is not UTF-8 at byte offset 6; convert it to UTF-8\n");
+        assert_eq!((status.code(), text(&stderr)), (Some(1), line), "{name}");
     }
 }
 

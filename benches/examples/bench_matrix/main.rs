@@ -62,7 +62,7 @@ pub struct Args {
     /// Prompts of each length, measured together.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     texts: usize,
-    /// Text file that prompts are cut from. Default: held-out Rust and this project's sources.
+    /// Text file that prompts are cut from; - is stdin. Default: held-out Rust and this project's sources.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens after each prompt.

@@ -2,19 +2,18 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use foretoken::Engine;
-use foretoken_tools::{demo, measure, repository};
+use foretoken_tools::{demo, input, measure, repository};
 
 use crate::matrix::Prompt;
 
 /// The text that prompts are cut from: a file, or the demo pair's held-out prompts and then this project's sources.
 pub fn text(path: Option<&Path>) -> Result<String> {
-    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| path.display().to_string());
     if let Some(path) = path {
-        return read(path);
+        return Ok(input::text(path)?);
     }
-    let prompts: Vec<String> = serde_json::from_str(&read(&demo("prompts.json"))?)?;
+    let prompts: Vec<String> = serde_json::from_str(&input::file(&demo("prompts.json"))?)?;
     let mut text = prompts.concat();
     for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {
         let mut files: Vec<_> =
@@ -22,7 +21,7 @@ pub fn text(path: Option<&Path>) -> Result<String> {
         files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
         files.sort();
         for path in files {
-            text += &read(&path)?;
+            text += &input::file(&path)?;
         }
     }
     Ok(text)

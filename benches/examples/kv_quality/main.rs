@@ -18,7 +18,7 @@ use foretoken::{
 };
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::pair;
-use foretoken_tools::{check_directory_of, println, repository};
+use foretoken_tools::{check_directory_of, input, println, repository};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
@@ -35,7 +35,7 @@ struct Args {
     /// Assistant checkpoint; if given, its acceptance is also measured.
     #[arg(long)]
     assistant: Option<PathBuf>,
-    /// Text file. Default: this project's sources.
+    /// Text file; - is stdin. Default: this project's sources.
     #[arg(long)]
     text: Option<PathBuf>,
     /// Tokens to read.
@@ -141,7 +141,7 @@ fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
 /// The text: a file, or this project's sources in a fixed order.
 fn text(path: Option<&Path>) -> Result<String> {
     if let Some(path) = path {
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = input::text(path)?;
         ensure!(!text.is_empty(), "{}: is empty; use another text", path.display());
         return Ok(text);
     }
@@ -152,7 +152,7 @@ fn text(path: Option<&Path>) -> Result<String> {
     }
     files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
     files.sort();
-    files.iter().map(|path| Ok(std::fs::read_to_string(path)?)).collect()
+    files.iter().map(|path| Ok(input::file(path)?)).collect()
 }
 
 /// The exact cache first, which the others are compared with; presets; every format; and variants

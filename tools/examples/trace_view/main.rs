@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken_tools::println;
+use foretoken_tools::{input, println};
 use plot::{Series, bars, escape, steps};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
-    let text = std::fs::read_to_string(&args.trace).with_context(|| args.trace.display().to_string())?;
+    let text = input::file(&args.trace)?;
     // An interrupted trace ends in an incomplete line.
     let lines: Vec<Value> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
     let is_trace = lines.first().is_some_and(|line| line["event"].is_string());

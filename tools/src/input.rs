@@ -1,0 +1,56 @@
+//! Texts from files and stdin.
+
+use std::fs::File;
+use std::io::{Read, stdin};
+use std::path::Path;
+
+use foretoken::{Error, Result};
+
+/// The text of a file, or of stdin if `path` is `-`.
+///
+/// # Errors
+/// [`Error::File`] if it cannot be read or is not UTF-8, with the offset of the first byte that is not.
+pub fn text(path: &Path) -> Result<String> {
+    text_within(path, u64::MAX)
+}
+
+/// As [`text`], of at most `limit` bytes.
+///
+/// # Errors
+/// As [`text`], or if it is longer.
+pub fn text_within(path: &Path, limit: u64) -> Result<String> {
+    match path == Path::new("-") {
+        true => read(Path::new("stdin"), stdin(), limit),
+        false => file_within(path, limit),
+    }
+}
+
+/// The text of a file that is read more than once, and so cannot be stdin.
+///
+/// # Errors
+/// As [`text`].
+pub fn file(path: &Path) -> Result<String> {
+    file_within(path, u64::MAX)
+}
+
+fn file_within(path: &Path, limit: u64) -> Result<String> {
+    read(path, File::open(path).map_err(|cause| error(path, cause.to_string()))?, limit)
+}
+
+fn read(path: &Path, source: impl Read, limit: u64) -> Result<String> {
+    let mut bytes = Vec::new();
+    let read = source.take(limit.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|cause| error(path, cause.to_string()))?;
+    if bytes.len() as u64 > limit {
+        return Err(error(path, format!("is longer than {} MiB; shorten it", limit >> 20)));
+    }
+    String::from_utf8(bytes).map_err(|not_text| {
+        let at = not_text.utf8_error().valid_up_to();
+        error(path, format!("is not UTF-8 at byte offset {at}; convert it to UTF-8"))
+    })
+}
+
+/// Not [`Error::Io`], which would propose to download the file.
+fn error(path: &Path, problem: String) -> Error {
+    Error::File { path: path.to_owned(), problem }
+}

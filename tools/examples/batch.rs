@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::{DraftPipeline, Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
 use foretoken_tools::println;
-use foretoken_tools::{arguments, demo, input, measure};
+use foretoken_tools::{arguments, demo, describe, input, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.
 ///
@@ -95,9 +95,11 @@ fn prompts(args: &Args, listed: Option<&[String]>, engine: &Engine) -> Result<Ve
     if let Some(texts) = listed {
         return texts.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
     }
+    let (len, context) = (args.prompt_tokens, engine.target().max_position_embeddings());
+    ensure!((1..=context).contains(&len), "--prompt-tokens is {len}, must be from 1 to the context of {context}");
     let most = args.sequences.iter().copied().max().unwrap_or(1);
-    let ids = measure::ids(engine, args.prompt_tokens.max(1) + most);
-    Ok((0..most).map(|i| ids[i..i + args.prompt_tokens.max(1)].to_vec()).collect())
+    let ids = measure::ids(engine, len + most);
+    Ok((0..most).map(|i| ids[i..i + len].to_vec()).collect())
 }
 
 /// Latency does not matter here: prompts are read as fast as possible.
@@ -123,7 +125,7 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
         while running.len() < most && next < prompts.len() {
             match add(&mut scheduler, engine, &args.kv, &prompts[next], options) {
                 Ok(id) => running.push((id, next)),
-                Err(error) => errors[next] = Some(format!("{error:#}")),
+                Err(error) => errors[next] = Some(describe::<Args>(&error)),
             }
             next += 1;
         }
@@ -134,7 +136,7 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
                     texts[*prompt] += &piece.text;
                     tokens += piece.tokens.len();
                 }
-                Err(error) => errors[*prompt] = Some(error.to_string()),
+                Err(error) => errors[*prompt] = Some(describe::<Args>(&error.into())),
             }
             if event.finish_reason.is_some() {
                 scheduler.remove(event.id);

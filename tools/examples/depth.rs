@@ -43,6 +43,9 @@ struct Args {
     json: bool,
 }
 
+/// Rows of the largest pass that is measured.
+const MOST_ROWS: usize = 4;
+
 fn main() -> ExitCode {
     foretoken_tools::run(command)
 }
@@ -59,7 +62,13 @@ fn command(args: Args) -> Result<()> {
 }
 
 fn measure(args: &Args, engine: &Engine) -> Result<()> {
-    let longest = args.depths.iter().max().context("no depths")? + 16;
+    let (deepest, context) =
+        (*args.depths.iter().max().context("no depths")?, engine.target().max_position_embeddings());
+    let longest = deepest.saturating_add(MOST_ROWS);
+    ensure!(
+        longest <= context,
+        "--depths: {deepest} positions and {MOST_ROWS} rows do not fit the context of {context}; lower the largest depth"
+    );
     let mut probes = Vec::new();
     for name in &args.kv {
         let kv = KvOptions { max_context: Some(longest), ..options(name)? };
@@ -77,7 +86,7 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
         let mut times = vec![[Vec::new(), Vec::new()]; probes.len()];
         for repeat in 0..=args.repeats {
             for (probe, times) in probes.iter_mut().zip(&mut times) {
-                for (rows, times) in [1, 4].into_iter().zip(times) {
+                for (rows, times) in [1, MOST_ROWS].into_iter().zip(times) {
                     let time = probe.verify(&[300, 500, 700, 900][..rows])?;
                     // The first turn is a warm-up.
                     times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));

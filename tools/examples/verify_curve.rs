@@ -66,7 +66,24 @@ fn command(args: Args) -> Result<()> {
         isa: args.isa,
         ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
+    check_depth(&args, &engine)?;
     measure_all(&args, &engine)
+}
+
+/// Checks that what is measured fits the context.
+fn check_depth(args: &Args, engine: &Engine) -> Result<()> {
+    // Only a recurrent state has a rollback to measure, whose rounds commit rows.
+    let committed = match Probe::new(engine, &SessionOptions::default())?.recurrent_bytes() {
+        0 => 0,
+        _ => ROUNDS.iter().map(|(_, keep)| keep).sum::<usize>().saturating_mul(args.repeats.saturating_mul(ROLLBACKS)),
+    };
+    let (depth, rows) = (args.depth, committed.saturating_add(MOST_ROWS));
+    let context = engine.target().max_position_embeddings();
+    ensure!(
+        depth.saturating_add(rows) <= context,
+        "--depth: {depth} positions and {rows} rows do not fit the context of {context}; lower --depth or --repeats"
+    );
+    Ok(())
 }
 
 fn measure_all(args: &Args, engine: &Engine) -> Result<()> {

@@ -59,6 +59,16 @@ impl Options {
         self.0.iter().find(|option| options.contains(&option.as_str()))
     }
 
+    /// How a sequence can be made to fit the context, which some commands cannot change.
+    fn shortening(&self) -> String {
+        let depth = self.0.iter().find(|option| ["depth", "depths"].contains(&option.as_str()));
+        match (self.of_argument("max_context"), depth) {
+            (Some(option), _) => format!("shorten the prompt or raise --{option}"),
+            (None, Some(option)) => format!("lower --{option}"),
+            (None, None) => "shorten the prompt".into(),
+        }
+    }
+
     /// An error and its causes on one line.
     pub fn line(&self, error: &anyhow::Error) -> String {
         one_line(&error.chain().map(|cause| self.cause(cause)).collect::<Vec<_>>().join(": "))
@@ -69,9 +79,9 @@ impl Options {
             Some(Error::Argument { name, problem }) => {
                 self.of_argument(name).map(|option| format!("--{option}: {problem}"))
             }
-            Some(Error::Context { needed, limit }) => self.of_argument("max_context").map(|option| {
-                format!("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise --{option}")
-            }),
+            Some(Error::Context { needed, limit }) => {
+                Some(format!("{needed} tokens do not fit the context of {limit}; {}", self.shortening()))
+            }
             _ => None,
         };
         named.unwrap_or_else(|| cause.to_string())
@@ -107,5 +117,11 @@ mod tests {
         let context = context.context("prompt 2").expect_err("an error");
         let want = "prompt 2: 9 tokens do not fit the context of 8; shorten the prompt or raise --context";
         assert_eq!(line(&[], context), want);
+        // Commands without that option.
+        for (option, remedy) in [("depth", "lower --depth"), ("prompts", "shorten the prompt")] {
+            let options = Options(vec![option.to_owned()]);
+            let want = format!("9 tokens do not fit the context of 8; {remedy}");
+            assert_eq!(options.line(&Error::Context { needed: 9, limit: 8 }.into()), want);
+        }
     }
 }

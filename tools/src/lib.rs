@@ -45,6 +45,13 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
     }
 }
 
+/// An error and its causes on one line, with the options of this command, `A`, for the library's arguments: for errors
+/// that do not end the command.
+pub fn describe<A: Parser>(error: &anyhow::Error) -> String {
+    let options = parse::<A>(std::env::args_os()).map(|(_, options)| options);
+    options.unwrap_or_default().line(error)
+}
+
 /// As the standard macro, but if stdout cannot be written (a full disk), the process ends with an
 /// error on one line and exit code 1.
 #[macro_export]

@@ -1257,14 +1257,44 @@ fn a_prompt_that_fails_loses_no_other() {
     for i in [0, 2] {
         assert!(report["errors"][i].is_null() && report["texts"][i] != "", "{report}");
     }
-    assert!(report["errors"][1].as_str().is_some_and(|error| error.contains("context of 64")), "{report}");
+    let problem = report["errors"][1].as_str().expect("an error");
+    assert!(problem.ends_with(" do not fit the context of 64; shorten the prompt or raise --context"), "{problem}");
     let last = stderr.lines().last().unwrap_or_default();
-    assert!(last.starts_with("Error: 1 of 3 prompts failed; prompt 2: "), "{stderr}");
+    assert_eq!(last, format!("Error: 1 of 3 prompts failed; prompt 2: {problem}"));
     let printed = text(&run("batch", &arguments).stdout);
     assert!(printed.contains("\n== 2 failed: ") && printed.contains("\n== 3\n"), "{printed}");
     // With nothing to generate, prompts are read and that is all.
     let report = json("batch", &[utf8(&path), "--max-tokens", "0", "--threads", "1", "--json"]);
     assert_eq!((&report["generated_tokens"], report["texts"].as_array().map(Vec::len)), (&Value::from(0), Some(3)));
+}
+
+/// What does not fit the context is refused before anything is measured, with the option and the context.
+#[test]
+fn depths_beyond_the_context_are_refused() {
+    let (target, huge) = (demo("target"), usize::MAX.to_string());
+    let recurrent = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-qwen");
+    let cases: [(&str, &[&str], &str); 6] = [
+        ("depth", &["--depths", "64,8189"], "--depths: 8189 positions and 4 rows do not fit the context of 8192; "),
+        ("depth", &["--depths", &huge], &format!("--depths: {huge} positions and 4 rows do not fit the context of ")),
+        ("verify_curve", &["--depth", "8177"], "--depth: 8177 positions and 16 rows do not fit the context of 8192; "),
+        ("verify_curve", &["--depth", &huge], &format!("--depth: {huge} positions and 16 rows do not fit the context")),
+        (
+            "verify_curve",
+            &["--model", recurrent, "--repeats", "1000"],
+            "--depth: 64 positions and 90016 rows do not fit the context of ",
+        ),
+        (
+            "batch",
+            &["--model", utf8(&target), "--prompt-tokens", &huge],
+            &format!("--prompt-tokens is {huge}, must be from 1 to the context of 8192"),
+        ),
+    ];
+    for (name, arguments, what) in cases {
+        let Output { status, stderr, .. } = run(name, &[arguments, &["--threads", "1"]].concat());
+        let errors = text(&stderr);
+        let line = errors.lines().last().unwrap_or_default();
+        assert!(status.code() == Some(1) && line.starts_with(&format!("Error: {what}")), "{name}: {errors}");
+    }
 }
 
 #[test]

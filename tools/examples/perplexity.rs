@@ -8,7 +8,7 @@ use clap::Parser;
 use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
-use foretoken_tools::arguments::target;
+use foretoken_tools::arguments::{quantized_type, target};
 use foretoken_tools::{input, println};
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
@@ -25,8 +25,9 @@ struct Args {
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name. Default: the demo target.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
-    #[arg(long, value_name = "TYPE")]
+    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
+    /// iq4_xs or mxfp4. Default: the types of the file.
+    #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     quantize: Option<WeightType>,
     /// Tokens per window.
     #[arg(long, default_value_t = 512)]

@@ -47,8 +47,9 @@ pub struct Load {
     /// token is HF_TOKEN, or the one stored by hf auth login.
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
-    #[arg(long, value_name = "TYPE")]
+    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
+    /// iq4_xs or mxfp4. Default: the types of the file.
+    #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     pub quantize: Option<WeightType>,
     /// Compute device: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU if one works and otherwise the CPU (build
     /// with --features cuda, cuda-prebuilt or metal).
@@ -107,6 +108,20 @@ impl Load {
             );
         }
     }
+}
+
+/// A weight type that matrices can be quantized to; the others can only be loaded.
+///
+/// # Errors
+/// If it is none of those, which are listed.
+pub fn quantized_type(name: &str) -> Result<WeightType, String> {
+    let parsed = name.parse::<WeightType>();
+    let what = if parsed.is_ok() { "can be loaded, but not quantized to" } else { "is unknown" };
+    parsed.ok().filter(|weight_type| weight_type.is_written()).ok_or_else(|| {
+        let written = WeightType::ALL.into_iter().filter(|weight_type| weight_type.is_written());
+        let names: Vec<_> = written.map(|weight_type| weight_type.name().to_ascii_lowercase()).collect();
+        format!("{what}; use one of {}", names.join(", "))
+    })
 }
 
 /// The directory that Hugging Face's own tools use.

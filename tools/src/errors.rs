@@ -7,7 +7,7 @@ use clap::{ArgMatches, Command};
 use foretoken::Error;
 
 /// The library's arguments, and the options that set them.
-const OPTIONS: [(&str, &[&str]); 30] = [
+const OPTIONS: [(&str, &[&str]); 31] = [
     ("assistant", &["assistant"]),
     ("block", &["draft-block-size", "blocks"]),
     ("centroids", &["centroids"]),
@@ -25,6 +25,7 @@ const OPTIONS: [(&str, &[&str]); 30] = [
     ("penalties.presence", &["presence-penalty"]),
     ("penalties.repeat", &["repeat-penalty"]),
     ("quantize", &["quantize"]),
+    ("requantize", &["allow-requantize"]),
     ("simulate_acceptance", &["simulate-acceptance"]),
     ("skip_streak", &["skip-streak"]),
     ("stop.strings", &["stop"]),

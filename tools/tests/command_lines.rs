@@ -891,7 +891,9 @@ fn checkpoints_are_converted_and_quantized() {
     }
     let refused = run("quantize", &[utf8(&q8_0), utf8(&at("again.gguf")), "q4_0"]);
     let complaint = text(&refused.stderr);
-    assert!(refused.status.code() == Some(1) && complaint.contains("is already q8_0"), "{complaint}");
+    let (named, problem) = (format!("Error: --allow-requantize: {}: tensor ", q8_0.display()), "is already q8_0; ");
+    assert!(refused.status.code() == Some(1), "{complaint}");
+    assert!(complaint.starts_with(&named) && complaint.contains(problem), "{complaint}");
 }
 
 /// Checkpoints by name on the Hub, from its cache, in commands that measure or convert.
@@ -1329,6 +1331,32 @@ fn batch_has_no_pipeline_depth() {
     let Output { status, stderr, .. } = run("batch", &["--pipeline-depth", "2"]);
     let line = "Error: unexpected argument '--pipeline-depth' found; see --help\n";
     assert_eq!((status.code(), text(&stderr).as_str()), (Some(1), line));
+}
+
+/// Types that can only be loaded are refused before a model is, and no error proposes one.
+#[test]
+fn types_to_quantize_to() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = utf8(directory.path());
+    let cases: [(&str, &[&str]); 5] = [
+        ("generate", &["--model", "no-model"]),
+        ("batch", &["--model", "no-model"]),
+        ("perplexity", &["tests/command_lines.rs", "--model", "no-model"]),
+        ("bench_matrix", &["--dry-run", "--out", "/nowhere"]),
+        ("synthesize", &[out, "e2b"]),
+    ];
+    for (name, arguments) in cases {
+        for (weight_type, what) in [("IQ2_S", "can be loaded, but not quantized to; "), ("q9", "is unknown; ")] {
+            let Output { status, stderr, .. } = run(name, &[arguments, &["--quantize", weight_type]].concat());
+            let line = text(&stderr);
+            let named =
+                format!("Error: invalid value '{weight_type}' for '--quantize <TYPE>': {what}use one of q4_0, ");
+            assert!(status.code() == Some(1) && line.starts_with(&named), "{name}: {line}");
+            assert!(line.contains(", iq4_xs, mxfp4") && !line.contains("iq1_s"), "{name}: {line}");
+        }
+        let (help, _) = succeeds(name, &["--help"]);
+        assert!(help.contains("q8_0") && !help.contains("iq2_"), "{name}: {help}");
+    }
 }
 
 /// A negative value is blamed on its option.

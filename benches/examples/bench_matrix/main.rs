@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Isa, WeightType};
-use foretoken_tools::arguments::pair;
+use foretoken_tools::arguments::{pair, quantized_type};
 use foretoken_tools::println;
 
 use journal::{Event, Journal, Origin, Record, Run, Turn};
@@ -43,8 +43,9 @@ pub struct Args {
     /// Assistant checkpoint, one per --model; without any, only prompt-lookup drafters are used.
     #[arg(long)]
     assistant: Vec<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
-    #[arg(long, value_name = "TYPE", conflicts_with_all = ["llama_server", "llama_url"])]
+    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
+    /// iq4_xs or mxfp4. Default: the types of the file.
+    #[arg(long, value_name = "TYPE", value_parser = quantized_type, conflicts_with_all = ["llama_server", "llama_url"])]
     quantize: Option<WeightType>,
     /// KV cache presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced")]

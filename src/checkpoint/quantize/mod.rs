@@ -206,8 +206,9 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         };
         match stored {
             TensorType::Quantized(_) if stored != preferred && options.requantize == Requantize::Refused => {
-                let problem = format!("is already {}; quantize its source file", stored.name());
-                return Err(gguf.error(&name, problem));
+                let of_file = gguf.error(&name, format!("is already {}", stored.name()));
+                let remedy = "quantize its source file, or allow quantizing it again";
+                return Err(Error::argument("requantize", format!("{of_file}; {remedy}")));
             }
             TensorType::Quantized(_) if stored != preferred && gguf.has_scale(&name) => {
                 return Err(gguf.error(&name, "has a separate scale; quantize its source file"));

@@ -2,6 +2,7 @@
 
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken_kernels::quant;
+use foretoken_tools::arguments::quantized_type;
 use half::{bf16, f16};
 
 /// A type that matrices are stored in.
@@ -77,12 +78,8 @@ impl std::str::FromStr for Quantize {
             "f16" => Self::All(F16),
             "bf16" => Self::All(Stored::Float(ElementType::Bf16)),
             _ => {
-                let known = |problem| format!("{problem}, and q4_k_m, f16, bf16, f32");
-                let kind: WeightType = name.parse().map_err(known)?;
-                if !kind.is_written() {
-                    return Err(format!("{name} is read-only"));
-                }
-                Self::All(Stored::Blocks(kind))
+                let known = |problem| format!("{problem}, q4_k_m, f16, bf16, f32");
+                Self::All(Stored::Blocks(quantized_type(name).map_err(known)?))
             }
         })
     }

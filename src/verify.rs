@@ -184,7 +184,7 @@ impl Report {
         match unused.is_empty() {
             true => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
             false => {
-                let detail = format!("{} unused tensors: {}", unused.len(), unused.join(", "));
+                let detail = format!("no module uses {}", unused.join(", "));
                 self.add(part, "unused", Outcome::Warned, detail);
             }
         }
@@ -244,7 +244,8 @@ impl Report {
             generation.by_ref().try_for_each(|piece| piece.map(drop))?;
             Ok(generation.statistics().clone())
         };
-        let Some(statistics) = self.note(part, "smoke run", run(), |s| format!("{} tokens", s.generated_tokens)) else {
+        let Some(statistics) = self.note(part, "smoke run", run(), |s| format!("tokens: {}", s.generated_tokens))
+        else {
             return;
         };
         if statistics.drafted > 0 {

@@ -8,6 +8,7 @@ use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, pair};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 use foretoken_tools::{demo, input};
 
 /// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print
@@ -90,7 +91,8 @@ fn command(args: Args) -> Result<()> {
         println!("{}", serde_json::Value::from_iter(rows));
         return Ok(());
     }
-    println!("{} prompts, {} tokens each, {} threads", prompts.len(), args.max_tokens, engine.threads());
+    let (prompts, threads) = (count(prompts.len(), "prompt"), count(engine.threads(), "thread"));
+    println!("{prompts}, {} tokens each, {threads}", args.max_tokens);
     println!("block  tokens/s  tokens/round  accepted  at each position");
     for (block, s) in args.blocks.iter().zip(&totals) {
         let at: Vec<_> = per_position(s).iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect();

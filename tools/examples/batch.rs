@@ -9,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::{DraftPipeline, Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 use foretoken_tools::{arguments, demo, describe, input, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.
@@ -157,7 +158,8 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
         writeln!(std::io::stdout(), "{report}")?;
     }
     let per_second = tokens as f64 / seconds;
-    eprintln!("{} prompts, {most} at a time: {tokens} tokens at {per_second:.1} tokens/s in total", prompts.len());
+    let (all, tokens) = (count(prompts.len(), "prompt"), count(tokens, "token"));
+    eprintln!("{all}, {most} at a time: {tokens} at {per_second:.1} tokens/s in total");
     let mut failed = errors.iter().enumerate().filter_map(|(i, error)| Some((i + 1, error.as_ref()?)));
     match failed.next() {
         Some((first, error)) => {

@@ -9,6 +9,7 @@ use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOp
 use foretoken_tools::arguments;
 use foretoken_tools::measure::median;
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 use serde_json::{Value, json};
 
 /// Measure the cost of masks, and generation under JSON schemas with and without speculation, interleaved.
@@ -85,7 +86,8 @@ fn measure(args: Args) -> Result<()> {
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;
     let base = GenerateOptions { max_tokens: args.max_tokens, ..GenerateOptions::default() };
     let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };
-    println!("vocabulary {}, {} threads, {}", engine.target().vocab_size(), engine.threads(), engine.isa().name());
+    let threads = count(engine.threads(), "thread");
+    println!("vocabulary {}, {threads}, {}", engine.target().vocab_size(), engine.isa().name());
     println!(
         "schema   tokens  plain t/s  spec t/s  ratio  tokens/round  forced  mask us/token  mask %plain  mask %spec  accept %spec"
     );

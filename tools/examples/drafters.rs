@@ -12,6 +12,7 @@ use foretoken::{
 };
 use foretoken_tools::arguments::{Pipelining, pair};
 use foretoken_tools::measure::median;
+use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, demo, input, println};
 use serde_json::json;
 
@@ -207,7 +208,7 @@ fn run(engine: &Engine, prompt: &[u32], speculation: Speculation, max_tokens: us
 }
 
 fn print(kind: &str, prompt_tokens: usize, modes: &[Mode]) {
-    println!("{kind}, {prompt_tokens} prompt tokens");
+    println!("{kind}, {}", count(prompt_tokens, "prompt token"));
     let off = median(modes[0].speeds.clone());
     for mode in modes {
         let speed = median(mode.speeds.clone());

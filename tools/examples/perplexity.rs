@@ -9,6 +9,7 @@ use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::arguments::{quantized_type, target};
+use foretoken_tools::report::count;
 use foretoken_tools::{input, println};
 
 /// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
@@ -66,7 +67,7 @@ fn command(args: Args) -> Result<()> {
     let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, exact: none, ..defaults };
     let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
     let result = perplexity(&engine, &tokens, &options, |so_far| {
-        eprint!("\r{} windows: {:.4} ", so_far.windows, so_far.value());
+        eprint!("\r{}: {:.4} ", count(so_far.windows, "window"), so_far.value());
     })?;
     eprintln!();
     if args.json {
@@ -79,7 +80,8 @@ fn command(args: Args) -> Result<()> {
         println!("{report}");
     } else {
         let (value, error) = (result.value(), result.error());
-        println!("perplexity {value:.4} +/- {error:.4} over {} tokens in {} windows", result.tokens, result.windows);
+        let (tokens, windows) = (count(result.tokens, "token"), count(result.windows, "window"));
+        println!("perplexity {value:.4} +/- {error:.4} over {tokens} in {windows}");
     }
     Ok(())
 }

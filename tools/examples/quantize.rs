@@ -12,6 +12,7 @@ use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::arguments::resolve;
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
+use foretoken_tools::report::count;
 
 /// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.
 ///
@@ -71,10 +72,11 @@ fn command(args: Args) -> Result<()> {
     }
     let without = tensors.iter().filter(|tensor| tensor.from != tensor.to && !tensor.by_importance).count();
     if options.importance.is_some() && without > 0 {
-        println!("{without} tensors were quantized without importance: they are not in the importance matrix");
+        println!("not in the importance matrix, so quantized without importance: {}", count(without, "tensor"));
     }
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     let (mebibytes, seconds) = (bytes as f64 / f64::from(1 << 20), start.elapsed().as_secs_f64());
-    println!("{}: {} tensors, {mebibytes:.1} MiB in {seconds:.1} s", args.destination.display(), tensors.len());
+    let (path, written) = (args.destination.display(), count(tensors.len(), "tensor"));
+    println!("{path}: {written}, {mebibytes:.1} MiB in {seconds:.1} s");
     Ok(())
 }

@@ -12,6 +12,7 @@ use foretoken_kernels::measure::int8_multiply_adds;
 use foretoken_tools::arguments::pair;
 use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 use serde_json::json;
 
 /// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best
@@ -102,7 +103,8 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let share = |r: &Rollback| r.rollback / (r.verify + r.rollback + draft_ms.unwrap_or(0.0) * (r.rows - 1) as f64);
     let read = measure::read_bandwidth(engine);
     let peak = if engine.device().is_none() { peak_multiply_adds(engine) } else { None };
-    let computes = engine.device().unwrap_or_else(|| format!("{} threads, {}", engine.threads(), engine.isa().name()));
+    let processor = || format!("{}, {}", count(engine.threads(), "thread"), engine.isa().name());
+    let computes = engine.device().unwrap_or_else(processor);
     if args.json {
         let report = json!({
             "v": v,

@@ -6,6 +6,11 @@ use foretoken::kv::KvCache;
 use foretoken::{FinishReason, Sampling, Session, Statistics};
 use serde_json::{Value, json};
 
+/// A number of things, by their noun, whose plural ends in s.
+pub fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// KV cache formats, a line for each kind of layer.
 pub fn kv(kv: &KvCache) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
@@ -51,14 +56,13 @@ pub fn finish_reason(reason: FinishReason) -> &'static str {
 /// Rounds, drafters and measured costs, a line each.
 pub fn details(s: &Statistics, kv_bytes: usize) -> String {
     let mut text = format!(
-        "{} prompt tokens at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts accepted; \
-         {:.1} MiB of KV cache\n",
-        s.prompt_tokens,
+        "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {:.0} % of {} accepted; {:.1} MiB of KV cache\n",
+        count(s.prompt_tokens, "prompt token"),
         s.prefill_tokens_per_second(),
-        s.rounds,
+        count(s.rounds, "round"),
         s.tokens_per_round(),
         100.0 * s.acceptance_rate(),
-        s.drafted,
+        count(s.drafted, "draft"),
         kv_bytes as f64 / f64::from(1 << 20),
     );
     if !s.speculation.drafters.is_empty() {
@@ -72,13 +76,13 @@ fn drafters(s: &Statistics) -> String {
     let line = |d: &foretoken::speculative::DrafterStats| {
         let at = d.accepted_at.iter().zip(&d.drafted_at).map(|(a, n)| format!("{:.0}", 100.0 * *a as f64 / *n as f64));
         format!(
-            "{}: {} calls, {} drafts verified, {} at least partly accepted; {} tokens verified, {} accepted; {:.2} tokens per \
-             draft; acceptance by position (%): {}; {:.1} ms\n",
+            "{}: {}, {} verified, {} at least partly accepted; {} verified, {} accepted; {:.2} tokens per draft; acceptance \
+             by position (%): {}; {:.1} ms\n",
             d.kind.map_or("", |kind| kind.name()),
-            d.calls,
-            d.drafts,
+            count(d.calls, "call"),
+            count(d.drafts, "draft"),
             d.accepted_drafts,
-            d.drafted,
+            count(d.drafted, "token"),
             d.accepted,
             d.mean_accepted_length(),
             at.collect::<Vec<_>>().join(" "),
@@ -95,7 +99,7 @@ fn rounds(s: &Statistics) -> String {
     let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0]));
     let steps = s.drafters.iter().filter_map(|d| Some(format!("{} {:.2} ms", d.kind?.name(), d.step_ms?)));
     format!(
-        "rounds by rows: {}; by reason: {}; {} target passes saved\n\
+        "rounds by rows: {}; by reason: {}; target passes saved: {}\n\
          begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; draft step: {}\n",
         rows.collect::<Vec<_>>().join(", "),
         reasons.collect::<Vec<_>>().join(", "),

@@ -732,7 +732,7 @@ fn doctor_says_what_is_unsound() {
     assert_eq!(unsound.status.code(), Some(1), "{printed}");
     let failed: Vec<_> = printed.lines().filter(|line| line.starts_with("FAILED  ")).collect();
     assert!(matches!(failed[..], [one] if one.contains(name)), "{printed}");
-    assert_eq!(printed.lines().last(), Some("1 failures"));
+    assert_eq!(printed.lines().last(), Some("1 failure"));
     let unsound = run("doctor", &[utf8(&model), "--check", "--json"]);
     let report: Value = serde_json::from_slice(&unsound.stdout).expect("JSON");
     assert_eq!((unsound.status.code(), &report["passed"]), (Some(1), &Value::Bool(false)));
@@ -770,7 +770,7 @@ fn doctor_says_what_files_are() {
         "centroids  yes: a draft scores the ids of 8 of 64 centroids",
         "8192 of 8192 positions fit with K/V exact (",
         "positions fit with K/V compact (",
-        " GB/s with 1 threads at best",
+        " GB/s with 1 thread at best",
         " tokens/s at a short context",
         " with three drafts per pass",
     ] {
@@ -922,11 +922,7 @@ fn names_on_the_hub_are_resolved() {
     std::fs::write(&prompts, r#"["fn main() {"]"#).expect("a file");
     let pair = ["--model", "owner/fox", "--assistant", "owner/fox-assistant"];
     let cases: [(&str, &[&str], &str); 9] = [
-        (
-            "acceptance",
-            &["--blocks", "2", "--max-tokens", "2", "--prompts", utf8(&prompts)],
-            "1 prompts, 2 tokens each",
-        ),
+        ("acceptance", &["--blocks", "2", "--max-tokens", "2", "--prompts", utf8(&prompts)], "1 prompt, 2 tokens each"),
         ("drafters", &["--blocks", "2", "--mixture", "mtp", "--max-tokens", "2", "--repeats", "1"], ""),
         ("verify_curve", &["--repeats", "1"], ""),
         ("kv_quality", &["--tokens", "16", "--generate", "2", "--only", "exact"], "K/V "),
@@ -1008,6 +1004,8 @@ fn perplexity_of_a_text() {
     let (line, _) = succeeds("perplexity", &arguments);
     assert!(line.starts_with(&format!("perplexity {value:.4} +/- ")), "{line}");
     assert!(line.ends_with(" over 62 tokens in 2 windows\n"), "{line}");
+    let (one, _) = succeeds("perplexity", &[&arguments[..3], &["--windows", "1"]].concat());
+    assert!(one.ends_with(" over 31 tokens in 1 window\n"), "{one}");
     let (other, _) = succeeds("perplexity", &[&arguments[..], &["--quantize", "q4_0"]].concat());
     assert_ne!(other, line);
 }
@@ -1165,7 +1163,7 @@ fn acceptance_by_place() {
     assert_eq!((&four["block_size"], four["acceptance_at"].as_array().map(Vec::len)), (&4.into(), Some(3)));
     assert!(number(&four["tokens_per_round"]) > 1.0, "{report}");
     let (table, _) = succeeds("acceptance", &arguments);
-    assert!(table.starts_with("2 prompts, 24 tokens each, 1 threads\n") && table.lines().count() == 4, "{table}");
+    assert!(table.starts_with("2 prompts, 24 tokens each, 1 thread\n") && table.lines().count() == 4, "{table}");
 }
 
 // ---- errors and pipes ----
@@ -1417,7 +1415,11 @@ fn an_edited_trace_is_shown() {
         r#"{"event": "round", "session": 0, "drafter": "mtp", "draft": [{"id": 5}], "accepted": 7, "tokens": []}"#;
     std::fs::write(&path, format!("{round}\n")).expect("a file");
     succeeds("trace_view", &[utf8(&path)]);
-    assert!(std::fs::read_to_string(directory.path().join("trace.html")).expect("a page").contains("1 rounds"));
+    assert!(
+        std::fs::read_to_string(directory.path().join("trace.html"))
+            .expect("a page")
+            .contains("<p>1 round, 0 tokens, ")
+    );
 }
 
 /// Runs a command whose reader is gone before it begins.

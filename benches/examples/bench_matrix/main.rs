@@ -21,6 +21,7 @@ use clap::Parser;
 use foretoken::{Isa, WeightType};
 use foretoken_tools::arguments::{pair, quantized_type};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 
 use journal::{Event, Journal, Origin, Record, Run, Turn};
 use llama::Llama;
@@ -182,7 +183,8 @@ impl<'a> Done<'a> {
 }
 
 fn list(plan: &Plan, args: &Args, done: &Done) {
-    println!("{}: {} cells, {} runs of each", plan.setting.pair, plan.cells.len(), args.runs);
+    let (cells, runs) = (count(plan.cells.len(), "cell"), count(args.runs, "run"));
+    println!("{}: {cells}, {runs} of each", plan.setting.pair);
     for (cell, _) in &plan.cells {
         let there = done.of(plan, cell).filter(|run| run.run <= args.runs).count();
         println!("  {cell}{}", if there > 0 { format!(": {there} of {} runs done", args.runs) } else { String::new() });

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use foretoken::Engine;
-use foretoken_tools::{demo, input, measure, repository};
+use foretoken_tools::{demo, input, measure, report, repository};
 
 use crate::matrix::Prompt;
 
@@ -35,7 +35,8 @@ pub fn prompts(engine: &Engine, text: &str, prompt: Prompt, count: usize) -> Res
         Ok(tokenizer) => tokenizer.encode(text)?,
         Err(_) => measure::ids(engine, 1 + count * own),
     };
-    let (has, needs) = (ids.len(), 1 + count * own);
-    ensure!(has >= needs, "the text has {has} tokens, {count} of {prompt} need {needs}; use a longer --text");
+    let needs = 1 + count * own;
+    let has = report::count(ids.len(), "token");
+    ensure!(ids.len() >= needs, "the text has {has}, {count} of {prompt} need {needs}; use a longer --text");
     Ok(ids[1..].chunks_exact(own).take(count).map(|piece| [&ids[..1], piece].concat()).collect())
 }

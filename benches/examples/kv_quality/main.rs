@@ -18,6 +18,7 @@ use foretoken::{
 };
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::pair;
+use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, input, println, repository};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
@@ -101,7 +102,8 @@ fn command(args: Args) -> Result<()> {
         }
         None => loaded(&args)?,
     };
-    ensure!(ids.len() >= args.tokens, "the text has {} tokens, --tokens asks for {}", ids.len(), args.tokens);
+    let has = count(ids.len(), "token");
+    ensure!(ids.len() >= args.tokens, "the text has {has}, --tokens asks for {}", args.tokens);
 
     let mut cases = cases();
     if let Some(unknown) = args.only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {

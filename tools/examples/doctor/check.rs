@@ -4,13 +4,14 @@ use std::process::ExitCode;
 
 use foretoken::verify::{Finding, Outcome, VerifyOptions, verify};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 
 pub fn print(options: &VerifyOptions) -> ExitCode {
     let findings = verify(options);
     println!("\nchecks");
     findings.iter().for_each(line);
     let failed = failures(&findings);
-    println!("{}", if failed == 0 { "sound".into() } else { format!("{failed} failures") });
+    println!("{}", if failed == 0 { "sound".into() } else { count(failed, "failure") });
     code(failed)
 }
 

@@ -8,6 +8,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
 use foretoken::{Error, OwnDrafter, TargetFacts};
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 
 /// A target and its features; `assistant` is the one that it is used with.
 pub fn target(
@@ -27,7 +28,7 @@ pub fn target(
         "K = V",
         &match k_eq_v {
             0 => "no: K and V are stored".into(),
-            count => format!("yes, in {count} layers: V alone is stored"),
+            layers => format!("yes, in {}: V alone is stored", count(layers, "layer")),
         },
     );
     if facts.state_bytes > 0 {

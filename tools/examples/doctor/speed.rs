@@ -8,6 +8,7 @@ use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
 use foretoken::{Error, Isa, OwnDrafter, TargetFacts};
 use foretoken_tools::measure::processor_bandwidth;
 use foretoken_tools::println;
+use foretoken_tools::report::count;
 
 use crate::features::{line, mebibytes};
 
@@ -102,8 +103,9 @@ fn tokens_per_second(
     line(
         "reads",
         &format!(
-            "{:.1} GB/s with {threads} threads at best ({isa}); each token reads {} of weights",
+            "{:.1} GB/s with {} at best ({isa}); each token reads {} of weights",
             bandwidth / 1e9,
+            count(threads, "thread"),
             mebibytes(step as u64)
         ),
     );

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use foretoken_tools::report::count;
 use foretoken_tools::{input, println};
 use plot::{Series, bars, escape, steps};
 use serde_json::Value;
@@ -64,8 +65,9 @@ fn page(lines: &[Value]) -> String {
     let data = serde_json::to_string(&rounds).unwrap_or_default().replace('<', "\\u003c");
     let emitted: usize = rounds.iter().map(|round| round["tokens"].as_array().map_or(0, Vec::len)).sum();
     let summary = format!(
-        "{} rounds, {emitted} tokens, {:.2} tokens per round",
-        rounds.len(),
+        "{}, {}, {:.2} tokens per round",
+        count(rounds.len(), "round"),
+        count(emitted, "token"),
         emitted as f64 / rounds.len().max(1) as f64
     );
     format!(
@@ -93,7 +95,7 @@ fn texts(lines: &[Value], colour: &dyn Fn(&str) -> &'static str) -> String {
         match line["event"].as_str() {
             Some("begin") => {
                 let prompt = escape(&line["prompt_tokens"].to_string());
-                *text += &format!("<p class=begin>after a prompt of {prompt} tokens</p><div class=text>");
+                *text += &format!("<p class=begin>prompt tokens: {prompt}</p><div class=text>");
             }
             Some("first") => *text += &tokens(line, None, colour),
             Some("round") => {

@@ -145,6 +145,9 @@ fn a_directory_where_a_file_is_expected_and_the_reverse() {
     }
     let pair = Pair::new();
     refused(Engine::load(&EngineOptions::new(pair.path(WEIGHTS))), &[WEIGHTS, "is a file", "directory"]);
+    // The directory around both checkpoints is none.
+    let around = Engine::load(&EngineOptions::new(pair.directory.path()));
+    refused(around, &["contains checkpoints; use one of them: assistant, target"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(super) const INSTEAD: &str = "use the bf16 checkpoint, or a GGUF file of the
 /// Refuses a directory without a model's weights, if its contents explain why.
 ///
 /// # Errors
-/// If it holds a LoRA adapter or GGUF files.
+/// If it holds a LoRA adapter, GGUF files or directories of checkpoints.
 pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
     let has = |name: &str| directory.join(name).exists();
     let adapter = directory.join("adapter_config.json");
@@ -54,6 +54,10 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         let problem = format!("is a directory of the Hub's cache; use the snapshot in it, {}", snapshot.display());
         return Err(Error::file(directory, problem));
     }
+    let kind = if files.is_empty() { "checkpoints" } else { "GGUF files" };
+    if files.is_empty() && !has("config.json") {
+        files = names.into_iter().filter(|name| directory.join(name).join("config.json").is_file()).collect();
+    }
     files.sort();
     let more = files.len().saturating_sub(MAX_LISTED);
     files.truncate(MAX_LISTED);
@@ -61,7 +65,7 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         true => Ok(()),
         false => {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            Err(Error::file(directory, format!("contains GGUF files; use one of them: {}{more}", files.join(", "))))
+            Err(Error::file(directory, format!("contains {kind}; use one of them: {}{more}", files.join(", "))))
         }
     }
 }

@@ -33,8 +33,8 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
     /// Print tokens/s for every number of sequences instead of the text, compared with v(N), the cost of a pass over N
-    /// rows relative to one row; interleaved, repeated this many times.
-    #[arg(long, value_name = "TIMES", num_args = 0..=1, default_missing_value = "5")]
+    /// rows relative to one row; interleaved, repeated this many times (without TIMES: 5).
+    #[arg(long, value_name = "TIMES", num_args = 0..=1, default_missing_value = "5", value_parser = times)]
     measure: Option<usize>,
     #[command(flatten)]
     load: arguments::Load,
@@ -47,6 +47,12 @@ struct Args {
     /// Print one JSON object: the figures with --measure, otherwise a text for every prompt.
     #[arg(long)]
     json: bool,
+}
+
+/// The value of `--measure`, which takes a FILE behind it for its own.
+fn times(text: &str) -> Result<usize, String> {
+    let times = text.parse().ok().filter(|times| *times > 0);
+    times.ok_or_else(|| "TIMES must be a number, at least 1; put a FILE before --measure".into())
 }
 
 fn main() -> ExitCode {
@@ -64,7 +70,6 @@ fn command(args: Args) -> Result<()> {
         "--sequences must be from 1 to {max_rows} with --measure"
     );
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
-    ensure!(args.measure != Some(0), "--measure must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
     let listed = listed(&args)?;
@@ -73,7 +78,7 @@ fn command(args: Args) -> Result<()> {
     let speculation = args.drafting.options(&engine, DraftPipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
-        Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),
+        Some(times) => gains(&args, &engine, &prompts, &options, times),
         None => texts(&args, &engine, &prompts, &options),
     }
 }

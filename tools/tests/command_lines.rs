@@ -1357,6 +1357,17 @@ fn types_to_quantize_to() {
     }
 }
 
+/// A file behind `--measure` is taken for its value.
+#[test]
+fn the_value_of_measure_is_a_number() {
+    for value in ["prompts.txt", "0"] {
+        let Output { status, stderr, .. } = run("batch", &["--measure", value]);
+        let problem = "TIMES must be a number, at least 1; put a FILE before --measure; see --help";
+        let line = format!("Error: invalid value '{value}' for '--measure [<TIMES>]': {problem}\n");
+        assert_eq!((status.code(), text(&stderr)), (Some(1), line));
+    }
+}
+
 /// A negative value is blamed on its option.
 #[test]
 fn negative_values_are_the_options() {
@@ -1377,7 +1388,7 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 16] = [
+    let cases: [(&str, &[&str], &str); 15] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
@@ -1385,7 +1396,6 @@ fn counts_of_nothing_are_refused() {
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
         ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),
-        ("batch", &["--measure", "0"], "--measure must be at least 1"),
         ("batch", &["--measure", "--max-tokens", "1"], "--max-tokens must be at least 2 with --measure"),
         ("batch", &["--measure", "--sequences", "1,600"], "--sequences must be from 1 to 512 with --measure"),
         ("kv_quality", &["--tokens", "0"], "--tokens must be at least 1"),

@@ -32,8 +32,8 @@ impl From<Isa> for LoadOptions {
 /// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of tensors loaded.
+    /// Bytes of tensors loaded, or written. A load ends with `total`.
     pub loaded: u64,
-    /// Bytes of all tensors.
+    /// Bytes of all of them; those of image and audio towers are not loaded.
     pub total: u64,
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
@@ -71,7 +73,7 @@ pub struct Loader<'a> {
     taken: BTreeSet<String>,
     sample: crc32fast::Hasher,
     step: StepCost,
-    loaded: u64,
+    loaded: Arc<AtomicU64>, // bytes, of all loaders of the load
     total: u64,
     arena: Arena,
 }
@@ -80,7 +82,7 @@ impl<'a> Loader<'a> {
     /// A loader of the tensors under `prefix`.
     pub fn new(checkpoint: &'a Checkpoint, prefix: &str, options: &LoadOptions) -> Self {
         let options = options.clone();
-        let total = if options.progress.is_some() { checkpoint.bytes() } else { 0 };
+        let total = if options.progress.is_some() { checkpoint.text_bytes() } else { 0 };
         let (prefix, taken) = (prefix.to_owned(), BTreeSet::new());
         Self {
             checkpoint,
@@ -90,10 +92,16 @@ impl<'a> Loader<'a> {
             taken,
             sample: crc32fast::Hasher::new(),
             step: StepCost::default(),
-            loaded: 0,
+            loaded: Arc::default(),
             total,
             arena: Arena::default(),
         }
+    }
+
+    /// A loader of the tensors under another prefix, for the same use, in the same load: its progress continues.
+    pub(crate) fn beside(&self, prefix: &str) -> Self {
+        let other = Self::new(self.checkpoint, prefix, &self.options).for_use(self.weight_use);
+        Self { loaded: self.loaded.clone(), ..other }
     }
 
     /// The same loader, for weights with `weight_use`.
@@ -160,7 +168,7 @@ impl<'a> Loader<'a> {
         let bytes = tensor.bytes.as_slice();
         self.sample.update(&bytes[bytes.len() / 2..][..SAMPLE.min(bytes.len() - bytes.len() / 2)]);
         self.taken.insert(full);
-        self.loaded += tensor.bytes.as_slice().len() as u64;
+        self.loaded.fetch_add(tensor.bytes.as_slice().len() as u64, Ordering::Relaxed);
         Ok(tensor)
     }
 
@@ -353,7 +361,7 @@ impl<'a> Loader<'a> {
             }
         };
         if let Some(progress) = &self.options.progress {
-            progress(Progress { loaded: self.loaded, total: self.total });
+            progress(Progress { loaded: self.loaded.load(Ordering::Relaxed), total: self.total });
         }
         Ok(weight.named(&self.full(name)))
     }
@@ -407,7 +415,7 @@ impl<'a> Loader<'a> {
         self.taken.extend(other.taken);
     }
 
-    /// Ends the load and warns of unused tensors, except those that `known` accepts: they may
+    /// Ends the load, completes its progress, and warns of unused tensors, except those that `known` accepts: they may
     /// belong to modules that are not implemented.
     ///
     /// # Errors
@@ -434,6 +442,10 @@ impl<'a> Loader<'a> {
         if !unused.is_empty() {
             let path = self.checkpoint.path().display();
             tracing::warn!(%path, tensors = ?unused, "tensors that no module uses");
+        }
+        if let Some(progress) = &self.options.progress {
+            // With what is known to be unused, such as a second copy of the output head.
+            progress(Progress { loaded: self.total, total: self.total });
         }
         Ok(())
     }

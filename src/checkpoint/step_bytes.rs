@@ -65,6 +65,19 @@ impl Checkpoint {
         }
     }
 
+    /// Bytes of the file's tensors without its towers, which nothing reads.
+    pub(crate) fn text_bytes(&self) -> u64 {
+        match &self.files {
+            Files::HuggingFace(tensors) => {
+                tensors.described().filter(|(name, ..)| !is_tower(name)).map(|(_, _, bytes)| bytes).sum()
+            }
+            Files::Gguf(gguf) => {
+                let text = gguf.tensors().filter(|tensor| !is_tower(tensor.name()));
+                text.filter_map(TensorInfo::len_bytes).map(|bytes| bytes as u64).sum()
+            }
+        }
+    }
+
     /// Bytes of all tensors when loaded: those of the file without its towers, except that matrices of grid types grow
     /// when packed ([`WeightType::packed_block_bytes`]).
     pub fn loaded_bytes(&self) -> u64 {

@@ -76,7 +76,7 @@ impl Assistant {
         let mut projections = Loader::new(checkpoint, "", options).for_use(weight_use);
         let pre_projection = to.linear(projections.linear("pre_projection.weight", hidden, 2 * backbone)?)?;
         let post_projection = to.linear(projections.linear("post_projection.weight", backbone, hidden)?)?;
-        let mut loader = Loader::new(checkpoint, "model.", options).for_use(weight_use);
+        let mut loader = projections.beside("model.");
         let layers = text.layers.iter().enumerate();
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, to, i, text, l)).collect();
         let layers = layers?;

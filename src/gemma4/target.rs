@@ -73,7 +73,7 @@ impl Target {
         let lm_head = match config.tie_word_embeddings {
             true => to.tied_head(&embed_tokens),
             false => {
-                let mut outer = Loader::new(checkpoint, "", options).for_use(to.weight_use());
+                let mut outer = loader.beside("");
                 let lm_head = to.linear(outer.head(checkpoint.head_name(), config.vocab_size, hidden)?)?;
                 step = step.and(outer.step_cost());
                 loader.absorb(outer);

@@ -69,7 +69,7 @@ impl Target {
             layers.push(DecoderLayer::load(&mut loader, to, &name, &config, mixer)?);
         }
         let norm = to.norm(zero_centred(&mut loader, "norm.weight", hidden, &config, 1.0)?)?;
-        let mut root = Loader::new(checkpoint, "", options).for_use(to.weight_use());
+        let mut root = loader.beside("");
         let lm_head = match config.tie_word_embeddings {
             true => to.tied_head(&embed_tokens),
             false => to.linear(root.head(checkpoint.head_name(), config.vocab_size, hidden)?)?,

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use cases::{Case, cache, max_difference, pass, values};
 use foretoken::checkpoint::convert::{ToGgufOptions, ToHuggingFaceOptions, Unknown, to_gguf, to_hugging_face};
-use foretoken::checkpoint::{Checkpoint, find_assistants};
+use foretoken::checkpoint::{Checkpoint, Progress, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
 use foretoken::verify::{Outcome, VerifyOptions, verify};

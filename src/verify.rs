@@ -8,7 +8,7 @@ use foretoken_kernels::quant::WeightType;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::checkpoint::{Checkpoint, Expected, Kind, RawTensor, TensorType, survey, token_ordering};
+use crate::checkpoint::{Checkpoint, Expected, Kind, RawTensor, TensorType, is_unneeded, survey, token_ordering};
 use crate::gemma4::{AssistantConfig, check_pair, implied_of_assistant, is_assistants_table};
 use crate::{
     Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions, Speculation, SpeculationOptions, family,
@@ -181,9 +181,15 @@ impl Report {
             let is_expected = expected.contains(name.as_str()) || expected.contains(format!("model.{name}").as_str());
             !is_expected && name != "rope_freqs.weight" && !known(name)
         });
-        match unused.is_empty() {
-            true => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
-            false => {
+        let all = unused.len();
+        unused.retain(|name| !is_unneeded(name));
+        match (unused.is_empty(), all - unused.len()) {
+            (true, 0) => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
+            (true, unneeded) => {
+                let what = "scales of an FP8 KV cache, or buffers that the configuration implies";
+                self.add(part, "unused", Outcome::Passed, format!("not needed: {unneeded}, {what}"));
+            }
+            (false, _) => {
                 let detail = format!("no module uses {}", unused.join(", "));
                 self.add(part, "unused", Outcome::Warned, detail);
             }

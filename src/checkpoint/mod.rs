@@ -54,3 +54,4 @@ pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::{HEAD, weights};
 pub use tensor::{RawTensor, TensorType};
+pub(crate) use unsupported_tensors::is_unneeded;

@@ -167,7 +167,7 @@ pub(super) fn refuse_types(checkpoint: &Checkpoint) -> Result<()> {
 
 /// Whether an unused tensor is not needed: a buffer saved by older versions of transformers, which the configuration
 /// implies, or a scale of an FP8 KV cache, which this cache does not have.
-pub(super) fn is_unneeded(name: &str) -> bool {
+pub(crate) fn is_unneeded(name: &str) -> bool {
     let unneeded =
         ["inv_freq", ".embed_scale", "self_attn.k_scale", "self_attn.v_scale", "k_proj.k_scale", "v_proj.v_scale"];
     unneeded.iter().any(|end| name.ends_with(end))

@@ -262,6 +262,14 @@ fn fp8_is_the_dequantized_weights() {
         let got = target(&fp8.path("target")).unwrap_or_else(|error| panic!("{config}: {error}"));
         let want = target(&plain.path("target")).expect("a target");
         assert_eq!(logits(&got, &ids), logits(&want, &ids), "{config}");
+        let findings = verify(&VerifyOptions { target: Some(fp8.path("target")), ..VerifyOptions::default() });
+        let unused = findings.into_iter().find(|finding| finding.check == "unused").expect("a finding");
+        assert_eq!(unused.outcome, Outcome::Passed, "{config}: {}", unused.detail);
+        assert!(
+            unused.detail.starts_with("not needed: ") && unused.detail.contains("FP8 KV cache"),
+            "{}",
+            unused.detail
+        );
     }
     let twin = Twin::of("edge");
     let q = "model.layers.0.self_attn.q_proj.weight";

@@ -612,7 +612,10 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 nested brackets"),
         (Constraint::lark("start: missing\n"), "missing"),
         (Constraint::lark(""), ""),
-        (Constraint::lark("root ::= \"a\""), ""),
+        (
+            Constraint::lark("root ::= \"a\""),
+            "GBNF and EBNF (::=) are not supported; write a Lark grammar, a regular expression or a JSON schema (docs/",
+        ),
     ] {
         let problem = refused(constraint.clone());
         println!("{problem}");

@@ -33,6 +33,10 @@ const ROW_ITEMS: usize = 4;
 /// Maximum nesting of brackets in a Lark grammar, which is parsed recursively.
 const MAX_NESTING: usize = 500;
 
+/// Why a grammar with `::=` does not compile, most likely.
+const NOT_LARK: &str = "GBNF and EBNF (::=) are not supported; write a Lark grammar, a regular expression or a JSON \
+     schema (docs/constraints.md)";
+
 /// An engine's constraints.
 #[derive(Default)]
 pub(crate) struct Compiler {
@@ -135,7 +139,10 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
         }
         Grammar::Lark(grammar) => {
             check_embedded(grammar, limits)?;
-            matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused)
+            matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(|problem| match grammar.contains("::=") {
+                true => refused(format!("{problem}; {NOT_LARK}")),
+                false => refused(problem),
+            })
         }
     }
 }

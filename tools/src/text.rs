@@ -43,7 +43,8 @@ pub struct Constrained {
     /// Constrain the text to this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub regex: Option<String>,
-    /// Constrain the text to the grammar in this file, in llguidance's variant of the Lark syntax.
+    /// Constrain the text to the grammar in this file, in llguidance's variant of the Lark syntax, not GBNF
+    /// (docs/constraints.md).
     #[arg(long, value_name = "FILE")]
     pub grammar: Option<PathBuf>,
 }

@@ -3,6 +3,7 @@
 pub mod arguments;
 mod errors;
 pub mod input;
+pub mod interrupt;
 pub mod measure;
 pub mod progress;
 pub mod prompt;

@@ -638,6 +638,44 @@ fn the_keys_of_generate_json() {
     assert!(number(&report["accepted"]) <= number(&report["drafted"]) && number(&report["kv_bytes"]) > 0.0);
 }
 
+/// Ctrl-C ends the generation: what was generated is printed, and the exit code is that of SIGINT.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_generation_is_printed() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::os::unix::process::CommandExt;
+    let mut command = example("generate");
+    let arguments =
+        ["fn main() {", "--json", "--no-speculation", "--threads", "1", "--max-tokens", "4000", "--ignore-eos"];
+    command.args(arguments).args(["--trace", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A shell's job in the background would ignore the signal.
+    // SAFETY: `signal` is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().expect("a run");
+    // The generation waits for the trace to be read: all of it is more than a pipe holds.
+    let mut trace = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.contains(r#""event":"round""#) {
+        line.clear();
+        assert_ne!(trace.read_line(&mut line).expect("a line"), 0, "no round was traced");
+    }
+    // SAFETY: the child has not been waited for, so the id is its own.
+    assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) }, 0);
+    let mut rest = String::new();
+    trace.read_to_string(&mut rest).expect("the rest");
+    let output = child.wait_with_output().expect("an end");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {rest}"));
+    let tokens = report["tokens"].as_array().map_or(0, Vec::len);
+    assert!(output.status.code() == Some(130) && report["finish_reason"] == "cancelled", "{}", output.status);
+    assert!(tokens > 1 && tokens < 4000 && report["generated_tokens"] == tokens, "{tokens}");
+    assert!(report["text"].as_str().is_some_and(|text| !text.is_empty()), "{report}");
+}
+
 /// Instruction sets by name: they write the same text where the demo pair's margins decide it, and
 /// report their own name.
 #[test]

@@ -8,7 +8,8 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Parser;
 use foretoken::speculative::{Costs, Trace};
-use foretoken::{Engine, GenerateOptions};
+use foretoken::{Engine, FinishReason, GenerateOptions};
+use foretoken_tools::interrupt::cancel_on_interrupt;
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::text::Text;
@@ -16,7 +17,8 @@ use foretoken_tools::{arguments, check_directory_of, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
-/// Without arguments, the demo pair in models/demo continues a Rust snippet.
+/// Without arguments, the demo pair in models/demo continues a Rust snippet. Ctrl-C ends the generation, a second one the
+/// command; the exit code is 130 then.
 ///
 /// Example: generate "Why is the sky blue?" --chat --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]
@@ -52,12 +54,15 @@ struct Args {
     stats: bool,
 }
 
+/// A shell's exit code for a command that SIGINT ended.
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
     foretoken_tools::run(generate)
 }
 
-fn generate(args: Args) -> Result<()> {
+fn generate(args: Args) -> Result<ExitCode> {
     let text = args.prompt.text()?;
     for file in [&args.costs, &args.drafting.ngram_dynamic].into_iter().flatten() {
         check_directory_of(file)?;
@@ -72,7 +77,9 @@ fn generate(args: Args) -> Result<()> {
     let mut session = engine.session(&args.kv.options())?;
     let prompt = args.prompt.ids(&engine, &text, session.kv().max_context())?;
     let kv = report::kv(session.kv());
-    let mut generation = session.generate(&prompt, &options(&args, &engine)?)?;
+    let options = options(&args, &engine)?;
+    cancel_on_interrupt(options.cancel.clone());
+    let mut generation = session.generate(&prompt, &options)?;
     let shown = if args.json { Shown::AtTheEnd } else { Shown::AsItArrives };
     let mut reply = Reply::new(args.prompt.reply_parser(&engine)?, shown);
     let mut tokens = Vec::new();
@@ -106,7 +113,8 @@ fn generate(args: Args) -> Result<()> {
         eprint!("{kv}{}", report::details(&statistics, session.kv_bytes()));
     }
     eprintln!("{statistics}");
-    written
+    let is_interrupted = finish_reason == Some(FinishReason::Cancelled);
+    written.map(|()| if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {

@@ -60,6 +60,7 @@ struct Args {
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<u64>,
     /// API key that requests must have; may be repeated. Other users of the machine can see it: prefer --api-key-file.
+    /// Default: requests need none.
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
     /// File with API keys, one per line.

@@ -1,5 +1,7 @@
 //! Other containers and layouts of the same model.
 
+use std::sync::Mutex;
+
 use super::*;
 
 /// A blob of Ollama's store: no extension, the towers in the same file, `llama` as the tokenizer's model.
@@ -302,5 +304,32 @@ fn split_files_compute_the_references() {
             target(&twin.write(file, content)),
             &[file, "is a piece of model.gguf", "cat $(ls -v model.gguf.part*)"],
         );
+    }
+}
+
+/// The progress of a load is that of all parts of the model together, without towers, and ends at its total.
+#[test]
+fn progress_counts_what_is_read() {
+    let twin = Twin::of("edge");
+    let read = Checkpoint::open(twin.path("target")).expect("a checkpoint").bytes();
+    let tower = (Dtype::F32, vec![4096], f32_bytes(vec![0.5; 4096]));
+    twin.tensors(WEIGHTS, |tensors| drop(tensors.insert("model.vision_tower.patch_embedder.weight".into(), tower)));
+    // Its trunk and its NextN head have different prefixes.
+    let qwen = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let of_qwen = Checkpoint::open(&qwen).expect("the demo").bytes();
+    for (path, total) in [(twin.path("target"), read), (qwen, of_qwen)] {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = seen.clone();
+        let progress: Arc<dyn Fn(Progress) + Send + Sync> =
+            Arc::new(move |progress: Progress| sink.lock().expect("progress").push(progress));
+        let options = EngineOptions { threads: Some(1), progress: Some(progress), ..EngineOptions::new(&path) };
+        Engine::load(&options).expect("an engine");
+        let seen = seen.lock().expect("progress");
+        assert!(seen.iter().all(|progress| progress.total == total), "{}: {seen:?} of {total}", path.display());
+        assert!(seen.is_sorted_by_key(|progress| progress.loaded), "{}: {seen:?}", path.display());
+        assert_eq!(seen.last().map(|progress| progress.loaded), Some(total), "{}", path.display());
+        // Before the end as well: nothing large is left out.
+        let read = seen[seen.len() - 2].loaded as f64;
+        assert!(read > 0.9 * total as f64, "{}: {read} of {total}", path.display());
     }
 }

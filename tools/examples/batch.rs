@@ -27,7 +27,7 @@ struct Args {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "4")]
     sequences: Vec<usize>,
     /// Tokens per arbitrary prompt.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "model", conflicts_with = "file")]
     prompt_tokens: usize,
     /// Rows per forward pass; rows not used by rounds read prompts.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::ElementType;
 use foretoken::checkpoint::convert::{
@@ -31,9 +31,10 @@ struct Args {
     /// Type of the matrices: f32, f16, bf16, q8_0. Default: f16 for a GGUF file, the types of the file for a directory.
     #[arg(long, value_name = "TYPE")]
     outtype: Option<Outtype>,
-    /// Layout of an assistant's GGUF file: gemma4-assistant (llama.cpp's), or gemma4_assistant (an older one).
-    #[arg(long, default_value = "gemma4-assistant")]
-    layout: AssistantLayout,
+    /// Layout of an assistant's GGUF file: gemma4-assistant (llama.cpp's), or gemma4_assistant (an older one). Default:
+    /// gemma4-assistant.
+    #[arg(long)]
+    layout: Option<AssistantLayout>,
     /// Directory of the tokenizer for the GGUF file, e.g. the assistant's target. Default: the checkpoint's own.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
@@ -61,7 +62,12 @@ fn command(args: Args) -> Result<()> {
     let report = match source.gguf() {
         None => {
             let Args { outtype, layout, tokenizer, name, .. } = args;
-            let outtype = outtype.unwrap_or(Outtype::F16);
+            ensure!(
+                layout.is_none() || source.is_assistant()?,
+                "--layout: applies to an assistant, but {} is a target; omit it",
+                path.display()
+            );
+            let (outtype, layout) = (outtype.unwrap_or(Outtype::F16), layout.unwrap_or_default());
             if tokenizer.is_none() && !path.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
@@ -70,7 +76,11 @@ fn command(args: Args) -> Result<()> {
             to_gguf(&source, &args.destination, &options)?
         }
         Some(_) => {
-            let of_gguf = [("--tokenizer", args.tokenizer.is_some()), ("--name", args.name.is_some())];
+            let of_gguf = [
+                ("--layout", args.layout.is_some()),
+                ("--tokenizer", args.tokenizer.is_some()),
+                ("--name", args.name.is_some()),
+            ];
             if let Some((option, _)) = of_gguf.iter().find(|(_, is_given)| *is_given) {
                 bail!("{option}: applies to a GGUF file to write, but this one is converted to a directory; omit it");
             }

@@ -33,7 +33,7 @@ struct Args {
     /// Tokens per window.
     #[arg(long, default_value_t = 512)]
     window: usize,
-    /// Maximum number of windows.
+    /// Maximum number of windows. Default: all of the text.
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
     /// Type of the cached keys: f32, f16, bf16, or q8_0, q4_0, tqc2 to tqc6, turbo2 to turbo4. Of layers without a window,

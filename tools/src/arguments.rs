@@ -33,12 +33,12 @@ pub struct Load {
     pub no_assistant: bool,
     /// Smaller model with the same tokenizer for the drafter draft-model: a directory, a GGUF file, or a Hugging Face
     /// Hub name.
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", conflicts_with = "no_speculation")]
     pub draft_model: Option<PathBuf>,
     /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a
     /// draft step is faster with them), or N/K (always builds N, of which K are scored). Built centroids
     /// lower the acceptance; the text is the same.
-    #[arg(long, value_name = "WHICH", default_value = "own")]
+    #[arg(long, value_name = "WHICH", default_value = "own", conflicts_with = "no_assistant")]
     pub centroids: CentroidChoice,
     /// Do not cache built centroids (default: foretoken in XDG_CACHE_HOME, or in .cache in the home directory).
     #[arg(long)]
@@ -69,12 +69,16 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a listed drafter's model is missing, a checkpoint cannot be downloaded from the Hub, the model cannot be read
-    /// to match assistants, or several match.
+    /// If a listed drafter's model is missing, no listed drafter uses the draft model, a checkpoint cannot be downloaded
+    /// from the Hub, the model cannot be read to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         ensure!(
             self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),
             "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it"
+        );
+        ensure!(
+            self.draft_model.is_none() || drafting.may_use(DrafterKind::DraftModel),
+            "--draft-model: --spec-type does not list draft-model; list it, or omit the model"
         );
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
@@ -293,18 +297,18 @@ pub struct Drafting {
     /// Block size preset: throughput, balanced, quality.
     #[arg(long, value_name = "NAME", conflicts_with = "draft_block_size")]
     pub mtp_preset: Option<MtpPreset>,
-    /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32).
+    /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32). Default: never.
     #[arg(long, value_name = "N")]
     pub skip_streak: Option<usize>,
     /// Sample drafts from the drafter's distribution instead of taking its most probable token.
     #[arg(long)]
     pub sample_drafts: bool,
     /// N-gram counts of a corpus for ngram-cache, which --spec-type must list.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_speculation")]
     pub ngram_static: Option<PathBuf>,
     /// N-gram counts of earlier texts for ngram-cache, which --spec-type must list; `generate`
     /// creates and updates the file.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_speculation")]
     pub ngram_dynamic: Option<PathBuf>,
 }
 
@@ -327,20 +331,18 @@ impl Drafting {
     /// The speculation options. A block size or a preset alone selects the assistant.
     ///
     /// # Errors
-    /// If a drafter needs an assistant and there is none, or a file of n-gram counts cannot be read, or no drafter uses
-    /// it.
+    /// If a drafter needs an assistant and there is none, a file of n-gram counts cannot be read, or no drafter uses it
+    /// or another option.
     pub fn options(&self, engine: &Engine, pipeline: DraftPipeline) -> Result<Speculation> {
-        let able = engine.has_mtp() || engine.draft_model().is_some();
-        if self.no_speculation {
-            return Ok(Speculation::Off);
-        }
         self.check_ngram_files()?;
         let (block, option) = match (self.draft_block_size, self.mtp_preset) {
             (Some(rows), _) => (BlockSize::Fixed(rows), "--draft-block-size"),
             (None, Some(preset)) => (BlockSize::Preset(preset), "--mtp-preset"),
             (None, None) => (BlockSize::Measured, "--spec-type"),
         };
-        if self.spec_type.is_none() && !able && block == BlockSize::Measured {
+        let has_model = engine.has_mtp() || engine.draft_model().is_some();
+        if self.no_speculation || self.spec_type.is_none() && !has_model && block == BlockSize::Measured {
+            self.check_unused(pipeline)?;
             return Ok(Speculation::Off);
         }
         let mut drafters = match &self.spec_type {
@@ -372,6 +374,25 @@ impl Drafting {
             drafts: if self.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
             pipeline,
         }))
+    }
+
+    /// # Errors
+    /// If an option of drafts was given, but there are none.
+    fn check_unused(&self, pipeline: DraftPipeline) -> Result<()> {
+        let given = [
+            ("--skip-streak", self.skip_streak.is_some()),
+            ("--sample-drafts", self.sample_drafts),
+            ("--pipeline-depth 2", pipeline == DraftPipeline::Ahead),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => bail!("{option}: nothing drafts; pass --assistant or --spec-type, or omit it"),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether --spec-type lists the drafter, or leaves the choice.
+    fn may_use(&self, kind: DrafterKind) -> bool {
+        !matches!(self.spec_type, Some(Drafters::Priority(_))) || self.lists(kind)
     }
 
     /// Whether --spec-type lists the drafter.

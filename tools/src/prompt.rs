@@ -156,9 +156,13 @@ impl Prompt {
     /// The options for rendering the chat.
     ///
     /// # Errors
-    /// If a file is not such JSON.
+    /// If a file is not such JSON, or two options contradict each other.
     pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
         let TemplateVariables { thinking, others } = self.chat_template_kwargs.clone().unwrap_or_default();
+        if self.think && thinking == Some(Thinking::Off) {
+            let problem = "contradicts enable_thinking in --chat-template-kwargs; omit one of them".into();
+            return Err(foretoken::Error::Argument { name: "--think", problem });
+        }
         let tools = self.tools.as_deref().map(|path| of_json(path, &input::file(path)?, Json::into_list));
         Ok(ChatOptions {
             thinking: if self.think { Thinking::On } else { thinking.unwrap_or_default() },

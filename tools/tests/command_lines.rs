@@ -291,7 +291,42 @@ fn files_of_ngram_counts_need_their_drafter() {
     assert!(counts.is_file());
     let corpus = ["--ngram-static", utf8(&counts)];
     succeeds("generate", &[&all[..], &corpus, &["--spec-type", "mtp,ngram-cache"]].concat());
-    succeeds("generate", &[&all[..], &corpus, &["--no-speculation"]].concat());
+}
+
+/// Options of which one would have no effect beside the other are refused together.
+#[test]
+fn options_without_effect_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (target, gguf) = (demo("target"), directory.path().join("demo.gguf"));
+    let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
+    succeeds("convert", &[target, gguf]);
+    let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
+    let cases: [(&str, &[&str], &str); 18] = [
+        ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
+        ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
+        ("generate", &["--no-speculation", "--draft-model", target], "cannot be used with"),
+        ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
+        ("generate", &["--no-speculation", "--pipeline-depth", "2"], "--pipeline-depth 2: nothing drafts; "),
+        ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
+        ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
+        ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
+        ("generate", &["--spec-type", "mtp", "--draft-model", target], "--draft-model: --spec-type does not list"),
+        ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
+        ("batch", &["--prompt-tokens", "8"], "not provided: --model"),
+        ("batch", &["x", "--model", target, "--prompt-tokens", "8"], "cannot be used with"),
+        ("doctor", &[target, "--check", "--json", "--contents"], "cannot be used with"),
+        ("convert", &[target, utf8(&back), "--layout", "gemma4_assistant"], "--layout: applies to an assistant"),
+        ("convert", &[gguf, utf8(&back), "--layout", "gemma4_assistant"], "--layout: applies to a GGUF file"),
+        ("kv_quality", &["--synthetic", "--only", "turbo2"], "cannot be used with"),
+        ("bench_matrix", &["--dry-run", "--markdown"], "cannot be used with"),
+        ("bench_matrix", &["--dry-run", "--llama-args", "-fa on"], "not provided: "),
+    ];
+    for (name, arguments, what) in cases {
+        let Output { status, stdout, stderr } = run(name, arguments);
+        let line = text(&stderr);
+        let is_one = status.code() == Some(1) && stdout.is_empty() && line.lines().count() == 1;
+        assert!(is_one && line.contains(what), "{name} {arguments:?}: {line}");
+    }
 }
 
 /// The demo's target and assistant, under these names in `directory`.

@@ -87,23 +87,24 @@ pub struct Args {
     #[arg(long, default_value = "target/bench_matrix")]
     out: PathBuf,
     /// Start this llama.cpp server with the same target, for comparison.
-    #[arg(long, value_name = "PATH", conflicts_with = "llama_url")]
+    #[arg(long, value_name = "PATH", group = "llama")]
     llama_server: Option<PathBuf>,
     /// Use a llama.cpp server that is already running with the same target.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", group = "llama")]
     llama_url: Option<String>,
     /// Additional arguments for the server, as one string; each repetition starts a separate server.
     /// With --llama-url, only its name in the report.
-    #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true)]
+    #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true, requires = "llama")]
     llama_args: Vec<String>,
     /// List the cells and the existing runs without measuring.
     #[arg(long)]
     dry_run: bool,
-    /// Regenerate the report and tables of the last commit and machine in OUT without measuring.
+    /// Regenerate the report and tables of the last commit and machine in OUT without measuring; of the other options, only
+    /// --out and --markdown apply.
     #[arg(long, conflicts_with = "dry_run")]
     render: bool,
     /// Print the results as a Markdown table.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     markdown: bool,
 }
 

@@ -45,18 +45,18 @@ struct Args {
     /// Tokens to generate for measuring acceptance, in pieces of 64 after prompts from the text; 0 does not measure it.
     #[arg(long, default_value_t = 2048)]
     generate: usize,
-    /// Only these presets and formats; the exact cache is always included.
+    /// Only these presets and formats; the exact cache is always included. Default: all, and variants of balanced.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
     /// Without a checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a
     /// constant part eight times as large as the varying part) and N query heads per KV head; Gemma 4 has 8 and 16.
-    #[arg(long, value_name = "N", conflicts_with_all = ["model", "assistant", "text"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["model", "assistant", "text", "generate"])]
     gemma_keys: Option<usize>,
     /// Use K = V in the synthetic model's full layers.
     #[arg(long, requires = "gemma_keys")]
     k_eq_v: bool,
     /// Without a checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["model", "assistant", "text", "tokens", "generate", "only", "gemma_keys", "csv", "svg"])]
     synthetic: bool,
     /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]

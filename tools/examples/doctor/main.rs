@@ -37,11 +37,11 @@ struct Args {
     /// Read all weights and check them, then generate a short text.
     #[arg(long)]
     check: bool,
-    /// Prompt for --check.
+    /// Prompt for --check. Default: "The quick brown fox".
     #[arg(long, requires = "check")]
     prompt: Option<String>,
     /// Print only the checks, as one JSON object.
-    #[arg(long, requires = "check")]
+    #[arg(long, requires = "check", conflicts_with = "contents")]
     json: bool,
     /// Number of threads. Default: physical cores.
     #[arg(long)]

@@ -41,7 +41,7 @@ struct Args {
     costs: Option<PathBuf>,
     /// Accept drafts at random: RATE is the share of rounds that accept the draft; several rates are by position, e.g.
     /// .92,.78,.67,.57. For measuring speed; the text is meaningless.
-    #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "no_speculation")]
     simulate_acceptance: Vec<f64>,
     /// Write a trace of the rounds, one JSON object per line; - is stderr.
     #[arg(long, value_name = "FILE")]

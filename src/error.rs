@@ -135,7 +135,7 @@ pub enum Error {
         remedy: String,
     },
     /// The context is full.
-    #[error("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise the limit")]
+    #[error("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise KvOptions::max_context")]
     Context {
         /// Tokens needed.
         needed: usize,

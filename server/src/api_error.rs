@@ -71,9 +71,10 @@ impl ApiError {
         match error {
             E::Argument { name, problem } => Self::field(field_of(name, prompt), problem),
             E::Context { needed, limit } => {
-                let remedy = "shorten the prompt or raise the limit";
+                let remedy = "shorten the prompt or raise the server's --context";
                 let anthropic = Some(format!("prompt is too long: {needed} tokens > {limit} maximum; {remedy}"));
-                Self { anthropic, ..Self::field(prompt, error.to_string()).with_code("context_length_exceeded") }
+                let problem = format!("{needed} tokens do not fit the context of {limit}; {remedy}");
+                Self { anthropic, ..Self::field(prompt, problem).with_code("context_length_exceeded") }
             }
             E::Template(_) | E::Tokenizer(_) => Self::field(prompt, error.to_string()),
             E::Memory { .. } => {

@@ -330,7 +330,8 @@ fn bodies_that_are_wrong() {
     // By the bytes, as 60 is the longest token's length, and not by the tokens of which there would be more.
     let text = "x;".repeat(250_000);
     let assistant = json!({"messages": [{"role": "assistant", "content": text}, {"role": "user", "content": "?"}]});
-    let refused = format!("{} tokens do not fit the context of 8192", 500_001_usize.div_ceil(60));
+    let remedy = "shorten the prompt or raise the server's --context";
+    let refused = format!("{} tokens do not fit the context of 8192; {remedy}", 500_001_usize.div_ceil(60));
     for (path, body) in [
         (TEXT, json!({"prompt": text.clone() + "?"})),
         ("/tokenize", json!({"content": text.clone() + "?"})),
@@ -347,7 +348,8 @@ fn bodies_that_are_wrong() {
         let message = error["error"]["message"].as_str().unwrap_or_default();
         let numbers = message.strip_prefix("prompt is too long: ").and_then(|rest| rest.split_once(" tokens > "));
         let needed = numbers.and_then(|(needed, _)| needed.parse::<usize>().ok());
-        assert!(status == 400 && needed > Some(8192) && message.contains(" > 8192 maximum"), "{error}");
+        assert!(status == 400 && needed > Some(8192) && message.contains(" > 8192 maximum; "), "{error}");
+        assert!(message.ends_with(remedy), "{error}");
     }
     // A template need not write the tools; counts have no limit.
     let tool = json!({"type": "function", "function": {"name": "f", "description": text}});

@@ -1,39 +1,21 @@
 //! Ctrl-C ends a generation, so that what was generated is not lost.
 
-#[cfg(unix)]
-pub use unix::cancel_on_interrupt;
+use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Nothing: Ctrl-C ends the process.
-#[cfg(not(unix))]
-pub fn cancel_on_interrupt(_: foretoken::Cancel) {}
+use foretoken::Cancel;
 
-#[cfg(unix)]
-mod unix {
-    use std::sync::OnceLock;
+/// A shell's exit code for a command that SIGINT ended.
+pub const INTERRUPTED: u8 = 130;
 
-    use foretoken::Cancel;
-
-    static CANCEL: OnceLock<Cancel> = OnceLock::new();
-
-    /// The next SIGINT cancels with `cancel`, a second one ends the process. An ignored SIGINT stays ignored. Only the
-    /// first call of a process has an effect.
-    pub fn cancel_on_interrupt(cancel: Cancel) {
-        if CANCEL.set(cancel).is_err() {
-            return;
+/// The next Ctrl-C cancels with `cancel`, a second one ends the process. Without effect if there is a handler already, or
+/// the signal is ignored.
+pub fn cancel_on_interrupt(cancel: Cancel) {
+    let is_second = AtomicBool::new(false);
+    drop(ctrlc::try_set_handler(move || {
+        if is_second.swap(true, Ordering::Relaxed) {
+            exit(INTERRUPTED.into());
         }
-        // SAFETY: the handler only stores to atomics and calls `signal`, which are async-signal-safe; what it reads is set.
-        unsafe {
-            if libc::signal(libc::SIGINT, interrupted as *const () as libc::sighandler_t) == libc::SIG_IGN {
-                libc::signal(libc::SIGINT, libc::SIG_IGN);
-            }
-        }
-    }
-
-    extern "C" fn interrupted(_: libc::c_int) {
-        if let Some(cancel) = CANCEL.get() {
-            cancel.cancel();
-        }
-        // SAFETY: `signal` is async-signal-safe.
-        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-    }
+        cancel.cancel();
+    }));
 }

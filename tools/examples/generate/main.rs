@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Parser;
 use foretoken::speculative::{Costs, Trace};
 use foretoken::{Engine, FinishReason, GenerateOptions};
-use foretoken_tools::interrupt::cancel_on_interrupt;
+use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::text::Text;
@@ -53,9 +53,6 @@ struct Args {
     #[arg(long)]
     stats: bool,
 }
-
-/// A shell's exit code for a command that SIGINT ended.
-const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();

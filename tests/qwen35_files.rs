@@ -818,7 +818,7 @@ fn a_tensor_of_the_head_under_two_names_is_refused() {
     let twin = twin.map(|(name, tensor)| (format!("model.{name}"), tensor));
     serialize_to_file(file.tensors().into_iter().chain(twin), None, &path).expect("the tensors");
     let message = Checkpoint::open(folder.path()).map(drop).expect_err("a refusal").to_string();
-    assert!(message.contains("tensor model.mtp.fc.weight: is also there as mtp.fc.weight"), "{message}");
+    assert!(message.contains("is mtp.fc.weight, which is there under another name as well"), "{message}");
 }
 
 /// A misspelt field would silently have its default.

@@ -106,7 +106,7 @@ fn submit(
         if generate.common.penalizes_output {
             options = output_penalties::apply(options, prompt.len());
         }
-        if let Some(least) = generate.common.min_tokens.clone() {
+        if let Some(least) = &generate.common.min_tokens {
             least.apply(&mut options, prompt.len());
         }
         options.seed = seed;

@@ -24,7 +24,6 @@ use crate::sampling::sampling;
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// A conversation, and the options that it is rendered with.
-#[derive(Clone)]
 pub(crate) struct Chat {
     pub messages: Vec<Message>,
     pub options: ChatOptions,
@@ -56,7 +55,6 @@ fn takes_late_system(template: &ChatTemplate, options: &ChatOptions) -> bool {
 }
 
 /// A prompt.
-#[derive(Clone)]
 pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),

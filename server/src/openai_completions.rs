@@ -20,7 +20,7 @@ use crate::structured::Structured;
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
     let prompts = convert::prompts(&mut fields, "prompt")?;
-    let echoed = fields.flag("echo")?.unwrap_or(false).then(|| prompts.clone());
+    let echoes = fields.flag("echo")?.unwrap_or(false);
     let form = openai::form(&mut fields)?;
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::strings(&mut fields, "stop")?;
@@ -29,7 +29,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
-    if echoed.is_some() && common.options.logprobs.is_some() {
+    if echoes && common.options.logprobs.is_some() {
         // Those of the prompt are not computed.
         let problem = "is supported only without logprobs; omit one of them";
         return Err(fields.error("echo", problem).with_code("unsupported_parameter"));
@@ -39,19 +39,29 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     app.check_places(&fields, all)?;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
+    let echoed = if echoes { prompts.iter().map(|prompt| text(app, prompt)).collect() } else { Vec::new() };
     Ok(Generate {
         prompts,
         prompt_field: "prompt",
         reply: Box::new(Completion {
             form: Form { logprobs: common.options.logprobs.is_some(), ..form },
             places: (0..all).map(|_| Default::default()).collect(),
-            echoed: echoed.unwrap_or_default(),
+            echoed,
         }),
         common,
         structured,
         choices,
         streams: form.streams,
     })
+}
+
+/// A prompt's text. There are no conversations here.
+fn text(app: &App, prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Ids(ids) => app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids)).unwrap_or_default(),
+        Prompt::Chat(_) => String::new(),
+    }
 }
 
 /// What begins the ids, and the type of responses and chunks.
@@ -61,8 +71,8 @@ struct Completion {
     form: Form,
     /// For every choice, what decodes its tokens, and the characters of the text so far.
     places: Vec<(StreamDecoder, usize)>,
-    /// The prompts, if the texts begin with them; else none.
-    echoed: Vec<Prompt>,
+    /// The prompts' texts, if the choices' begin with them; else none.
+    echoed: Vec<String>,
 }
 
 impl Completion {
@@ -72,13 +82,7 @@ impl Completion {
 
     /// What a choice's text begins with.
     fn echo(&self, output: &ChoiceOutput) -> String {
-        match self.echoed.get(output.prompt) {
-            Some(Prompt::Text(text)) => text.clone(),
-            Some(Prompt::Ids(ids)) => {
-                output.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids)).unwrap_or_default()
-            }
-            Some(Prompt::Chat(_)) | None => String::new(),
-        }
+        self.echoed.get(output.prompt).cloned().unwrap_or_default()
     }
 
     fn choice(&mut self, output: &ChoiceOutput, text: &str, logprobs: &[TokenLogprobs], reason: Option<&str>) -> Value {

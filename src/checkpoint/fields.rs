@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// If it is missing, or is not a regular file; the error says what is `expected`.
-pub fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
+pub(crate) fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
     let meta = std::fs::metadata(path).map_err(Error::io(path))?;
     if meta.is_file() {
         return Ok(meta);

@@ -34,7 +34,8 @@ pub(crate) use architecture::Architecture;
 pub(crate) use configuration::ConfigSource;
 pub(crate) use expected::{Expected, Implied, Kind};
 pub use facts::{OwnDrafter, TargetFacts};
-pub use fields::{Fields, regular_file};
+pub use fields::Fields;
+pub(crate) use fields::regular_file;
 pub use files::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use find_assistants::is_assistants_name;

@@ -34,8 +34,7 @@ impl Tensors {
             read(file, &mut tensors)?;
         }
         map.map_or(Ok(()), |map| map.check(&tensors))?;
-        refuse_twins(directory, &tensors)?;
-        let mut tensors = tensors.into_iter().map(|(name, tensor)| (drafting_name(&name).to_owned(), tensor)).collect();
+        let mut tensors = without_prefixes(directory, tensors)?;
         let compressed = compressed::collect(directory, &mut tensors)?;
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed })
     }
@@ -114,17 +113,21 @@ fn drafting_name(name: &str) -> &str {
     nested.filter(|name| name.starts_with("mtp.")).unwrap_or(name)
 }
 
+/// The tensors by [`drafting_name`].
+///
 /// # Errors
-/// If two tensors differ only in the prefix that [`drafting_name`] removes.
-fn refuse_twins(directory: &Path, tensors: &BTreeMap<String, RawTensor>) -> Result<()> {
-    let mut seen = BTreeMap::new();
-    for name in tensors.keys() {
-        if let Some(other) = seen.insert(drafting_name(name), name) {
-            let problem = format!("is also there as {name}, and only one can be used; download the checkpoint again");
-            return Err(Error::Tensor { path: directory.to_owned(), tensor: other.clone(), problem });
+/// If two have the same.
+fn without_prefixes(directory: &Path, tensors: BTreeMap<String, RawTensor>) -> Result<BTreeMap<String, RawTensor>> {
+    let mut renamed = BTreeMap::new();
+    for (tensor, bytes) in tensors {
+        let name = drafting_name(&tensor);
+        if renamed.insert(name.to_owned(), bytes).is_some() {
+            let problem =
+                format!("is {name}, which is there under another name as well; download the checkpoint again");
+            return Err(Error::Tensor { path: directory.to_owned(), tensor, problem });
         }
     }
-    Ok(())
+    Ok(renamed)
 }
 
 /// The files that are read without an index.

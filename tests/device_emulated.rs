@@ -29,7 +29,7 @@ use foretoken::{
 };
 use on_device::machine::Emulated;
 use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
-use on_device::poison::{poison, poison_tensor};
+use on_device::poison::{poison, poison_row, poison_tensor};
 use on_device::widened::{Heads, Widths, widen};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -711,6 +711,25 @@ fn keys_of_rejected_drafts_may_not_be_finite() {
     let drafts = guess(3, &[bad; 64], &plain(8));
     assert_eq!(run(&pair.cpu, &session, &prompt, &drafts).0, want);
     assert_eq!(run(&pair.device, &session, &prompt, &drafts).0, want);
+}
+
+/// NaN in the queries of a layer that has no K and V of its own, and in the logits of one token, is the CPU's error: no
+/// other token is chosen.
+#[test]
+fn scores_that_are_not_finite_are_an_error() {
+    let of_queries = "model.layers.7.self_attn.q_norm.weight";
+    for pair in [
+        damaged("edge", NARROW, None, |target| poison_tensor(target, of_queries)),
+        damaged("qwen35-dense", NARROW, None, |target| poison_row(target, "lm_head.weight", 77)),
+    ] {
+        for engine in [&pair.cpu, &pair.device] {
+            let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+            let pieces = session.generate(&text_below(192, 6), &plain(4));
+            let text = pieces.and_then(|pieces| pieces.map(|piece| piece.map(drop)).collect::<foretoken::Result<()>>());
+            let error = text.expect_err("an error");
+            assert!(matches!(error, foretoken::Error::NotFinite { what: "logits", .. }), "{error}");
+        }
+    }
 }
 
 /// With an assistant, and with a NextN head.

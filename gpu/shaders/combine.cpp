@@ -5,6 +5,8 @@
 // positions there are hundreds of splits, and a sequential merge would take longer than the attention. The warp that adds a split
 // follows from the split's position in the sequence, and so do the bits.
 //
+// A NaN score makes its split's sum NaN, and all of the query's result.
+//
 // Up to 32 splits: one warp per group of channels, whose lanes have a split's weight each. It adds the same numbers in the same
 // order, without barriers. Grid: (rows * heads).
 
@@ -43,7 +45,7 @@ INLINE int first_of(int rest, int step, int first) { return (rest + step - first
 template <int LEN, int GROUPS>
 INLINE void write(const CONSTANT Params& p, THREAD Row<LEN>& row, float sum, int query, int group, THREADGROUP float* y, int lane) {
     const int W = Row<LEN>::W, HD = LEN * GROUPS;
-    float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    float inverse = sum != 0 ? 1.0f / sum : 0.0f;
     for (int e = 0; e < W; e++) row.v[0][e] = mul(row.v[0][e], inverse);
     if (p.rotated) rotate(row, lane, true);
     for (int e = 0; e < W; e++) {
@@ -77,7 +79,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN, GROUPS>& 
     for (int split = thread_first; split < p.splits; split += THREADS) {
         for (int store = 0; store < p.stores; store++) {
             OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
-            if (softmax.sum > 0) max = fmaxf(max, softmax.max);
+            if (softmax.sum != 0) max = fmaxf(max, softmax.max);
         }
     }
     max = warp_max(max);
@@ -96,7 +98,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN, GROUPS>& 
             for (int store = 0; store < p.stores; store++) {
                 OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
                 float weight = 0;
-                if (softmax.sum > 0) {
+                if (softmax.sum != 0) {
                     weight = exponential(softmax.max - max);
                     sum = fmaf(softmax.sum, weight, sum);
                 }
@@ -155,10 +157,10 @@ INLINE void combine_few(const CONSTANT Params& p, THREADGROUP FewScratch<LEN, GR
         if (store < p.stores && own < p.splits) softmax[store] = q.softmax[AT((i64(store) * p.splits + own) * all + query)];
     float max = -INFINITY, weight[2] = {0, 0}, sum = 0;
     for (int store = 0; store < 2; store++)
-        if (softmax[store].sum > 0) max = fmaxf(max, softmax[store].max);
+        if (softmax[store].sum != 0) max = fmaxf(max, softmax[store].max);
     max = warp_max(max);
     for (int store = 0; store < 2; store++) {
-        if (!(softmax[store].sum > 0)) continue;
+        if (softmax[store].sum == 0) continue;
         weight[store] = exponential(softmax[store].max - max);
         sum = fmaf(softmax[store].sum, weight[store], sum);
     }

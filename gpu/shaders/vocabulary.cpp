@@ -32,7 +32,7 @@ CONSTEXPR int KEPT = 64;
 
 struct LargestParams {
     const DEVICE float* x;        // (rows, n)
-    const DEVICE u32* suppressed; // (num_suppressed): ids that are not kept
+    const DEVICE u32* suppressed; // (num_suppressed): ids that are not kept, unless they are NaN
     DEVICE Best* partial;         // (rows, parts, KEPT)
     DEVICE Best* best;            // (rows, KEPT): the largest first, the lower id first among equals; NaN before all; id NO_ID: none
     int n, stride, num_suppressed, parts;
@@ -46,7 +46,7 @@ struct ArgmaxParams {
     const DEVICE int* groups;     // (rows, n / group); null: element i is id i; else elements come in groups of ordering
     const DEVICE u32* ordering;   // element i is id ordering[groups[row][i / group] * group + i % group]
     DEVICE Best* partial;         // (rows, blocks)
-    DEVICE u32* ids;              // (rows): the lowest id of the largest; NO_ID if all are NaN or suppressed; or null
+    DEVICE u32* ids;              // (rows): the lowest id of the largest; NO_ID if any is NaN, or it is infinite; or null
     const DEVICE Segment* segments; // (rows): receive it as draft `draft` of their states, if ids is null
     int n, stride, num_suppressed, group, blocks, draft;
     float cap; // 0: none
@@ -125,7 +125,9 @@ KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
         }
         bool allowed = true;
         for (int n = 0; n < p.num_suppressed; n++) allowed = allowed && p.suppressed[AT(n)] != one.id;
-        if (allowed && better(one, best) && one.value > -INFINITY) best = one;
+        // Nothing is better than the infinity without an id.
+        if (one.value != one.value || (allowed && one.value == INFINITY)) best = {INFINITY, NO_ID};
+        else if (allowed && better(one, best) && one.value > -INFINITY) best = one;
     }
     best = best_of_warp(best);
     if (self.lane == 0) s.best[self.warp] = best;
@@ -156,9 +158,11 @@ KERNEL(largest_parts, LargestParams, 1024, 1, Keys) {
     int padded = padded_to(count);
     const DEVICE float* x = p.x + i64(self.y) * p.stride + first;
     for (int i = self.index; i < padded; i += threads) {
-        bool allowed = i < count;
+        u64 key = i < count ? key_of(x[AT(i)], u32(i)) : ~u64(0);
+        bool allowed = true;
         for (int k = 0; k < p.num_suppressed; k++) allowed = allowed && p.suppressed[AT(k)] != u32(first + i);
-        s.keys[i] = allowed ? key_of(x[AT(i)], u32(i)) : ~u64(0);
+        // The host reports NaN, also of a suppressed id.
+        s.keys[i] = allowed || key >> 32 == 0 ? key : ~u64(0);
     }
     sort(s, padded, self);
     for (int i = self.index; i < KEPT; i += threads) {

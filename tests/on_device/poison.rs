@@ -25,6 +25,15 @@ pub fn poison_tensor(target: &Path, name: &str) {
     });
 }
 
+/// Replaces a row of a matrix by NaN.
+pub fn poison_row(target: &Path, name: &str, row: usize) {
+    damage(target, |file| {
+        let tensor = file.tensor(name).expect("a tensor");
+        let len = tensor.data().len() / tensor.shape()[0];
+        (tensor, row * len, len)
+    });
+}
+
 /// Replaces a range of a tensor's bytes, from the first one on and so many, by NaN.
 fn damage(target: &Path, find: impl for<'a> Fn(&SafeTensors<'a>) -> (TensorView<'a>, usize, usize)) {
     let path = target.join("model.safetensors");

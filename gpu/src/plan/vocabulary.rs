@@ -11,7 +11,7 @@ pub const MAX_TOP_K: usize = 4096;
 /// Elements of a row per block of [`argmax_parts`].
 const PER_BLOCK: usize = 4096;
 
-/// Written by [`argmax`] if all elements are NaN or suppressed.
+/// Written by [`argmax`] if an element is NaN, the largest that is not suppressed is infinite, or all are suppressed.
 pub const NO_ID: u32 = u32::MAX;
 
 /// Parameters of [`top_k`].
@@ -181,7 +181,7 @@ pub fn argmax_parts(
     Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], shared: 0, params: scores.params(partial, chosen)? })
 }
 
-/// The largest of each row's parts, ties by lowest id; [`NO_ID`] if there is none.
+/// The largest of each row's parts, ties by lowest id; or [`NO_ID`].
 ///
 /// # Errors
 /// If a slice is too short.
@@ -222,7 +222,7 @@ unsafe impl Params for LargestParams {}
 pub struct Largest {
     /// [`Largest::partial_len`].
     pub partial: DeviceSlice<[u32; 2]>,
-    /// `(rows, KEPT)`: the largest first, the lower id first among equals, NaN before all.
+    /// `(rows, KEPT)`: the largest first, the lower id first among equals, NaN before all, also of suppressed ids.
     /// [`NO_ID`] if there are fewer.
     pub best: DeviceSlice<[u32; 2]>,
 }

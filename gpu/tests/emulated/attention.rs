@@ -287,6 +287,8 @@ struct Layer {
     /// Of every sequence, position and end of its rows.
     sequences: Vec<Vec<[i32; 2]>>,
     split_pages: usize,
+    /// Whether NaN in the first query is tested as well.
+    with_nan: bool,
 }
 
 impl Layer {
@@ -303,6 +305,7 @@ impl Layer {
             zones,
             sequences: vec![at],
             split_pages: 1,
+            with_nan: false,
         }
     }
 
@@ -596,21 +599,21 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
     let tables: Vec<_> = all.clone().map(|sequence| tables(layer, sequence, &stored[sequence], device)).collect();
 
     // The rows `of` in a pass of some of the sequences.
-    let attend = |device: &mut dyn Device, sequences: Range<usize>, of: Range<usize>| -> Result<Vec<f32>, String> {
+    let attend_rows = |device: &mut dyn Device, sequences: Range<usize>, of: Range<usize>, rows: &[f32]| {
         let start = layer.rows_of(sequences.start).start;
         let (mut segments, mut places, mut ends) = (Vec::new(), Vec::<Place>::new(), Vec::new());
         for sequence in sequences {
-            let (rows, at) = (layer.rows_of(sequence), &layer.sequences[sequence]);
+            let (own, at) = (layer.rows_of(sequence), &layer.sequences[sequence]);
             places.extend(at.iter().map(|[position, end]| [*position, *end, segments.len() as i32, 0]));
             segments.push(Segment {
                 tables: tables[sequence],
-                first: (rows.start - start) as i32,
+                first: (own.start - start) as i32,
                 rows: at.len() as i32,
                 ..Segment::default()
             });
-            let (first, end) = (rows.start.max(of.start), rows.end.min(of.end));
+            let (first, end) = (own.start.max(of.start), own.end.min(of.end));
             if first < end {
-                ends.push((at[first - rows.start][0] as usize, at[end - 1 - rows.start][1] as usize));
+                ends.push((at[first - own.start][0] as usize, at[end - 1 - own.start][1] as usize));
             }
         }
         let longest = segments.iter().map(|segment| segment.rows as usize).max().unwrap_or(0);
@@ -638,13 +641,22 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         let domain = if layer.codes[1].is_some() { Domain::Rotated } else { Domain::Unrotated };
         let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
         device.run(combine(&queries, &partials, domain, order, y))?;
-        Ok(device.read(y))
+        Ok::<_, String>(device.read(y))
     };
+    let attend = |device: &mut dyn Device, sequences, of| attend_rows(device, sequences, of, &rows);
     let got = attend(device, all.clone(), 0..count)?;
     let part = |of: Range<usize>| &got[of.start * heads * width..of.end * heads * width];
     // The last row, computed alone, has the same bits.
     let last = count - 1..count;
     same_bits("a row alone", &attend(device, all.clone(), last.clone())?, part(last))?;
+    if layer.with_nan {
+        let mut rows = rows.clone();
+        rows[width / 2] = f32::NAN;
+        let y = attend_rows(device, all.clone(), 0..count, &rows)?;
+        let is_nan: Vec<_> = y[..width].iter().map(|x| x.is_nan()).collect();
+        same("whether it is NaN", &is_nan, &vec![true; width])?;
+        same_bits("other queries", &y[width..], &got[width..])?;
+    }
     if all.len() > 1 {
         for sequence in all.clone() {
             let of = layer.rows_of(sequence);
@@ -716,7 +728,7 @@ fn combine_case(splits: usize, width: usize) -> Case {
         };
         let running: Vec<[f32; 2]> = running.iter().map(|of| of.map(|x| x as f32)).collect();
         // With further splits without visible keys, until one warp cannot have them all, bits stay the same.
-        let mut merged = |more: usize| -> Result<Vec<f32>, String> {
+        let mut merged = |running: &[[f32; 2]], more: usize| -> Result<Vec<f32>, String> {
             let (mut softmax, mut outputs) = (Vec::new(), Vec::new());
             for store in 0..2 {
                 let of = store * splits * heads..(store + 1) * splits * heads;
@@ -731,9 +743,19 @@ fn combine_case(splits: usize, width: usize) -> Case {
             device.run(combine(&queries, &partials, Domain::Unrotated, Order::Model, y))?;
             Ok(device.read(y))
         };
-        let got = merged(0)?;
-        same_bits("y with more splits", &merged(33)?, &got)?;
-        close("y", &got, &want, 1e-5)
+        let got = merged(&running, 0)?;
+        same_bits("y with more splits", &merged(&running, 33)?, &got)?;
+        close("y", &got, &want, 1e-5)?;
+        // NaN scores in one split of a head make its result NaN.
+        let mut damaged = running.clone();
+        damaged[heads * (splits / 2)][1] = f32::NAN;
+        for more in [0, 33] {
+            let y = merged(&damaged, more)?;
+            let is_nan: Vec<_> = y.iter().map(|x| x.is_nan()).collect();
+            same("whether it is NaN", &is_nan, &[vec![true; width], vec![false; width]].concat())?;
+            same_bits("the other head", &y[width..], &got[width..])?;
+        }
+        Ok(())
     })
 }
 
@@ -825,7 +847,8 @@ fn mixed_cases() -> Vec<Case> {
 fn prompt_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for width in [256, 512] {
-        let layer = Layer { group: 8, kv_heads: 1, ..Layer::exact(width, ElementType::F16, causal(270, 18)) };
+        let layer = Layer::exact(width, ElementType::F16, causal(270, 18));
+        let layer = Layer { group: 8, kv_heads: 1, with_nan: true, ..layer };
         cases.push(attend_case("prompt", layer.clone()));
         let several = Layer { window: Some(100), ..layer.clone() }.with(causal(20, 3));
         cases.push(attend_case("prompt", Layer { group: 15, split_pages: 2, ..several }));
@@ -889,6 +912,12 @@ pub fn all() -> Vec<Case> {
     cases.push(attend_case("one head", Layer { kv_heads: 1, group: 8, ..mixed(256, causal(420, 2)) }));
     cases.push(attend_case("no head zone", Layer { zones: Zones { head: 0, tail: 0 }, ..mixed(128, causal(300, 2)) }));
     cases.push(attend_case("one vector", Layer { group: 8, ..Layer::shared(CodeFormat::Tqc6, causal(420, 2)) }));
+    // By every kernel.
+    let nan = |layer| attend_case("NaN", Layer { with_nan: true, ..layer });
+    let elements = [(64, ElementType::F32), (256, ElementType::F16), (32, ElementType::Bf16)];
+    cases.extend(elements.map(|(width, element)| nan(Layer::exact(width, element, causal(131, 2)))));
+    cases.push(nan(mixed(128, causal(420, 2))));
+    cases.push(nan(Layer::quantized(64, CodeFormat::Q8_0, CodeFormat::Q4_0, causal(420, 2))));
     // Sequences of different lengths, positions and numbers of tiles.
     let several = |layer: Layer| layer.with(causal(300, 1)).with(causal(20, 2));
     for width in [64, 128, 256, 512] {

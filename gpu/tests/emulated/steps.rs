@@ -366,16 +366,18 @@ fn largest_case(rows: usize, n: usize) -> Case {
         let suppressed = [n as u32 / 2, 7];
         let mut x = numbers.normals(rows * stride);
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
-            // Equal values far apart; a larger value outside the row; NaN of either sign; the
+            // Equal values far apart; a larger value outside the row; NaN of either sign, also of a suppressed id; the
             // largest of a suppressed id.
             (x[n - 1], x[n / 3], x[n - 2 - row], x[1], x[0]) = (9.0, 9.0, 9.0, f32::NAN, -f32::NAN);
             x[n..].fill(99.0);
+            x[7] = f32::NAN;
             x[n / 2] = 20.0;
         }
         x[(rows - 1) * stride..][..n].fill(f32::NEG_INFINITY);
         let mut want = Vec::new();
         for x in x.chunks_exact(stride) {
-            let mut order: Vec<usize> = (0..n).filter(|i| !suppressed.contains(&(*i as u32))).collect();
+            let kept = |i: &usize| x[*i].is_nan() || !suppressed.contains(&(*i as u32));
+            let mut order: Vec<usize> = (0..n).filter(kept).collect();
             // Stable: equal values stay in order of id.
             order.sort_by(|a, b| {
                 let [a, b] = [x[*a], x[*b]];
@@ -419,8 +421,8 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Op
         let mut x = vec![0.0; rows * stride];
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
             x.copy_from_slice(&numbers.normals(stride));
-            // Equal values far apart; a larger value outside the row; NaN; the largest of a suppressed id.
-            (x[n - 1], x[n / 3], x[n - 2 - row], x[1]) = (9.0, 9.0, 9.0, f32::NAN);
+            // Equal values far apart; a larger value outside the row; the largest of a suppressed id.
+            (x[n - 1], x[n / 3], x[n - 2 - row]) = (9.0, 9.0, 9.0);
             x[n..].fill(99.0);
             (0..n).filter(|i| id(row, *i) == suppressed[0]).for_each(|i| x[i] = 20.0);
         }
@@ -460,6 +462,35 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Op
         let Some(draft) = draft else { return same("ids", &device.read(ids), &want) };
         states.iter_mut().zip(&want).for_each(|(state, id)| state[2 + draft] = *id);
         pass.states.iter().zip(&states).try_for_each(|(state, want)| same("state", &device.read(*state), want))
+    })
+}
+
+/// Rows with NaN, or whose largest allowed element is infinite, have no id.
+fn damaged_argmax_case(n: usize, cap: Option<f32>) -> Case {
+    Case::new(format!("argmax of damaged rows of {n}, cap {cap:?}"), &["vocabulary.cpp"], move |device| {
+        let (suppressed, largest) = (7, n / 2);
+        // Elements of a row, and its id. A cap makes infinity finite.
+        let of_infinity = cap.map_or(NO_ID, |_| n as u32 - 2);
+        let damaged = [
+            (vec![], largest as u32),
+            (vec![(1, f32::NAN)], NO_ID),
+            (vec![(n - 1, -f32::NAN)], NO_ID),
+            (vec![(suppressed, f32::NAN)], NO_ID),
+            (vec![(n - 2, f32::INFINITY)], of_infinity),
+            (vec![(0, f32::INFINITY), (1, f32::NAN)], NO_ID),
+            (vec![(suppressed, f32::INFINITY), (1, f32::NEG_INFINITY)], largest as u32),
+        ];
+        let mut x = Numbers::new(n as u64).normals(damaged.len() * n);
+        for (x, (elements, _)) in x.chunks_exact_mut(n).zip(&damaged) {
+            x[largest] = 9.0;
+            elements.iter().for_each(|(i, element)| x[*i] = *element);
+        }
+        let (rows, suppressed) = (damaged.len(), Some(device.of(&[suppressed as u32])));
+        let scores = Scores { x: device.of(&x), rows, n, stride: n, cap, suppressed, grouped: None };
+        let (partial, ids) = (device.poisoned(Scores::partial_len(rows, n)), device.poisoned(rows));
+        device.run(argmax_parts(&scores, partial, &Chosen::Ids(ids)))?;
+        device.run(argmax(&scores, partial, &Chosen::Ids(ids)))?;
+        same("ids", &device.read(ids), &damaged.map(|(_, id)| id))
     })
 }
 
@@ -779,6 +810,7 @@ pub fn all() -> Vec<Case> {
     cases.extend(bf16_cases());
     cases.extend([top_case(1, 2048, 32), top_case(3, 1, 1), top_case(2, 4096, 100)]);
     cases.extend([argmax_case(3, 9000, None, false, None), argmax_case(2, 4096, Some(30.0), false, None)]);
+    cases.extend([damaged_argmax_case(9000, None), damaged_argmax_case(300, Some(30.0))]);
     cases.extend([(2, 9000), (2, 4096), (3, 4097), (2, 40), (2, 512)].map(|(rows, n)| largest_case(rows, n)));
     cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8, false)));
     cases.extend([experts_case(3, 6, 2, false), experts_case(2, 256, 16, true)]);

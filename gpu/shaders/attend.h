@@ -74,6 +74,16 @@ INLINE Column column_of(const CONSTANT Queries& q, Range rows, int kv_head, int 
     return {row, (row - q.first) * q.heads + kv_head * group + entry % group};
 }
 
+// Whether a split is behind all keys that the segment's `rows` see, as some of a recorded pass are. Then the tile's columns, from
+// `first_column` on, have no weights in it. Called by all threads.
+template <int COLUMNS>
+INLINE bool is_surplus(const CONSTANT Queries& q, Range rows, int split, int kv_head, int first_column, int tid) {
+    if ((first_split(q, rows.start) + split) * q.split_pages * PAGE < q.places[AT(rows.end - 1)].end) return false;
+    int index = tid < COLUMNS ? column_of(q, rows, kv_head, first_column + tid).index : -1;
+    if (index >= 0) q.softmax[AT(i64(split) * q.count * q.heads + index)] = empty_softmax();
+    return true;
+}
+
 // The keys of a page that any of a tile's columns sees; `seen` gets those of each. Ends with a barrier of the block.
 template <int COLUMNS>
 INLINE Range see_page(const CONSTANT Queries& q, const THREADGROUP Column* columns, int page, bool quantized,

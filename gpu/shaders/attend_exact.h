@@ -51,7 +51,7 @@ INLINE void attend(const CONSTANT Params& p, int first_column, THREADGROUP Scrat
     const CONSTANT Queries& q = p.queries;
     int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, segment = self.z / q.tiles;
     Range rows = rows_of(q, segment);
-    if (rows.start >= rows.end) return;
+    if (rows.start >= rows.end || is_surplus<COLUMNS>(q, rows, self.x, kv_head, first_column, tid)) return;
     if (tid < COLUMNS) s.column[tid] = column_of(q, rows, kv_head, first_column + AT(tid));
     barrier();
     for (int i = tid * WIDTH; i < COLUMNS * HD; i += THREADS * WIDTH) {

@@ -230,10 +230,11 @@ INLINE void attend_halves(const CONSTANT Params& p, THREADGROUP HalfScratch<HD, 
     // Warps with different channels; the others have different tiles of columns.
     constexpr int OF_CHANNELS = HD / (16 * STRIPS * TIMES), TILES = ALL * OF_CHANNELS / WARPS;
     const CONSTANT Queries& q = p.queries;
-    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, segment = self.z / q.tiles;
+    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y;
+    int segment = self.z / q.tiles, first_column = self.z % q.tiles * COUNT;
     Range rows = rows_of(q, segment);
-    if (rows.start >= rows.end) return;
-    if (tid < COUNT) s.column[tid] = column_of(q, rows, kv_head, self.z % q.tiles * COUNT + AT(tid));
+    if (rows.start >= rows.end || is_surplus<COUNT>(q, rows, self.x, kv_head, first_column, tid)) return;
+    if (tid < COUNT) s.column[tid] = column_of(q, rows, kv_head, first_column + AT(tid));
     barrier();
     stage_queries(q, s, warp, lane);
     if (tid < COUNT) s.softmax[tid] = empty_softmax();

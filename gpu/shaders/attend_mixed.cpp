@@ -228,7 +228,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
     int tid = self.index, lane = self.lane, warp = self.warp, g = lane / 4, t = lane % 4, kv_head = self.y;
     int segment = self.z / q.tiles, first_column = self.z % q.tiles * COLUMNS;
     Range rows = rows_of(q, segment);
-    if (rows.start >= rows.end) return;
+    if (rows.start >= rows.end || is_surplus<COLUMNS>(q, rows, self.x, kv_head, first_column, tid)) return;
     int live = min(max((rows.end - rows.start) * (q.heads / q.kv_heads) - first_column, 0), COLUMNS);
     if (tid < COLUMNS) s.column[tid] = column_of(q, rows, kv_head, first_column + AT(tid));
     if (tid < 32) s.table[tid / 16][tid % 16] = tid < 16 ? p.keys.format.levels[AT(tid) % 16] : p.values.format.levels[tid - 16];

@@ -68,7 +68,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
     int kv_head = self.y, segment = self.z / q.tiles, first_column = self.z % q.tiles * COLUMNS;
     int rotary_groups = p.rotary_channels / 128;
     Range rows = rows_of(q, segment);
-    if (rows.start >= rows.end) return;
+    if (rows.start >= rows.end || is_surplus<COLUMNS>(q, rows, self.x, kv_head, first_column, tid)) return;
     if (tid < COLUMNS) s.column[tid] = column_of(q, rows, kv_head, first_column + AT(tid));
     if (tid < 32) s.table[tid / 16][tid % 16] = tid < 16 ? p.key.levels[AT(tid) % 16] : p.value.levels[tid - 16];
     const THREADGROUP u8* key_table = reinterpret_cast<const THREADGROUP u8*>(s.table[0]);

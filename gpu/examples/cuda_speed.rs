@@ -298,7 +298,7 @@ mod measure {
         let weights = Weights { conv: conv.slice(), dt_bias: of_heads.slice(), rate: of_heads.slice() };
         let projected = Projected { qkv: qkv.slice(), a: gates.slice(), b: gates.slice() };
         let segments = Segments { slice: segment.slice(), count: 1, longest: rows };
-        let layer = |index| Layer { shape, index, segments, rows, inputs: None };
+        let layer = |index| Layer { shape, index, layers: LAUNCHES, segments, rows, inputs: None };
         let micros =
             time(stream, |recorder, i| record(recorder, &inputs(&layer(i), places.slice(), &weights, &projected)?))?;
         let recurrence = time(stream, |recorder, i| record(recorder, &delta_rule(&layer(i), y.slice())?))?;

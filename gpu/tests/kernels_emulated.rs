@@ -18,7 +18,9 @@ use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler};
 use foretoken_gpu::plan::accept::{Accepting, Verified, accept};
-use foretoken_gpu::plan::delta_net::{Committed, HeadOrder, Layer, Shape, commit, delta_rule};
+use foretoken_gpu::plan::delta_net::{
+    Committed, HeadOrder, Layer, Projected, Shape, Weights, commit, delta_rule, inputs,
+};
 use foretoken_gpu::plan::matmul::{Activations, MatMulParams, Matrix, matmul};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::pages::Pages;
@@ -227,7 +229,8 @@ const SUPPORTED: Shape = Shape {
 fn shapes_without_kernels_are_refused() {
     let slice = DeviceSlice::new(0, 1 << 20);
     let segments = Segments { slice: DeviceSlice::new(0, 1), count: 1, longest: 1 };
-    let net = |shape| delta_rule(&Layer { shape, index: 0, segments, rows: 1, inputs: None }, slice).map(drop);
+    let net =
+        |shape| delta_rule(&Layer { shape, index: 0, layers: 1, segments, rows: 1, inputs: None }, slice).map(drop);
     assert_eq!(net(SUPPORTED), Ok(()));
     for shape in [
         Shape { key_dim: 132, ..SUPPORTED },
@@ -265,7 +268,7 @@ fn what_does_not_exist_is_refused() {
         assert_eq!(Matrix::new(WeightType::Q4_K, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
         assert_eq!(FloatMatrix::new(ElementType::F32, (count, 16, 256), slice).is_ok(), exists, "{count} matrices");
     }
-    let segments = Segments { slice: DeviceSlice::new(0, 2), count: 2, longest: 1 };
+    let segments = Segments { slice: DeviceSlice::new(0, 2), count: 2, longest: 2 };
     let verified = Verified { ids: slice.cast(), chosen: slice.cast(), hidden: slice.cast(), width: 64 };
     for (segment, exists) in [(0, true), (1, true), (2, false), (usize::MAX, false)] {
         let accepted = accept(&segments, &verified, Accepting::Count { segment, drafts: 1 }, slice.cast());
@@ -273,11 +276,44 @@ fn what_does_not_exist_is_refused() {
         let committed = commit(&SUPPORTED, 1, &segments, &Committed::Rows { segment, rows: 1 });
         assert_eq!(committed.is_ok(), exists, "committed of segment {segment}");
     }
+    for (drafts, exist) in [(1, true), (2, false), (usize::MAX, false)] {
+        let accepted = accept(&segments, &verified, Accepting::Count { segment: 0, drafts }, slice.cast());
+        assert_eq!(accepted.is_ok(), exist, "{drafts} accepted drafts");
+    }
+    let one_row = |name: &str, verified: Verified| {
+        let error = accept(&segments, &verified, Accepting::Equal, slice.cast()).expect_err("one row of two segments");
+        assert!(error.to_string().contains(name), "{error}");
+    };
+    one_row("the ids", Verified { ids: DeviceSlice::new(0, 1), ..verified });
+    one_row("the target's choices", Verified { chosen: DeviceSlice::new(0, 1), ..verified });
+    one_row("the hidden rows", Verified { hidden: DeviceSlice::new(0, 127), ..verified });
+    for (index, exists) in [(0, true), (2, true), (3, false), (usize::MAX, false)] {
+        let layer = Layer { shape: SUPPORTED, index, layers: 3, segments, rows: 1, inputs: None };
+        assert_eq!(delta_rule(&layer, slice.cast()).is_ok(), exists, "delta net {index} of 3");
+        let weights = Weights { conv: slice.cast(), dt_bias: slice.cast(), rate: slice.cast() };
+        let projected = Projected { qkv: slice.cast(), a: slice.cast(), b: slice.cast() };
+        let inputs = inputs(&layer, slice.cast(), &weights, &projected);
+        assert_eq!(inputs.is_ok(), exists, "inputs of delta net {index} of 3");
+    }
     let groups = RotationGroups::of(128).expect("a multiple of 16");
     let (layout, pages) = (PageLayout::new(CodeFormat::Q4_0, Side::Keys, groups), Pages::all(0));
     let encoded = |first| encode(layout, slice.cast(), (&pages, ElementType::F16), &pages, (first, 1), 1).map(drop);
     assert_eq!(encoded(7), Ok(()));
     assert!(encoded(usize::MAX).is_err());
+    // Tables of four entries.
+    let encoded = |codes: Pages, first, count| {
+        encode(layout, DeviceSlice::new(0, 4), (&pages, ElementType::F16), &codes, (first, count), 1).map(drop)
+    };
+    for (codes, first, count, exist) in [
+        (Pages::all(2), 0, 2, true),
+        (Pages::all(2), 1, 2, false),
+        (Pages::ring(1, 1, 2), 2, 2, true),
+        (Pages::ring(2, 1, 2), 1, 1, true),
+        (Pages::ring(2, 1, 2), 2, 1, false),
+        (Pages::all(1), 3, 1, false),
+    ] {
+        assert_eq!(encoded(codes, first, count).is_ok(), exist, "{count} pages from {first} on of {codes:?}");
+    }
 }
 
 /// Bit-exact comparison of 1 / (1 + e^x), the only public use of the CPU's e^x; and zero and NaN, which it does not

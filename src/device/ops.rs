@@ -19,7 +19,7 @@ use super::matrix::{Input, Matrices};
 use super::outputs::{DraftOutputs, TargetOutputs};
 use super::positions::{DeviceAngles, PassKv, PassSegments};
 use super::queue::{DeviceTensor, Queue};
-use super::recurrent::DeviceDeltaNet;
+use super::recurrent::{DeltaNets, DeviceDeltaNet};
 use super::states::{StateInputs, copy};
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::nn::Gate;
@@ -250,10 +250,10 @@ impl Ops for DeviceOps {
     ) -> Result<DeviceTensor> {
         let missing = || Error::argument("state", "is another model's: it has no delta nets");
         let states = kv.states.ok_or_else(missing)?;
-        let (shape, rows, launcher) = (states.nets.shape, kv.rows.rows, &self.queue.launcher);
+        let (DeltaNets { shape, layers }, rows, launcher) = (states.nets, kv.rows.rows, &self.queue.launcher);
         let inputs = states.has_whole.then(|| self.queue.new_tensor(rows, shape.row_len())).transpose()?;
         let inputs = inputs.as_ref().map(|inputs| inputs.slice);
-        let layer = Layer { shape, index, segments: kv.rows.segments, rows, inputs };
+        let layer = Layer { shape, index, layers, segments: kv.rows.segments, rows, inputs };
         let projected = Projected { qkv: from.qkv.slice, a: from.a.slice, b: from.b.slice };
         launcher.run(delta_net::inputs(&layer, kv.rows.places, &net.weights(), &projected))?;
         let y = self.queue.new_tensor(rows, shape.value_heads * shape.value_dim)?;

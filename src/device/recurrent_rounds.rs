@@ -135,7 +135,7 @@ impl RecurrentRounds {
         let DeltaNets { shape, layers } = state.nets();
         let segments = self.list(launcher, &[state.record()])?;
         let apply = |index| {
-            let layer = Layer { shape, index, segments, rows: 0, inputs: None };
+            let layer = Layer { shape, index, layers, segments, rows: 0, inputs: None };
             launcher.run(delta_rule(&layer, DeviceSlice::new(0, 0)))
         };
         apply(0)?;

@@ -25,7 +25,7 @@ pub enum Accepting {
     Count {
         /// The segment's index.
         segment: usize,
-        /// At most the drafts there are.
+        /// At most the drafts that the segment has.
         drafts: usize,
     },
 }
@@ -48,10 +48,10 @@ pub struct AcceptParams {
 unsafe impl Params for AcceptParams {}
 
 /// Accepts drafts, and advances the sequences' states past them: length, newest token and its hidden state. `results`
-/// `(segments, 2)`: number of accepted drafts, and the token after them.
+/// `(segments, 2)`: number of accepted drafts, and the token after them. Every segment has a row.
 ///
 /// # Errors
-/// If there is no such segment, or a slice is too short.
+/// If there is no such segment, no segment has so many drafts, or a slice is too short for a row of every segment.
 pub fn accept(
     segments: &Segments,
     verified: &Verified,
@@ -60,13 +60,18 @@ pub fn accept(
 ) -> Result<Launch<AcceptParams>, LaunchError> {
     let (first, count, accepted) = match accepting {
         Accepting::Equal => (0, segments.count, -1),
+        Accepting::Count { drafts, .. } if drafts >= segments.longest => {
+            let rows = segments.longest;
+            return Err(LaunchError(format!("{drafts} accepted drafts in segments of at most {rows} rows")));
+        }
         Accepting::Count { segment, drafts } => (segments.index(segment)?, 1, dimension("accepted drafts", drafts)?),
     };
+    let rows = segments.count;
     let params = AcceptParams {
         segments: segments.address()?,
-        ids: verified.ids.address(),
-        chosen: verified.chosen.checked_unaligned("the target's choices", 1)?,
-        hidden: verified.hidden.checked("the hidden rows", verified.width)?,
+        ids: verified.ids.checked_unaligned("the ids", rows)?,
+        chosen: verified.chosen.checked_unaligned("the target's choices", rows)?,
+        hidden: verified.hidden.checked("the hidden rows", rows * verified.width)?,
         results: results.checked_unaligned("the results", 2 * (first + count))?,
         width: dimension("width", verified.width)?,
         segment: dimension("the segment", first)?,

@@ -121,6 +121,8 @@ pub struct Layer {
     pub shape: Shape,
     /// Index among the delta nets.
     pub index: usize,
+    /// Delta nets of the model, and so of every [`Recurrent`](super::segments::Recurrent).
+    pub layers: usize,
     /// The sequences, each with a [`Recurrent`](super::segments::Recurrent).
     pub segments: Segments,
     /// Rows of the pass.
@@ -130,6 +132,14 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// The index, if there is such a delta net.
+    fn index(&self) -> Result<i32, LaunchError> {
+        if self.index < self.layers {
+            return dimension("the layer", self.index);
+        }
+        Err(LaunchError(format!("there is no delta net {} among {}", self.index, self.layers)))
+    }
+
     fn inputs_address(&self) -> Result<u64, LaunchError> {
         optional(self.inputs, "the rows' inputs", self.rows * self.shape.row_len())
     }
@@ -186,7 +196,7 @@ unsafe impl Params for InputParams {}
 /// * `places`: `(rows)`.
 ///
 /// # Errors
-/// If there is no kernel for the shape, or a slice is too short.
+/// If there is no kernel for the shape, no such layer, or a slice is too short.
 pub fn inputs(
     layer: &Layer,
     places: DeviceSlice<Place>,
@@ -207,7 +217,7 @@ pub fn inputs(
         rate: weights.rate.checked("the rates", heads)?,
         inputs: layer.inputs_address()?,
         shape: shape_params,
-        layer: dimension("the layer", layer.index)?,
+        layer: layer.index()?,
         query_scale: (shape.key_dim as f32).powf(-0.5),
     };
     let warps = 2 * shape.key_heads + (heads * shape.value_dim).div_ceil(WARP_CHANNELS) + 1;
@@ -236,7 +246,7 @@ unsafe impl Params for RuleParams {}
 /// segment without rows gets its accepted rows applied.
 ///
 /// # Errors
-/// If there is no kernel for the shape, or a slice is too short.
+/// If there is no kernel for the shape, no such layer, or a slice is too short.
 pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParams>, LaunchError> {
     let Shape { value_heads, value_dim, .. } = layer.shape;
     let params = RuleParams {
@@ -244,7 +254,7 @@ pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParam
         inputs: layer.inputs_address()?,
         y: y.checked("y", layer.rows * value_heads * value_dim)?,
         shape: layer.shape.params()?,
-        layer: dimension("the layer", layer.index)?,
+        layer: layer.index()?,
     };
     let columns = dimension("columns", value_dim.div_ceil(COLUMNS))? as u32;
     let grid = [columns, blocks("heads", value_heads)?, blocks("segments", layer.segments.count)?];

@@ -54,6 +54,12 @@ impl Pages {
         Self { start, pinned, ring }
     }
 
+    /// Entries of a sequence's tables up to the last one of its first `pages` pages.
+    pub(super) fn entries(&self, pages: usize) -> usize {
+        let slots = if self.ring > 0 { pages.min(self.pinned.saturating_add(self.ring)) } else { pages };
+        self.start.saturating_add(slots)
+    }
+
     pub(super) fn params(&self) -> Result<PagesParams, LaunchError> {
         Ok(PagesParams {
             start: dimension("the table's first entry", self.start)?,

@@ -83,12 +83,13 @@ unsafe impl Params for EncodeParams {}
 /// Quantizes the pages `first..first + count` of the sequence for all `kv_heads`, to the bytes of
 /// [`encode_page`](foretoken_kernels::attention::turboquant::encode_page).
 ///
-/// * `tables`: the sequence's.
+/// * `tables`: the sequence's, with entries for these pages.
 /// * `rows`: exact pages of `element`, rotated, all of whose 128 rows are written and finite.
 /// * `codes`: pages of the layout.
 ///
 /// # Errors
-/// If there are no kernels for the layout, `tables` is empty, or `first` does not fit in an `i32`.
+/// If there are no kernels for the layout, `tables` ends before an entry of these pages, there are no pages or heads or
+/// more than [`MAX_BLOCKS`](crate::MAX_BLOCKS) of either, or `first` or an entry does not fit in an `i32`.
 pub fn encode(
     layout: PageLayout,
     tables: DeviceSlice<u64>,
@@ -115,8 +116,9 @@ pub fn encode(
         None => false,
     };
     let (upper, lower) = layout.plane_bits();
+    let end = first.saturating_add(count);
     let params = EncodeParams {
-        tables: tables.checked("the page tables", 1)?,
+        tables: tables.checked("the page tables", rows.entries(end).max(codes.entries(end)))?,
         rows: rows.params()?,
         codes: codes.params()?,
         first: dimension("the first page", first)?,

@@ -217,7 +217,7 @@ impl Net {
             let rows = places.len();
             let memory = parts.iter().any(|part| part.whole.is_some());
             let memory = memory.then(|| device.poisoned(rows * shape.row_len()));
-            let layer = Layer { shape, index, segments: all, rows, inputs: memory };
+            let layer = Layer { shape, index, layers: LAYERS, segments: all, rows, inputs: memory };
             let y = device.poisoned(rows * shape.value_heads * shape.value_dim);
             if rows > 0 {
                 device.run(inputs(&layer, places_of, &weights, &Projected { qkv, a, b }))?;

@@ -9,7 +9,8 @@ use super::Recording;
 /// Minimum distance of horizons in positions: one attention split.
 const MIN_HORIZON: usize = 512;
 
-/// Maximum number of recordings, at which all are dropped. A batch has as many shapes as its drafts have lengths.
+/// Maximum number of recordings, at which the least recently used is dropped. A batch has as many shapes as its drafts
+/// have lengths.
 const MAX_RECORDINGS: usize = 256;
 
 /// The key of a recording.
@@ -30,9 +31,15 @@ pub(super) enum RecordedPass {
 /// Recordings, and the state that they are valid for.
 #[derive(Default)]
 pub(super) struct Recordings {
-    made: HashMap<RecordedPass, Box<dyn Recording>>,
+    made: HashMap<RecordedPass, Made>,
+    uses: u64,
     horizon: usize,
     shallow: u32, // passes since one needed a quarter of the horizon
+}
+
+struct Made {
+    recording: Box<dyn Recording>,
+    used: u64, // of `uses`, the last time
 }
 
 /// The value of `shallow` above which the horizon shrinks. Surplus splits cost launches of blocks that end at once, in
@@ -67,21 +74,50 @@ impl Recordings {
         self.made.clear();
     }
 
-    pub fn get(&self, pass: &RecordedPass) -> Option<&dyn Recording> {
-        self.made.get(pass).map(|recording| &**recording)
+    /// The recording of a pass, for a use.
+    pub fn get(&mut self, pass: &RecordedPass) -> Option<&dyn Recording> {
+        self.uses += 1;
+        let made = self.made.get_mut(pass)?;
+        made.used = self.uses;
+        Some(&*made.recording)
     }
 
     pub fn insert(&mut self, pass: RecordedPass, recording: Box<dyn Recording>) {
         if self.made.len() >= MAX_RECORDINGS {
-            self.made.clear();
+            let oldest = self.made.iter().min_by_key(|(_, made)| made.used).map(|(pass, _)| *pass);
+            if let Some(oldest) = oldest {
+                self.made.remove(&oldest);
+            }
         }
-        self.made.insert(pass, recording);
+        self.made.insert(pass, Made { recording, used: self.uses });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Result;
+
+    struct Nothing;
+
+    impl Recording for Nothing {
+        unsafe fn replay(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_least_recently_used_recording_is_dropped() {
+        let mut recordings = Recordings::default();
+        let pass = |rows| RecordedPass::Largest { rows };
+        for rows in 0..MAX_RECORDINGS + 9 {
+            assert!(recordings.get(&pass(rows)).is_none());
+            recordings.insert(pass(rows), Box::new(Nothing));
+            assert!(recordings.get(&pass(0)).is_some(), "{rows}");
+        }
+        let held: Vec<_> = (0..MAX_RECORDINGS + 9).filter(|rows| recordings.get(&pass(*rows)).is_some()).collect();
+        assert_eq!(held, [0].into_iter().chain(10..MAX_RECORDINGS + 9).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_horizon_follows_the_passes() {

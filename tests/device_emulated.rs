@@ -700,6 +700,25 @@ fn keys_that_are_not_finite_are_an_error() {
     }
 }
 
+/// A failed pass leaves no pages of rows that are not committed: other sequences may need them.
+#[test]
+fn a_failed_pass_frees_its_pages() {
+    let bad = 77u32;
+    let pair = damaged("edge", NARROW, None, |target| poison(target, bad));
+    let good = |len: usize| (0..len as u32).map(|i| 3 + i % 60);
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let mut generate = |prompt: &[u32]| -> foretoken::Result<()> {
+        session.generate(prompt, &plain(1))?.map(|piece| piece.map(drop)).collect()
+    };
+    // The second prompt ends in another page.
+    generate(&good(100).collect::<Vec<_>>()).expect("a text");
+    let held = pair.device.pages().held();
+    generate(&good(40).chain([bad]).collect::<Vec<_>>()).expect_err("an error");
+    assert_eq!(pair.device.pages().held(), held);
+    generate(&good(40).collect::<Vec<_>>()).expect("a text");
+    assert!(pair.device.pages().held() > held);
+}
+
 /// Those of a rejected draft do not change the text.
 #[test]
 fn keys_of_rejected_drafts_may_not_be_finite() {

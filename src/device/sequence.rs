@@ -80,6 +80,11 @@ impl Sequence {
         if rows > 0 { self.kv.bytes_to_reserve(len, len + rows) } else { 0 }
     }
 
+    /// Frees the pages that only positions from `len` on took.
+    pub fn trim(&mut self, len: usize) {
+        self.kv.trim(len);
+    }
+
     /// Bytes allocated for the recurrent state.
     pub fn recurrent_bytes(&self) -> usize {
         self.recurrent.as_ref().map_or(0, RecurrentState::bytes)

@@ -92,6 +92,14 @@ impl Backend {
         )
     }
 
+    /// Frees the pages that only rows after the committed ones took.
+    pub fn trim(&self, state: &mut SequenceState) {
+        match &self.device {
+            None => state.kv_mut().trim(),
+            Some(device) => device.sequence.lock().trim(state.len()),
+        }
+    }
+
     /// Bytes of the recurrent state and of the rows that it has to replay, which are not in the page pool.
     pub fn recurrent_bytes(&self, state: &SequenceState) -> usize {
         self.device.as_ref().map_or_else(|| state.recurrent_bytes(), |device| device.sequence.lock().recurrent_bytes())

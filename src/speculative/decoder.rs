@@ -78,7 +78,8 @@ impl Step<'_> {
 
     /// Frees the pages that a failed pass took, which other sequences may need.
     fn free_uncommitted(&mut self) {
-        self.decoder.state.kv_mut().trim();
+        let SpeculativeDecoder { backend, state, .. } = &mut *self.decoder;
+        backend.trim(state);
     }
 
     /// Drops the draft's last token. Returns whether there was one.

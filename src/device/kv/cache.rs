@@ -85,7 +85,7 @@ impl DeviceKv {
     /// writes the addresses to the tables.
     ///
     /// # Errors
-    /// If the device is out of memory; earlier allocations stay.
+    /// If the device is out of memory; earlier allocations stay until [`DeviceKv::trim`].
     pub fn reserve(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
         if Arc::strong_count(&self.tables) > 1 && self.bytes_to_reserve(first, end) > 0 {
             let own = Buffer::new(&**self.memory.device(), self.addresses.len())?;
@@ -100,6 +100,14 @@ impl DeviceKv {
         allocated?;
         self.reserved = self.reserved.max(end);
         Ok(())
+    }
+
+    /// Frees the pages that only positions from `end` on took. Their entries in the tables stay, and are not read.
+    pub fn trim(&mut self, end: usize) {
+        for (table, held) in self.plan.held(end) {
+            self.pages[table.index].truncate(held);
+        }
+        self.reserved = self.reserved.min(end);
     }
 
     fn allocate(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {

@@ -23,8 +23,9 @@ pub(super) struct RecurrentRounds {
     records: List<Recurrent>,
     ended: List<Segment>,
     counts: List<u32>,
-    /// Matrices that no sequence has: those before the last round that was committed whole.
-    spare: Option<Arc<Buffer<f32>>>,
+    /// Matrices that no sequence has: those before the last rounds that were committed whole. The rounds of the next pass
+    /// take them, and one at most is kept beyond these.
+    spare: Vec<Arc<Buffer<f32>>>,
 }
 
 /// A sequence's rows in a pass.
@@ -44,6 +45,13 @@ pub(super) struct PassStates {
     pub has_whole: bool,
 }
 
+impl RecurrentRows<'_> {
+    /// Whether the matrices after the rows are written to other memory, with logs of `log_rows` rows.
+    fn writes_other_matrices(&self, log_rows: usize) -> bool {
+        self.whole && self.rows > log_rows
+    }
+}
+
 impl RecurrentRounds {
     /// For passes of `segments` segments.
     ///
@@ -51,7 +59,7 @@ impl RecurrentRounds {
     /// If the device is out of memory.
     pub fn new(device: &dyn Device, nets: DeltaNets, segments: usize) -> Result<Self> {
         let (records, ended) = (List::new(device, segments)?, List::new(device, segments)?);
-        Ok(Self { nets, records, ended, counts: List::new(device, 2 * segments)?, spare: None })
+        Ok(Self { nets, records, ended, counts: List::new(device, 2 * segments)?, spare: Vec::new() })
     }
 
     /// The same for more segments.
@@ -101,12 +109,14 @@ impl RecurrentRounds {
             }
         }
         self.commit(launcher, pass.iter_mut().map(|rows| (&mut *rows.state, rows.position)))?;
+        let needed = pass.iter().filter(|rows| rows.writes_other_matrices(log_rows)).count();
+        self.spare.truncate(needed.max(1));
         let mut whole = Vec::with_capacity(pass.len());
-        for RecurrentRows { state, rows, whole: is_whole, .. } in pass.iter_mut() {
-            state.reserve_logs(launcher.device(), log_rows)?;
-            let to_other_memory = *is_whole && *rows > log_rows;
-            if state.replays() && !to_other_memory {
-                state.make_unique(launcher)?;
+        for rows in pass.iter_mut() {
+            let to_other_memory = rows.writes_other_matrices(log_rows);
+            rows.state.reserve_logs(launcher.device(), log_rows)?;
+            if rows.state.replays() && !to_other_memory {
+                rows.state.make_unique(launcher)?;
             }
             whole.push(to_other_memory.then(|| self.take_matrices(launcher.device())).transpose()?);
         }
@@ -128,6 +138,7 @@ impl RecurrentRounds {
     /// If the device is out of memory, or the driver fails.
     pub fn apply_committed(&mut self, launcher: &Launcher, state: &mut RecurrentState, len: usize) -> Result<()> {
         self.commit(launcher, [(&mut *state, len)])?;
+        self.spare.truncate(1);
         if !state.replays() {
             return Ok(());
         }
@@ -176,7 +187,7 @@ impl RecurrentRounds {
         self.counts.set(launcher, &counts)?;
         launcher.run(commit(&shape, layers, &segments, &Committed::Accepted(self.counts.slice())))?;
         for (state, committed) in ended {
-            self.spare = state.end(committed.rows).or(self.spare.take());
+            self.spare.extend(state.end(committed.rows));
         }
         Ok(())
     }
@@ -191,6 +202,34 @@ impl RecurrentRounds {
     }
 
     fn take_matrices(&mut self, device: &dyn Device) -> Result<Arc<Buffer<f32>>> {
-        self.spare.take().map_or_else(|| self.nets.new_matrices(device), Ok)
+        self.spare.pop().map_or_else(|| self.nets.new_matrices(device), Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_gpu::plan::delta_net::{HeadOrder, Shape};
+
+    use super::*;
+    use crate::device::addresses::Addresses;
+    use crate::device::temporaries::Temporaries;
+
+    /// Prompts read in passes of all sequences: the matrices before a chunk become those after the next one.
+    #[test]
+    fn whole_rounds_take_the_matrices_of_those_before() {
+        let (order, device) = (HeadOrder::Grouped, Arc::new(Addresses::default()));
+        let shape = Shape { key_heads: 1, value_heads: 1, key_dim: 4, value_dim: 4, order, taps: 2, log_rows: 2 };
+        let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
+        let mut rounds = RecurrentRounds::new(&*device, DeltaNets { shape, layers: 1 }, 3).expect("memory");
+        let mut states: Vec<_> = (0..3).map(|_| rounds.new_state(&launcher).expect("a state")).collect();
+        let mut begin = |position: usize, rows: usize, whole: bool| {
+            let rows = states.iter_mut().map(|state| RecurrentRows { state, position, rows, whole });
+            rounds.begin(&launcher, &mut rows.collect::<Vec<_>>()).expect("a pass");
+            (device.allocations(), device.live())
+        };
+        let (allocations, live) = begin(0, 5, true);
+        assert_eq!(begin(5, 5, true), (allocations, live), "a chunk after the first one allocates");
+        // Of matrices that no round takes, those of one sequence are kept.
+        assert_eq!(begin(10, 1, false), (allocations, live - 2 * 4 * shape.matrices_len()));
     }
 }

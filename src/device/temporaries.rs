@@ -103,68 +103,8 @@ impl<T> Drop for Temporary<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
-    use crate::device::{AnyLaunch, Memory, Recording};
-
-    #[derive(Default)]
-    struct Addresses {
-        next: Mutex<u64>,
-        live: Arc<AtomicUsize>, // bytes
-    }
-
-    struct Nowhere {
-        address: u64,
-        bytes: usize,
-        live: Arc<AtomicUsize>,
-    }
-
-    // SAFETY: no kernel runs, so no address is used.
-    unsafe impl Device for Addresses {
-        fn name(&self) -> String {
-            "addresses".into()
-        }
-
-        fn memory(&self) -> Result<(usize, usize)> {
-            Ok((0, 0))
-        }
-
-        fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
-            let mut next = self.next.lock();
-            *next += 1 << 20;
-            self.live.fetch_add(bytes, Ordering::Relaxed);
-            Ok(Box::new(Nowhere { address: *next, bytes, live: self.live.clone() }))
-        }
-
-        unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
-            Ok(())
-        }
-
-        fn record(&self, _: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
-            unreachable!("not called")
-        }
-    }
-
-    impl Memory for Nowhere {
-        fn address(&self) -> u64 {
-            self.address
-        }
-
-        fn write(&self, _: usize, _: &[u8]) -> Result<()> {
-            Ok(())
-        }
-
-        fn read(&self, _: usize, _: &mut [u8]) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Drop for Nowhere {
-        fn drop(&mut self) {
-            self.live.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
-    }
+    use crate::device::addresses::Addresses;
 
     #[test]
     fn memory_is_taken_again_after_a_release() {
@@ -180,7 +120,7 @@ mod tests {
     fn large_memory_is_freed_unless_it_is_taken() {
         let device = Arc::new(Addresses::default());
         let pool = Temporaries::new(device.clone());
-        let live = || device.live.load(Ordering::Relaxed);
+        let live = || device.live();
         let taken = pool.take::<u8>(4 << 20).expect("memory");
         drop(pool.take::<u8>(1000));
         for depth in [1, 2, 4, 8] {

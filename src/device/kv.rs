@@ -124,6 +124,28 @@ impl PassRows {
             }
         }
     }
+
+    /// Rows of one launch from row `first` on, of the queries `of` a first row and a number of rows: as many as
+    /// [`rows_at_once`] allows with the splits that these rows need. A row's partials take `per_split` bytes per split.
+    fn rows_of_launch(
+        &self,
+        first: usize,
+        of: impl Fn(usize, usize) -> Queries,
+        (per_split, partial_bytes): (usize, usize),
+    ) -> usize {
+        let fits = |count: usize| {
+            let queries = of(first, count);
+            count <= rows_at_once(per_split * self.splits(&queries), partial_bytes, queries.max_rows())
+        };
+        // More rows need as many splits or more. All of them are tried first.
+        let mut count = self.rows - first;
+        let (mut fitting, mut too_many) = (1, count + 1);
+        while fitting + 1 < too_many {
+            *(if fits(count) { &mut fitting } else { &mut too_many }) = count;
+            count = usize::midpoint(fitting, too_many);
+        }
+        fitting
+    }
 }
 
 /// A projection of q, k or v, with the head norm and rotation to apply.
@@ -315,11 +337,10 @@ impl KvPlan {
             zones: store.zones,
             split_pages: if store.window.is_some() { WINDOW_SPLIT_PAGES } else { SPLIT_PAGES },
         };
-        let all = of(0, pass.rows);
-        let per_row = parts * pass.splits(&all) * heads * (4 * head_dim + 8);
-        let at_once = rows_at_once(per_row, queue.partial_bytes, all.max_rows());
-        for first in (0..pass.rows).step_by(at_once) {
-            let count = at_once.min(pass.rows - first);
+        let bytes = (parts * heads * (4 * head_dim + 8), queue.partial_bytes);
+        let mut first = 0;
+        while first < pass.rows {
+            let count = pass.rows_of_launch(first, of, bytes);
             let queries = of(first, count);
             let splits = pass.splits(&queries);
             let slots = parts * splits * count * heads;
@@ -333,6 +354,7 @@ impl KvPlan {
             }
             let y = subslice(y, first * heads * head_dim, count * heads * head_dim);
             launcher.run(combine(&queries, &partials, domain, store.order, y))?;
+            first += count;
         }
         Ok(())
     }
@@ -470,6 +492,48 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rows of each launch over a pass of sequences with these positions and rows: 32 heads of 512 channels.
+    fn launches(sequences: &[(usize, usize)]) -> Vec<usize> {
+        let (mut spans, mut rows) = (Vec::new(), 0);
+        for (position, count) in sequences {
+            spans.push(Span { first: rows, rows: *count, position: *position, end: position + count });
+            rows += count;
+        }
+        let longest = spans.iter().map(|span| span.rows).max().unwrap_or(0);
+        let segments = Segments { slice: DeviceSlice::new(0, spans.len()), count: spans.len(), longest };
+        let places = DeviceSlice::new(0, rows);
+        let of = |first: usize, count: usize| Queries {
+            rows: DeviceSlice::new(0, count * 32 * 512),
+            places,
+            segments,
+            first,
+            count,
+            heads: 32,
+            kv_heads: 4,
+            head_dim: 512,
+            window: None,
+            zones: None,
+            split_pages: SPLIT_PAGES,
+        };
+        let pass = PassRows { places, rows, segments, spans, horizon: None };
+        let (mut launches, mut first) = (Vec::new(), 0);
+        while first < rows {
+            launches.push(pass.rows_of_launch(first, of, (32 * (4 * 512 + 8), 0)));
+            first += launches[launches.len() - 1];
+        }
+        launches
+    }
+
+    /// A deep sequence does not divide the rows of a shallow prompt.
+    #[test]
+    fn launches_have_the_splits_of_their_own_rows() {
+        let (prompt, deep) = ((0, 512), (128 << 10, 1));
+        assert_eq!(launches(&[prompt]), [496, 16]);
+        assert_eq!(launches(&[prompt, deep]), [496, 16, 1]);
+        assert_eq!(launches(&[deep, prompt]), [1, 496, 16]);
+        assert_eq!(launches(&[deep; 3]), [1; 3]);
+    }
 
     #[test]
     fn partials_fit_their_memory_at_any_depth() {

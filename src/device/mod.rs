@@ -80,7 +80,9 @@ pub unsafe trait Device: Send + Sync {
     /// If the driver fails.
     fn memory(&self) -> Result<(usize, usize)>;
 
-    /// `bytes` bytes aligned to 256, freed with the value.
+    /// `bytes` bytes aligned to 256, freed with the value. Their values are undefined: no result depends on bytes that
+    /// were not written. But session files have whole pages: where new memory may have other programs' data, it should
+    /// be zeroed, as it is for CUDA and Metal.
     ///
     /// # Errors
     /// [`Error::Memory`] if fewer are free; nothing is allocated then.

@@ -71,7 +71,7 @@ struct Chunk {
 
 struct Slots {
     dropped: Vec<usize>,
-    unused: std::ops::Range<usize>, // zeros
+    unused: std::ops::Range<usize>, // as the device allocated them
 }
 
 /// A page: shared by forks, and copied before it is written.
@@ -84,7 +84,8 @@ pub(super) struct Page {
 
 /// Initial contents of a page.
 pub(super) enum Contents<'a> {
-    Zeros,
+    /// No other sequence's rows: zeros, or what the device allocated.
+    Fresh,
     CopyOf(&'a Page),
 }
 
@@ -124,25 +125,25 @@ impl PageMemory {
             remedy: MEMORY_REMEDY.into(),
         };
         let counted = self.pool.count(bytes as u64).ok_or_else(limit)?;
-        let (chunk, slot, is_zero) = self.slot(bytes.next_multiple_of(ALIGN))?;
+        let (chunk, slot, is_unused) = self.slot(bytes.next_multiple_of(ALIGN))?;
         let page = Page { chunk, slot, bytes, _counted: counted };
         match contents {
-            Contents::Zeros if is_zero => {}
-            Contents::Zeros => launcher.run(copy_words(page.words(), None))?,
+            Contents::Fresh if is_unused => {}
+            Contents::Fresh => launcher.run(copy_words(page.words(), None))?,
             Contents::CopyOf(other) => launcher.run(copy_words(page.words(), Some(other.words())))?,
         }
         Ok(Arc::new(page))
     }
 
-    /// A slot of a chunk, and whether it has zeros.
+    /// A slot of a chunk, and whether no page had it.
     fn slot(&self, stride: usize) -> Result<(Arc<Chunk>, usize, bool)> {
         let mut chunks = self.chunks.lock();
         let of_size = chunks.entry(stride).or_default();
         of_size.retain(|chunk| chunk.strong_count() > 0);
         for chunk in of_size.iter().filter_map(Weak::upgrade) {
             let taken = chunk.slots.lock().take();
-            if let Some((slot, is_zero)) = taken {
-                return Ok((chunk, slot, is_zero));
+            if let Some((slot, is_unused)) = taken {
+                return Ok((chunk, slot, is_unused));
             }
         }
         // If no whole chunk is left, a single page may still fit.

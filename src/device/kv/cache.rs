@@ -19,7 +19,7 @@ pub(crate) struct DeviceKv {
     /// The pages' addresses; each table is a range of it. Shared with forks until either has other addresses.
     tables: Arc<Buffer<u64>>,
     addresses: Vec<u64>,
-    written: bool, // whether `tables` equals `addresses`
+    written: bool, // whether `tables` has the addresses of all pages
     reserved: usize,
 }
 
@@ -115,7 +115,7 @@ impl DeviceKv {
         for (table, held) in self.plan.held(end) {
             let pages = &mut self.pages[table.index];
             while pages.len() < held.min(table.slots) {
-                let page = self.memory.take(launcher, table.page_bytes, Contents::Zeros).map_err(out_of_memory)?;
+                let page = self.memory.take(launcher, table.page_bytes, Contents::Fresh).map_err(out_of_memory)?;
                 self.addresses[table.start + pages.len()] = page.address();
                 self.written = false;
                 pages.push(page);

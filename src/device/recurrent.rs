@@ -39,9 +39,19 @@ pub(super) struct RecurrentState {
     window: Buffer<f32>,
     logs: Option<[Buffer<f32>; 2]>, // of the round before, of this round
     accepted: Buffer<u32>,          // rows of the first log that are not in `matrices`
-    replays: bool,                  // whether there may be any
-    is_lost: bool,                  // whether they may be in some of `matrices` and not in others
+    logged: Logged,
     open: Option<OpenRound>,
+}
+
+/// Where the committed rows of the first log are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Logged {
+    /// In all matrices.
+    Applied,
+    /// In none, if there are any.
+    Pending,
+    /// In some, and not in others: launches that apply them failed.
+    Lost,
 }
 
 /// A round whose pass was launched.
@@ -114,7 +124,7 @@ impl RecurrentState {
     fn of(launcher: &Launcher, nets: DeltaNets, matrices: Arc<Buffer<f32>>, window: Buffer<f32>) -> Result<Self> {
         let accepted = Buffer::new(launcher.device(), 1)?;
         launcher.run(write_words(accepted.slice(), &[0]))?;
-        Ok(Self { nets, matrices, window, logs: None, accepted, replays: false, is_lost: false, open: None })
+        Ok(Self { nets, matrices, window, logs: None, accepted, logged: Logged::Applied, open: None })
     }
 
     /// A copy, once all committed rows are in the matrices.
@@ -139,7 +149,7 @@ impl RecurrentState {
 
     /// Whether committed rows may be missing in the matrices.
     pub fn replays(&self) -> bool {
-        self.replays
+        self.logged == Logged::Pending
     }
 
     /// Whether it has logs of other than `log_rows` rows.
@@ -201,12 +211,14 @@ impl RecurrentState {
     /// Notes that launches that apply accepted rows failed, and some may have run. A round that is committed whole
     /// applies them in other memory.
     pub fn lose(&mut self) {
-        self.is_lost |= self.replays && self.open.as_ref().is_none_or(|open| open.whole.is_none());
+        if self.replays() && self.open.as_ref().is_none_or(|open| open.whole.is_none()) {
+            self.logged = Logged::Lost;
+        }
     }
 
     /// Whether accepted rows may be in some of the matrices, and not in others.
     pub fn is_lost(&self) -> bool {
-        self.is_lost
+        self.logged == Logged::Lost
     }
 
     /// What is to be committed of the open round, if the sequence has `len` positions now. A whole
@@ -234,18 +246,18 @@ impl RecurrentState {
     pub fn end(&mut self, rows: usize) -> Option<Arc<Buffer<f32>>> {
         let open = self.open.take()?;
         let Some(whole) = open.whole else {
-            self.replays = rows > 0;
+            self.logged = if rows > 0 { Logged::Pending } else { Logged::Applied };
             self.logs.iter_mut().filter(|_| rows > 0).for_each(|logs| logs.swap(0, 1));
             return None;
         };
-        self.replays = false;
+        self.logged = Logged::Applied;
         let before = std::mem::replace(&mut self.matrices, whole);
         (Arc::strong_count(&before) == 1).then_some(before)
     }
 
     /// Notes that all committed rows are in the matrices.
     pub fn mark_applied(&mut self) {
-        self.replays = false;
+        self.logged = Logged::Applied;
     }
 
     /// The matrices and the window of every delta net, once all committed rows are in the matrices.

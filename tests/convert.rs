@@ -472,24 +472,23 @@ fn a_conversion_that_is_cancelled_leaves_no_file() {
     let at = |name: &str| directory.path().join(name);
     let gguf = convert(&demo("target"), &at("f16.gguf"), &options(Outtype::F16));
     std::fs::write(at("old.gguf"), "old").expect("a file");
-    let cancelling = || -> (Option<Arc<dyn Fn(Progress) + Send + Sync>>, Cancel) {
-        let cancel = Cancel::default();
-        let own = cancel.clone();
-        (Some(Arc::new(move |_| own.cancel())), cancel)
+    let cancelling = |cancel: &Cancel| -> Option<Arc<dyn Fn(Progress) + Send + Sync>> {
+        let cancel = cancel.clone();
+        Some(Arc::new(move |_| cancel.cancel()))
     };
 
-    let (progress, cancel) = cancelling();
-    let to_file = ToGgufOptions { progress, cancel, ..options(Outtype::F32) };
+    let cancel = Cancel::default();
+    let to_file = ToGgufOptions { progress: cancelling(&cancel), cancel, ..options(Outtype::F32) };
     let error = to_gguf(&open(&demo("target")), at("old.gguf"), &to_file).expect_err("cancelled");
     assert!(matches!(error, Error::Cancelled), "{error}");
 
-    let (progress, cancel) = cancelling();
-    let to_mix = QuantizeOptions { progress, cancel, ..QuantizeOptions::new(Mix::Q8_0) };
+    let cancel = Cancel::default();
+    let to_mix = QuantizeOptions { progress: cancelling(&cancel), cancel, ..QuantizeOptions::new(Mix::Q8_0) };
     let error = quantize(&gguf, at("old.gguf"), &to_mix).expect_err("cancelled");
     assert!(matches!(error, Error::Cancelled), "{error}");
 
-    let (progress, cancel) = cancelling();
-    let back = ToHuggingFaceOptions { progress, cancel, ..ToHuggingFaceOptions::default() };
+    let cancel = Cancel::default();
+    let back = ToHuggingFaceOptions { progress: cancelling(&cancel), cancel, ..ToHuggingFaceOptions::default() };
     let error = to_hugging_face(&gguf, at("back"), &back).expect_err("cancelled");
     assert!(matches!(error, Error::Cancelled), "{error}");
 

@@ -708,7 +708,7 @@ fn a_failed_pass_frees_its_pages() {
     let good = |len: usize| (0..len as u32).map(|i| 3 + i % 60);
     let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
     let mut generate = |prompt: &[u32]| -> foretoken::Result<()> {
-        session.generate(prompt, &plain(1))?.map(|piece| piece.map(drop)).collect()
+        session.generate(prompt, &plain(1))?.try_for_each(|piece| piece.map(drop))
     };
     // The second prompt ends in another page.
     generate(&good(100).collect::<Vec<_>>()).expect("a text");
@@ -744,7 +744,7 @@ fn scores_that_are_not_finite_are_an_error() {
         for engine in [&pair.cpu, &pair.device] {
             let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
             let pieces = session.generate(&text_below(192, 6), &plain(4));
-            let text = pieces.and_then(|pieces| pieces.map(|piece| piece.map(drop)).collect::<foretoken::Result<()>>());
+            let text = pieces.and_then(|mut pieces| pieces.try_for_each(|piece| piece.map(drop)));
             let error = text.expect_err("an error");
             assert!(matches!(error, foretoken::Error::NotFinite { what: "logits", .. }), "{error}");
         }

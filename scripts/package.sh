@@ -10,7 +10,10 @@ cargo publish --quiet --locked --dry-run --workspace --no-verify --allow-dirty
 
 unpacked=$target/package/unpacked
 mkdir "$unpacked"
-printf '[workspace]\nmembers = ["*"]\nresolver = "3"\n[patch.crates-io]\n' >"$unpacked/Cargo.toml"
+printf '[workspace]\nmembers = ["*"]\nresolver = "3"\n' >"$unpacked/Cargo.toml"
+# The workspace's profiles, so that dependencies which its lints compiled are used again.
+sed -n '/^\[profile\.dev/,/^$/p' Cargo.toml >>"$unpacked/Cargo.toml"
+echo '[patch.crates-io]' >>"$unpacked/Cargo.toml"
 cp Cargo.lock "$unpacked"
 for crate in "$target"/package/tmp-crate/*.crate; do
     # -m: packaged files have one fixed time, at which cargo would take another version's build for this one's.

@@ -358,7 +358,7 @@ fn drafts_do_not_read_freed_pages() {
         assert!(want.starts_with(&run(&pair.device, &session, &prompt, options).0));
     }
     // From less than a page to more than all.
-    for left in (0..20).map(|i| 20_000 + 32_768 * i) {
+    for left in (0..10).map(|i| 20_000 + 65_536 * i) {
         let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
         let mut add = |prompt: &[u32], options: &GenerateOptions| {
             let session = scheduler.session(&session).expect("a session");

@@ -72,7 +72,7 @@ fn below(outcomes: &[Outcome], least: f64) -> Vec<String> {
 
 #[test]
 fn two_hundred_rounds_find_the_best_choice() {
-    let seeds = held_out(8);
+    let seeds = held_out(4);
     for lookup in lookups() {
         let outcomes = fixed_machines(Tuning::default(), lookup, seeds.clone());
         let mut missed = below(&outcomes, if lookup.is_none() { MODEL_ALONE_AT_WORST } else { 0.0 });

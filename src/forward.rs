@@ -9,8 +9,8 @@ use crate::speculative::SpeculativeDecoder;
 use crate::{Error, Result};
 
 impl Engine {
-    /// Logits `(rows, vocab)` and hidden states `(rows, hidden)` of the `outputs` rows of `ids`, which a sequence of its
-    /// own reads, on the CPU or on the device; for scores and embeddings. Row `i` has the logits of the token after
+    /// Logits `(rows, vocab)` and hidden states `(rows, hidden)` of the `outputs` rows of `ids`, read as a sequence of
+    /// their own on the CPU or the device; for scores and embeddings. Row `i` has the logits of the token after
     /// `ids[..=i]`. [`OutputRows::All`] keeps `4 * vocab` bytes per id.
     ///
     /// ```
@@ -28,8 +28,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// As [`Engine::session`], or if `ids` is empty, has an id outside the vocabulary or does not fit the context, or K or
-    /// V are not finite. Logits and hidden states are returned as they are.
+    /// As [`Engine::session`], or if `ids` is empty, has an id outside the vocabulary or does not fit the context, or K
+    /// or V are not finite (which a device does not report with [`OutputRows::None`]). Logits and hidden states are
+    /// returned as they are.
     pub fn forward(&self, ids: &[u32], outputs: OutputRows, options: &SessionOptions) -> Result<Output> {
         let target = self.target();
         let (vocab, limit) = (target.num_readable_tokens(), target.max_position_embeddings());

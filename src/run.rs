@@ -147,8 +147,8 @@ impl Run {
     }
 
     /// Its part of the next pass, of at most `max_rows` rows besides those of `others`; a proposal may have to be
-    /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged, one that was put back is
-    /// shortened.
+    /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged, one that was put back
+    /// is shortened.
     ///
     /// # Errors
     /// If a drafter produced NaN or infinity, or panics; if the state before the prompt cannot be kept: nothing of the
@@ -185,8 +185,8 @@ impl Run {
         }
     }
 
-    /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again, unless it was
-    /// drawn at random: whether its rows have memory may depend on the draw, and another one would bias the text.
+    /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again, unless it
+    /// was drawn at random: whether its rows have memory may depend on the draw, and another would bias the text.
     pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
         match work {
             Work::Prompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),

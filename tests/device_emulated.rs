@@ -24,8 +24,8 @@ use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::sampler::Penalties;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 use foretoken::{
-    DeviceChoice, DraftPipeline, ElementType, Engine, EngineOptions, GenerateOptions, Isa, Probe, Sampling, Scheduler,
-    SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
+    DeviceChoice, DraftPipeline, ElementType, Engine, EngineOptions, GenerateOptions, Isa, OutputRows, Probe, Sampling,
+    Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
@@ -136,6 +136,12 @@ fn quantized(key: CodeFormat, value: CodeFormat) -> SessionOptions {
 fn dense() {
     let pair = pair("dense", NARROW, None);
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+    let of = |engine: &Engine| engine.forward(&pair.prompt, OutputRows::All, &exact(ElementType::F32)).expect("a pass");
+    let (got, want) = (of(&pair.device), of(&pair.cpu));
+    for (got, want) in [(got.logits, want.logits), (got.hidden, want.hidden)] {
+        let far = cases::max_difference(&cases::values(&got), &cases::values(&want));
+        assert!(far < 1e-3, "off by {far}");
+    }
 }
 
 /// Per-layer embeddings, shared K and V, MLPs of two widths, a centroid head. Half of the ids are suppressed.

@@ -301,10 +301,11 @@ impl Drafter for Draws {
     }
 }
 
-/// Only the draft that the target can read needs a row for which there is no memory. It is as probable as without drafts.
+/// Only the draft that the target can read needs a row for which there is no memory. It is as probable as without
+/// drafts.
 #[test]
 fn a_draw_without_memory_does_not_bias_a_sampled_text() {
-    const TEXTS: u64 = 400;
+    const TEXTS: u64 = 200;
     let prompt: Vec<u32> = (0..127).map(|i| 3 + i * 7 % 50).collect();
     let free = engine(None);
     let mut session = free.session(&small_sessions()).expect("a session");
@@ -341,9 +342,9 @@ fn a_draw_without_memory_does_not_bias_a_sampled_text() {
         assert_eq!((ids.len(), ids[0], error, drafted), (2, FIRST, None, 0), "seed {seed}");
         drawn += usize::from(ids[1] == NEXT[0]);
     }
-    // Four standard deviations of 400 draws; the seeds are fixed. Drawn anew without its draft, it has one quarter.
+    // Four standard deviations of 200 draws; the seeds are fixed. Drawn anew without its draft, it has one quarter.
     let share = drawn as f64 / TEXTS as f64;
-    assert!((share - 0.5).abs() < 0.1, "{share} instead of one half");
+    assert!((share - 0.5).abs() < 0.15, "{share} instead of one half");
 }
 
 #[test]

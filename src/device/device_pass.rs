@@ -1,5 +1,7 @@
 //! A pass on a device, and its results for the host.
 
+use std::ops::Range;
+
 use parking_lot::{Mutex, MutexGuard};
 
 use foretoken_gpu::DeviceSlice;
@@ -240,13 +242,14 @@ impl DeviceOutput<'_> {
         Ok(Some(&self.passes.largest_logits(self.models)?[first..first + rows]))
     }
 
-    /// The hidden state of output row `row`: `(hidden)`.
+    /// The hidden states of the output rows `rows`: `(rows, hidden)`.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn state(&self, row: usize) -> Result<Vec<f32>> {
+    pub fn hidden(&self, rows: Range<usize>) -> Result<Vec<f32>> {
         let width = self.models.hidden_size();
-        self.passes.workspace.ops.outputs.hidden.read((self.part().first_output + row) * width, width)
+        let hidden = &self.passes.workspace.ops.outputs.hidden;
+        hidden.read((self.part().first_output + rows.start) * width, rows.len() * width)
     }
 
     /// The hidden states of the part's first `rows` rows, all of which have one.

@@ -267,10 +267,7 @@ impl ForwardOutput<'_> {
     pub fn hidden(&self, rows: usize) -> Result<Vec<f32>> {
         match self {
             ForwardOutput::Cpu(output) => Ok(F32View::new(&output.hidden)?.to_vec()),
-            ForwardOutput::Device(output) => {
-                let states: Vec<_> = (0..rows).map(|row| output.state(row)).collect::<Result<_>>()?;
-                Ok(states.concat())
-            }
+            ForwardOutput::Device(output) => output.hidden(0..rows),
         }
     }
 
@@ -284,7 +281,7 @@ impl ForwardOutput<'_> {
             ForwardOutput::Cpu(output) => Ok(output.hidden.narrow(0, row, 1)?.contiguous()?),
             ForwardOutput::Device(output) => {
                 output.set_newest(row, token)?;
-                let state = if confidence == Confidence::Report { output.state(row)? } else { Vec::new() };
+                let state = if confidence == Confidence::Report { output.hidden(row..row + 1)? } else { Vec::new() };
                 let width = state.len();
                 tensor(state, (1, width))
             }

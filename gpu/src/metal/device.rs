@@ -9,7 +9,7 @@ use super::info::DeviceInfo;
 use super::memory::{Memories, lock};
 use super::queue::{StreamState, poisoned};
 use super::sources::SOURCES;
-use super::system::{DraftPipeline, Gpu, Library};
+use super::system::{Gpu, Library, Pipeline};
 use crate::in_flight::{self, Failure};
 
 /// An open device. Clones are the same device.
@@ -19,7 +19,7 @@ pub struct Device(pub(super) Arc<Opened>);
 pub(super) struct Opened {
     pub(super) gpu: Gpu,
     libraries: Vec<Library>,
-    pipelines: Mutex<HashMap<&'static str, DraftPipeline>>,
+    pipelines: Mutex<HashMap<&'static str, Pipeline>>,
     pub(super) memories: Mutex<Memories>,
     /// All streams: they are waited for before the CPU accesses memory.
     pub(super) streams: Mutex<Vec<Weak<Mutex<StreamState>>>>,
@@ -95,7 +95,7 @@ impl Opened {
     }
 
     /// The kernel `name`, created once.
-    pub(super) fn pipeline(&self, name: &'static str) -> Result<DraftPipeline, MetalError> {
+    pub(super) fn pipeline(&self, name: &'static str) -> Result<Pipeline, MetalError> {
         let mut pipelines = lock(&self.pipelines);
         if let Some(pipeline) = pipelines.get(name) {
             return Ok(pipeline.clone());

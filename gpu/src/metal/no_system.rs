@@ -10,7 +10,7 @@ pub(super) struct Gpu(Infallible);
 pub(super) struct Memory(Infallible);
 pub(super) struct Library(Infallible);
 #[derive(Clone)]
-pub(super) struct DraftPipeline(Infallible);
+pub(super) struct Pipeline(Infallible);
 pub(super) struct Queue(Infallible);
 pub(super) struct Batch(Infallible);
 pub(super) struct Submitted(Infallible);
@@ -28,7 +28,7 @@ impl Gpu {
     pub(super) fn compile(&self, _text: &str) -> Result<Library, String> {
         match self.0 {}
     }
-    pub(super) fn pipeline(&self, _library: &Library, _name: &str) -> Option<Result<DraftPipeline, String>> {
+    pub(super) fn pipeline(&self, _library: &Library, _name: &str) -> Option<Result<Pipeline, String>> {
         match self.0 {}
     }
     pub(super) fn queue(&self) -> Option<Queue> {
@@ -59,7 +59,7 @@ impl Batch {
     /// None: there is no value of this type.
     pub(super) unsafe fn launch(
         &self,
-        _pipeline: &DraftPipeline,
+        _pipeline: &Pipeline,
         _grid: [u32; 3],
         _block: [u32; 3],
         _params: &[MaybeUninit<u8>],

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::error::MetalError;
 use super::memory::{Memories, lock};
-use super::system::{Batch, DraftPipeline, Queue, Submitted};
+use super::system::{Batch, Pipeline, Queue, Submitted};
 use crate::in_flight::{Failure, InFlight, Running};
 
 /// Launches per batch: the device runs a batch while the next one is encoded.
@@ -30,7 +30,7 @@ struct Open {
 
 /// A launch with its pipeline.
 pub(super) struct Recorded {
-    pub(super) pipeline: DraftPipeline,
+    pub(super) pipeline: Pipeline,
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     /// Padding bytes are uninitialised.

@@ -23,7 +23,7 @@ pub(super) struct Gpu(Retained<ProtocolObject<dyn MTLDevice>>);
 pub(super) struct Memory(Retained<ProtocolObject<dyn MTLBuffer>>);
 pub(super) struct Library(Retained<ProtocolObject<dyn MTLLibrary>>);
 #[derive(Clone)]
-pub(super) struct DraftPipeline(Retained<ProtocolObject<dyn MTLComputePipelineState>>);
+pub(super) struct Pipeline(Retained<ProtocolObject<dyn MTLComputePipelineState>>);
 pub(super) struct Queue(Retained<ProtocolObject<dyn MTLCommandQueue>>);
 
 /// A command buffer that is being encoded.
@@ -46,9 +46,9 @@ unsafe impl Send for Library {}
 // SAFETY: an `MTLLibrary` does not change after it is compiled, so several threads may look up functions at once.
 unsafe impl Sync for Library {}
 // SAFETY: an `MTLComputePipelineState` may be used and released on any thread.
-unsafe impl Send for DraftPipeline {}
+unsafe impl Send for Pipeline {}
 // SAFETY: an `MTLComputePipelineState` does not change after it is made, so several threads may encode it at once.
-unsafe impl Sync for DraftPipeline {}
+unsafe impl Sync for Pipeline {}
 // SAFETY: Metal's command queues are thread-safe: any thread may use one.
 unsafe impl Send for Queue {}
 // SAFETY: an encoder may be used from any thread, one at a time: its stream's lock protects it.
@@ -96,11 +96,11 @@ impl Gpu {
     }
 
     /// The kernel `name`, if the library has it.
-    pub(super) fn pipeline(&self, library: &Library, name: &str) -> Option<Result<DraftPipeline, String>> {
+    pub(super) fn pipeline(&self, library: &Library, name: &str) -> Option<Result<Pipeline, String>> {
         let function = library.0.newFunctionWithName(&NSString::from_str(name))?;
         let made = self.0.newComputePipelineStateWithFunction_error(&function).map_err(|error| text(&error));
         Some(made.and_then(|pipeline| match pipeline.threadExecutionWidth() {
-            LANES => Ok(DraftPipeline(pipeline)),
+            LANES => Ok(Pipeline(pipeline)),
             lanes => Err(format!("simdgroups have {lanes} threads, but {LANES} are required")),
         }))
     }
@@ -142,7 +142,7 @@ impl Batch {
     /// `params` is the kernel's structure, and the memory that it points to is resident until the batch has finished.
     pub(super) unsafe fn launch(
         &self,
-        pipeline: &DraftPipeline,
+        pipeline: &Pipeline,
         grid: [u32; 3],
         block: [u32; 3],
         params: &[MaybeUninit<u8>],

@@ -49,8 +49,8 @@ struct Planned {
 /// # Errors
 /// If the file is malformed or of no supported family, lacks a tensor that its configuration implies, has quantized
 /// tensors or some that belong to no text model, the directory's name is a GGUF file's or that of a file, it has
-/// files of a checkpoint that are not those of an interrupted conversion, a file cannot be written, or the
-/// conversion is cancelled.
+/// files of a checkpoint that are not those of an interrupted conversion, a file cannot be written, or the conversion is
+/// cancelled.
 pub fn to_hugging_face(
     source: &Checkpoint,
     destination: impl AsRef<Path>,

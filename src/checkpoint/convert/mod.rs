@@ -42,8 +42,8 @@ pub struct Report {
 ///
 /// # Errors
 /// If the checkpoint is malformed or of no supported family, lacks a tensor that its configuration implies or has it in
-/// another shape, has some that belong to no text model, the file cannot be written, or the
-/// conversion is cancelled: an existing file is unchanged then.
+/// another shape, has some that belong to no text model, the file cannot be written, or the conversion is cancelled: an
+/// existing file is unchanged then.
 pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToGgufOptions) -> Result<Report> {
     let destination = destination.as_ref();
     if source.path().is_file() {

@@ -12,8 +12,8 @@ use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, OtherSequences, Proposal, Snapshot, SpeculationStats, SpeculativeDecoder, Step, Tracer,
-    Work, run_pass,
+    Cancel, DecodeState, Done, FirstToken, OtherSequences, Proposal, Snapshot, SpeculationStats, SpeculativeDecoder,
+    Step, Tracer, Work, run_pass,
 };
 use crate::stop::{Detokenizer, FinishReason};
 use crate::tokenizer::Tokenizer;
@@ -35,8 +35,8 @@ pub(crate) struct Run {
     undo: Option<Undo>,
     /// A draft drawn at random whose rows had no memory.
     drawn: Option<Box<Proposal>>,
-    first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
-    left: usize,                                      // tokens that may still be generated
+    first: Option<FirstToken>, // not emitted yet
+    left: usize,               // tokens that may still be generated
     text: Detokenizer,
     finish: Option<FinishReason>,
     failed: Option<Error>, // reported after the text that was held back
@@ -241,14 +241,14 @@ impl Run {
     /// # Errors
     /// If the tokenizer cannot decode it.
     pub fn emit_first(&mut self, session: &mut Session) -> Result<Option<Piece>> {
-        let Some((first, logprobs)) = self.first.take() else { return Ok(None) };
+        let Some(FirstToken { state, logprobs }) = self.first.take() else { return Ok(None) };
         let tokenizer = session.engine.parts.tokenizer.as_deref();
-        self.text.push(tokenizer, first.last)?;
+        self.text.push(tokenizer, state.last)?;
         if let Some(tracer) = &mut self.tracer {
-            tracer.first(tokenizer, first.last);
+            tracer.first(tokenizer, state.last);
         }
-        let tokens = vec![first.last];
-        self.statistics.speculation.begin += session.decoder().0.drafting.begin(first);
+        let tokens = vec![state.last];
+        self.statistics.speculation.begin += session.decoder().0.drafting.begin(state);
         self.piece(session, tokens, 0, logprobs).map(Some)
     }
 

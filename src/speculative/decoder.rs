@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 
 use super::chain::{ChainDraft, extend_drafts};
-use super::decode_state::DecodeState;
+use super::decode_state::FirstToken;
 use super::proposal::{Call, count_call};
 use super::round_result::PassTiming;
 use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSequences, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
-use crate::sampler::{Sampler, TokenLogprobs};
+use crate::sampler::Sampler;
 use crate::{Error, Result};
 
 /// One sequence, which can be moved to the thread that drafts.
@@ -98,7 +98,7 @@ impl Step<'_> {
 /// Result of a step.
 pub(crate) enum Done {
     /// Tokens of a prompt were read; after the last ones, the next token is known.
-    Prompt(Option<(DecodeState, Vec<TokenLogprobs>)>),
+    Prompt(Option<FirstToken>),
     /// A round is complete.
     Round(Box<RoundResult>),
 }
@@ -343,28 +343,40 @@ impl Work {
         }
     }
 
-    /// The tokens of its rows, and the rows of logits and hidden states that it requests.
-    fn rows(&self, drafting: &Drafting) -> (Vec<u32>, OutputRows, OutputRows) {
+    /// Its rows, and what it requests of them.
+    fn rows(&self, drafting: &Drafting) -> WorkRows {
         match self {
             Work::Prompt { ids, is_last } => {
                 let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
-                (ids.clone(), logits, if drafting.drafters.reads().hidden { OutputRows::All } else { logits })
+                let hidden = if drafting.drafters.reads().hidden { OutputRows::All } else { logits };
+                WorkRows { ids: ids.clone(), logits, hidden }
             }
-            Work::Verify(proposal) => (drafting.rows(proposal), OutputRows::All, OutputRows::All),
+            Work::Verify(proposal) => {
+                WorkRows { ids: drafting.rows(proposal), logits: OutputRows::All, hidden: OutputRows::All }
+            }
         }
     }
 }
 
-/// A step whose rows are in a pass.
-struct Unfinished<'p, 's> {
+/// The rows of a work: their tokens, and which of them have logits and hidden states.
+struct WorkRows {
+    ids: Vec<u32>,
+    logits: OutputRows,
+    hidden: OutputRows,
+}
+
+/// A step whose rows are in a pass. `R`: which of them have outputs, or the outputs' indices in [`Output`].
+struct Unfinished<'p, 's, R> {
     drafting: &'p mut Drafting,
     work: &'p mut Option<Work>,
     rng: &'p mut StdRng,
     ends: &'p mut Ends<'s>,
     counts: OtherSequences,
+    logits: R,
+    hidden: R,
 }
 
-impl Unfinished<'_, '_> {
+impl<R> Unfinished<'_, '_, R> {
     /// Finishes the step after its pass, which took `verify` for the rows of `all`, and commits those of its `round`
     /// that it keeps.
     ///
@@ -396,33 +408,33 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let SpeculativeDecoder { state, drafting, .. } = &mut **decoder;
         let Some(planned) = &*work else { continue };
         let counts = planned.counts();
-        let (ids, logits, hidden) = planned.rows(drafting);
+        let WorkRows { ids, logits, hidden } = planned.rows(drafting);
         let first = batch.rows();
         let round = planned.begin_round(state, ids.len())?;
         batch.push(&ids, round)?;
-        let (logits, hidden) =
-            (request.add_logits(first, ids.len(), logits), request.add_hidden(first, ids.len(), hidden));
+        let logits = request.add_logits(first, ids.len(), logits);
+        let hidden = request.add_hidden(first, ids.len(), hidden);
         request.taps.extend(drafting.drafters.reads().taps);
-        unfinished.push((Unfinished { drafting, work, rng, ends, counts }, logits, hidden));
+        unfinished.push(Unfinished { drafting, work, rng, ends, counts, logits, hidden });
     }
     request.taps.sort_unstable();
     request.taps.dedup();
-    let all = unfinished.iter().map(|(step, ..)| step.counts).fold(OtherSequences::default(), OtherSequences::add);
+    let all = unfinished.iter().map(|step| step.counts).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
     // Before the first step is finished: after that no error concerns the whole pass.
-    let outputs = unfinished.iter().map(|(step, logits, hidden)| -> Result<_> {
+    let outputs = unfinished.iter().map(|Unfinished { drafting, logits, hidden, .. }| -> Result<_> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
-            taps: step.drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
+            taps: drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
         };
         Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
     });
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let steps = unfinished.into_iter().zip(outputs).zip(batch.into_rounds());
-    Ok(steps.map(|(((step, ..), output), round)| step.finish(output, round, verify, all)).collect())
+    Ok(steps.map(|((step, output), round)| step.finish(output, round, verify, all)).collect())
 }
 
 /// One pass on a device over the rows of all steps, whose sequences share passes.
@@ -437,27 +449,27 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
         models = Some(&device.models);
         let counts = planned.counts();
-        let (ids, logits, hidden) = planned.rows(drafting);
+        let WorkRows { ids, logits, hidden } = planned.rows(drafting);
         let round = planned.begin_round(state, ids.len())?;
         parts.push(device.part(ids, &round, logits, hidden));
-        unfinished.push((Unfinished { drafting, work, rng, ends, counts }, round, logits, hidden));
+        unfinished.push((Unfinished { drafting, work, rng, ends, counts, logits, hidden }, round));
     }
     let Some(models) = models else { return Ok(Vec::new()) };
     let all = unfinished.iter().map(|(step, ..)| step.counts).fold(OtherSequences::default(), OtherSequences::add);
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
-    let with_logits = unfinished.iter().filter(|(_, _, logits, _)| *logits != OutputRows::None);
-    let with_logits = with_logits.map(|(step, ..)| &*step.drafting);
+    let with_logits = unfinished.iter().filter(|(step, _)| step.logits != OutputRows::None);
+    let with_logits = with_logits.map(|(step, _)| &*step.drafting);
     if with_logits.clone().any(Drafting::accepts_on_device) {
         pass.accept()?;
     } else if with_logits.clone().next().is_some() {
         pass.wait(with_logits.filter_map(Drafting::largest_logits).min())?;
     }
     let verify = start.elapsed();
-    let steps = unfinished.into_iter().enumerate().map(|(i, (step, round, _, hidden))| {
+    let steps = unfinished.into_iter().enumerate().map(|(i, (step, round))| {
         // Rows with logits have hidden states.
-        let output = (hidden != OutputRows::None).then(|| ForwardOutput::Device(pass.output(i)));
+        let output = (step.hidden != OutputRows::None).then(|| ForwardOutput::Device(pass.output(i)));
         step.finish(output, round, verify, all)
     });
     Ok(steps.collect())

@@ -12,12 +12,12 @@ use super::proposal::{drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
-    DecodeState, Draft, DraftCost, DraftOutcome, ForwardOutput, Observation, Order, OtherSequences, Plan, Planner,
-    Proposal, RoundResult, Settings, States,
+    DecodeState, Draft, DraftCost, DraftOutcome, FirstToken, ForwardOutput, Observation, Order, OtherSequences, Plan,
+    Planner, Proposal, RoundResult, Settings, States,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
-use crate::sampler::{Sampler, TokenLogprobs};
+use crate::sampler::Sampler;
 use crate::{Error, Result};
 
 /// One sequence's tokens, drafters and planner.
@@ -109,7 +109,7 @@ impl Drafting {
         draws: bool,
         output: Option<&mut ForwardOutput<'_>>,
         rng: &mut StdRng,
-    ) -> Result<Option<(DecodeState, Vec<TokenLogprobs>)>> {
+    ) -> Result<Option<FirstToken>> {
         // The last token's row is now in the state.
         if self.newest.take().is_some() {
             self.tokens.pop();
@@ -131,7 +131,7 @@ impl Drafting {
         self.settings.read(&[last])?;
         self.settings.commit();
         let hidden = output.advance(output.last_row()?, last, Confidence::Report)?;
-        Ok(Some((DecodeState { last, hidden }, logprobs)))
+        Ok(Some(FirstToken { state: DecodeState { last, hidden }, logprobs }))
     }
 
     /// Plans a draft for a round of up to `max_rows` rows besides those of `others`. A prompt lookup draft is already

@@ -56,6 +56,7 @@ pub use trace::Trace;
 
 pub(crate) use accept::accept_rows;
 pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
+pub(crate) use decode_state::FirstToken;
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use drafters::{MAX_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;

@@ -8,12 +8,12 @@ use rand::{Rng, SeedableRng};
 use super::chain::ChainDraft;
 use super::drafter_list::DrafterList;
 use super::drafting_context::DraftingContext;
-use super::proposal::{drafted_by, outcomes};
+use super::proposal::{Call, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
-    DecodeState, Draft, DraftCost, DraftOutcome, FirstToken, ForwardOutput, Observation, Order, OtherSequences, Plan,
-    Planner, Proposal, RoundResult, Settings, States,
+    DecodeState, Draft, DraftCost, DraftOutcome, FirstToken, ForwardOutput, ModelSteps, Observation, Order,
+    OtherSequences, Plan, Planner, Proposal, RoundResult, Settings, States,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -353,12 +353,13 @@ impl Drafting {
         let dropped = usize::from(accepted == drafted && of_model > drafted);
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
         let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
+        let kind = |call: &Call| self.drafters.all[call.drafter].kind();
         self.planner.observe(&Observation {
             context: round.position,
             rows: drafted + 1,
             others,
             verify_ms: milliseconds(round.verify_time + round.accept_time),
-            steps: steps.map(|call| (self.drafters.all[call.drafter].kind(), call.tokens, milliseconds(call.time))),
+            steps: steps.map(|call| ModelSteps { kind: kind(call), tokens: call.tokens, ms: milliseconds(call.time) }),
             verified: drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + dropped, accepted }),
             found: &outcomes(found, &round.tokens),
             emitted: round.tokens.len(),

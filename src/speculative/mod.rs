@@ -48,8 +48,8 @@ pub use drafters::{
 };
 pub use pipeline::{Cancel, Pending};
 pub use planner::{
-    AvailableDrafter, BlockSize, Costs, Decision, DecisionInput, DraftOutcome, Estimate, Machine, MtpPreset,
-    Observation, OtherSequences, Plan, Planner, Reason, Tuning,
+    AvailableDrafter, BlockSize, Costs, Decision, DecisionInput, DraftOutcome, Estimate, Machine, ModelSteps,
+    MtpPreset, Observation, OtherSequences, Plan, Planner, Reason, Tuning,
 };
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;

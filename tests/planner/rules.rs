@@ -1,8 +1,8 @@
 //! The planner's rules, case by case.
 
 use foretoken::speculative::{
-    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, Machine, MtpPreset,
-    Observation, OtherSequences, Plan, Planner, Reason,
+    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, Machine, ModelSteps,
+    MtpPreset, Observation, OtherSequences, Plan, Planner, Reason,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -66,7 +66,7 @@ fn lookups_are_observed_without_being_used() {
                 rows: 4,
                 others: OtherSequences::default(),
                 verify_ms: machine.verify[3],
-                steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
+                steps: Some(ModelSteps { kind: DrafterKind::Mtp, tokens: 3, ms: 3.0 * machine.step }),
                 verified: Some(DraftOutcome { drafter: MODEL, drafted: 3, accepted: 3 }),
                 found: &found,
                 emitted: 4,

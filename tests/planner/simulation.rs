@@ -1,7 +1,7 @@
 //! Simulated machines: tables of round costs and acceptance rates, with noise, and the planner's rounds on them.
 
 use foretoken::speculative::{
-    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, Observation,
+    AvailableDrafter, BlockSize, Costs, DecisionInput, DraftCost, DraftOutcome, DrafterKind, ModelSteps, Observation,
     OtherSequences, Plan, Planner, Reason, Tuning,
 };
 use rand::Rng;
@@ -219,12 +219,13 @@ impl Simulation {
             drafted: found.min(emitted),
             accepted: accepted(LOOKUP, found.min(emitted)),
         };
+        let of_model = |ms| ModelSteps { kind: DrafterKind::Mtp, tokens: steps, ms };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             others: OtherSequences::default(),
             verify_ms: self.time(self.verify[drafted], rng),
-            steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
+            steps: (steps > 0).then(|| of_model(self.time(steps as f64 * self.step, rng))),
             verified: drafter.map(|drafter| DraftOutcome { drafter, drafted, accepted: count }),
             found: if found > 0 { std::slice::from_ref(&outcome) } else { &[] },
             emitted,

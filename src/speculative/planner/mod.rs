@@ -157,14 +157,25 @@ pub struct Observation<'a> {
     pub others: OtherSequences,
     /// Milliseconds of the whole batch's pass and of this sequence's acceptance.
     pub verify_ms: f64,
-    /// The model that drafted, the number of tokens requested and the milliseconds it took.
-    pub steps: Option<(DrafterKind, usize, f64)>,
+    /// The draft steps of a model, if one drafted.
+    pub steps: Option<ModelSteps>,
     /// The draft that was verified.
     pub verified: Option<DraftOutcome>,
     /// Prompt lookup drafts, verified or not, up to the number of emitted tokens.
     pub found: &'a [DraftOutcome],
     /// Tokens emitted.
     pub emitted: usize,
+}
+
+/// The draft steps of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelSteps {
+    /// The drafter's kind.
+    pub kind: DrafterKind,
+    /// Tokens requested.
+    pub tokens: usize,
+    /// Milliseconds of all steps.
+    pub ms: f64,
 }
 
 /// A draft, and how much of it the target's tokens confirm.
@@ -350,8 +361,8 @@ impl Planner {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
         }
         // A share of a batched pass would underestimate the steps of a single sequence.
-        if let Some((kind, tokens, ms)) = round.steps.filter(|_| round.others.tokens == 0) {
-            self.costs.drafted(kind, tokens, ms);
+        if let Some(steps) = round.steps.filter(|_| round.others.tokens == 0) {
+            self.costs.drafted(steps.kind, steps.tokens, steps.ms);
         }
         for (i, acceptance) in self.acceptance.iter_mut().enumerate() {
             match round.found.iter().chain(&round.verified).find(|draft| draft.drafter == i) {
@@ -368,12 +379,12 @@ impl Planner {
         }
         let estimates = self.costs.verify(round.context, round.rows.max(1));
         let (plain, rows) = (&estimates[0], &estimates[estimates.len() - 1]);
-        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context);
-        let spent_ms = rows.ms + round.steps.map_or(0.0, step);
+        let estimate = |steps: ModelSteps| steps.tokens as f64 * self.costs.step(steps.kind, round.context);
+        let spent_ms = rows.ms + round.steps.map_or(0.0, estimate);
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
         // A plain step is assumed to cost its lower bound: while that is uncertain, less may be lost.
-        let drafted = round.rows > 1 || round.steps.is_some_and(|(_, tokens, _)| tokens > 0);
+        let drafted = round.rows > 1 || round.steps.is_some_and(|steps| steps.tokens > 0);
         self.gained += round.emitted as f64 - if drafted { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
     }

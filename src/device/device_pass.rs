@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::vocabulary::{KEPT, MAX_KEPT_OF, NO_ID};
 
+use super::buffer::subslice;
 use super::loaded::LoadedModels;
 use super::models::Models;
 use super::outputs::Row;
@@ -31,16 +32,19 @@ pub(crate) struct PassPart<'a> {
     pub is_whole: bool,
 }
 
-/// Tokens, the position of the first one's row, and the hidden states beside them, if the model reads any.
-pub(super) type StepRows = (Vec<u32>, usize, Vec<DeviceSlice<f32>>);
+/// The rows of a draft step.
+#[derive(Clone)]
+pub(super) struct StepRows {
+    pub ids: Vec<u32>,
+    pub position: usize,
+    /// The hidden states beside the tokens, if the model reads any.
+    pub states: Vec<DeviceSlice<f32>>,
+}
 
 impl<'a> PassPart<'a> {
     /// Rows of a drafter, any first ones of which can be committed; those with logits have hidden states.
-    pub(super) fn of_draft(
-        sequence: &'a Mutex<Sequence>,
-        (ids, position, states): StepRows,
-        outputs: OutputRows,
-    ) -> Self {
+    pub(super) fn of_draft(sequence: &'a Mutex<Sequence>, rows: StepRows, outputs: OutputRows) -> Self {
+        let StepRows { ids, position, states } = rows;
         Self { sequence, ids, position, states, outputs, hidden: outputs, is_whole: false }
     }
 }
@@ -254,8 +258,12 @@ impl DeviceOutput<'_> {
 
     /// The hidden states of the part's first `rows` rows, all of which have one.
     pub fn states(&self, rows: usize) -> DeviceStates {
-        let part = self.part();
-        let rows = self.passes.states([part.first, part.first_output], (rows, self.models.hidden_size()));
+        let (part, ops, width) = (self.part(), &self.passes.workspace.ops, self.models.hidden_size());
+        let (states, first) = match &ops.all_states {
+            Some(states) => (states.slice(), part.first),
+            None => (ops.outputs.hidden.slice(), part.first_output),
+        };
+        let rows = subslice(states, first * width, rows * width);
         DeviceStates { rows, state: self.sequences[self.index].state().clone() }
     }
 

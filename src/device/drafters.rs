@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
+use super::device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart, StepRows};
 use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
@@ -187,7 +187,7 @@ impl DeviceDraftModel {
     }
 
     fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
-        let rows = (ids.to_vec(), self.read.len(), Vec::new());
+        let rows = StepRows { ids: ids.to_vec(), position: self.read.len(), states: Vec::new() };
         DevicePass::run(&self.models, vec![PassPart::of_draft(&self.sequence, rows, outputs)])
     }
 }

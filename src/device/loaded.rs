@@ -65,11 +65,11 @@ impl DeviceAssistant {
     /// # Errors
     /// If the device is out of memory.
     pub fn outputs(&self, device: &dyn Device, rows: usize, backbone: usize) -> Result<DraftOutputs> {
-        let scores = match &self.model.head {
+        let (groups, scores) = match &self.model.head {
             Head::Dense(head) => (1, head.outputs()),
             Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
         };
-        DraftOutputs::new(device, rows, backbone, scores)
+        DraftOutputs::new(device, rows, backbone, groups, scores)
     }
 
     /// The last step's scores of row `row`, and their ids (`None`: all, in order).

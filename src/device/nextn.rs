@@ -182,7 +182,7 @@ impl DeviceNextN {
     /// The rows of the states of `positions`, each with the token after it.
     fn rows_of(&self, positions: Range<usize>, tokens: &[u32], new: DeviceSlice<f32>) -> StepRows {
         let ids = tokens[positions.start + 1..positions.end + 1].to_vec();
-        (ids, positions.start - self.first, self.states(&positions, new))
+        StepRows { ids, position: positions.start - self.first, states: self.states(&positions, new) }
     }
 
     /// Reads the states before position `end` in passes of their own.
@@ -232,7 +232,7 @@ impl DeviceNextN {
             return None;
         }
         self.step = position + 1;
-        Some((vec![token], position, vec![sequence.hidden()]))
+        Some(StepRows { ids: vec![token], position, states: vec![sequence.hidden()] })
     }
 
     /// Drafts `tokens` tokens after `position` rows from any state, and waits for them: a measurement.

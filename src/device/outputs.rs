@@ -48,7 +48,7 @@ const ROWS: usize = 16;
 
 impl TargetOutputs {
     /// For at least `rows` rows.
-    pub fn new(device: &dyn Device, rows: usize, (hidden, vocab): (usize, usize)) -> Result<Self> {
+    pub fn new(device: &dyn Device, rows: usize, hidden: usize, vocab: usize) -> Result<Self> {
         // A batch grows by a few rows at a time, and every growth drops the recordings.
         let rows = rows.next_multiple_of(ROWS);
         Ok(Self {
@@ -86,7 +86,7 @@ impl TargetOutputs {
 
 impl DraftOutputs {
     /// For scores of `scores` tokens per row, in `groups` groups if the head has centroids.
-    pub fn new(device: &dyn Device, rows: usize, backbone: usize, (groups, scores): (usize, usize)) -> Result<Self> {
+    pub fn new(device: &dyn Device, rows: usize, backbone: usize, groups: usize, scores: usize) -> Result<Self> {
         let counts: Vec<i32> = (1..=rows).flat_map(|rows| [(rows * groups) as i32, 0, 0, 0]).collect();
         let starts: Vec<i32> = (0..=rows * groups).map(|bucket| bucket as i32).collect();
         let row: Vec<i32> = (0..rows * groups).map(|bucket| (bucket / groups) as i32).collect();

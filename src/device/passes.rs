@@ -209,10 +209,9 @@ impl Passes {
         let layout = target.kv_layout();
         let faults = fault_words(&layout);
         let readback = Readback::new(&**device, layout.store_of_layer, faults, MIN_SEGMENTS, MIN_ROWS)?;
-        let (hidden, vocab) = (target.hidden_size(), target.vocab_size());
-        let inputs = target.reads_states().then(|| StateInputs::new(&**device, (MIN_ROWS, hidden))).transpose()?;
+        let inputs = target.reads_states().then(|| StateInputs::new(&**device, MIN_ROWS, target.hidden_size()));
         Ok(Self {
-            workspace: Workspace::new(device, (MIN_ROWS, hidden, vocab), inputs.map(Arc::new), readback)?,
+            workspace: Workspace::new(device, target, MIN_ROWS, inputs.transpose()?.map(Arc::new), readback)?,
             drafts: DraftSteps::default(),
             recurrent: (target.delta_nets())
                 .map(|nets| RecurrentRounds::new(&**device, nets, MIN_SEGMENTS))
@@ -324,7 +323,7 @@ impl Passes {
             let segments = shape.segments.max(self.lists.segments).next_power_of_two();
             let lists = Lists::new(on, rows, segments)?;
             if let Some(inputs) = &mut self.workspace.ops.inputs {
-                *inputs = Arc::new(StateInputs::new(on, (rows, inputs.width))?);
+                *inputs = Arc::new(StateInputs::new(on, rows, inputs.width)?);
             }
             self.workspace.forget_recordings();
             self.workspace.readback.grow(on, segments, rows)?;
@@ -337,8 +336,8 @@ impl Passes {
         }
         if shape.output_rows > self.workspace.ops.outputs.rows {
             self.workspace.forget_recordings();
-            let size = (models.hidden_size(), models.target.vocab_size());
-            self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
+            let (hidden, vocab) = (models.hidden_size(), models.target.vocab_size());
+            self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, hidden, vocab)?);
         }
         let states = shape.rows * models.hidden_size();
         if shape.keeps_states && self.states.as_ref().is_none_or(|held| held.len() < states) {
@@ -478,15 +477,6 @@ impl Passes {
         let mut rows = self.workspace.ops.outputs.read_largest(last.output_rows)?;
         rows.iter_mut().for_each(|row| models.soft_cap(&mut row.logits));
         Ok(rows)
-    }
-
-    /// The hidden states of the last pass from row `row` on, which is output row `output` if only those have states.
-    pub fn states(&self, [row, output]: [usize; 2], (rows, width): (usize, usize)) -> DeviceSlice<f32> {
-        let (states, first) = match &self.workspace.ops.all_states {
-            Some(states) => (states.slice(), row),
-            None => (self.workspace.ops.outputs.hidden.slice(), output),
-        };
-        subslice(states, first * width, rows * width)
     }
 
     /// The hidden state of output row `row` of the last pass: `(hidden)`.

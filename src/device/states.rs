@@ -26,7 +26,7 @@ pub(crate) struct StateInputs {
 impl StateInputs {
     /// # Errors
     /// If the device is out of memory.
-    pub(super) fn new(device: &dyn Device, (rows, width): (usize, usize)) -> Result<Self> {
+    pub(super) fn new(device: &dyn Device, rows: usize, width: usize) -> Result<Self> {
         let order: Vec<_> = (0..rows as u32).collect();
         Ok(Self { states: Buffer::new(device, rows * width)?, order: Buffer::of(device, &order)?, width })
     }

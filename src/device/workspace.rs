@@ -11,6 +11,7 @@ use super::queue::Queue;
 use super::readback::Readback;
 use super::recordings::{RecordedPass, Recordings};
 use super::states::StateInputs;
+use super::device_model::DeviceModel;
 use super::temporaries::{Temporaries, activation_bytes};
 use crate::{Error, Result};
 
@@ -26,20 +27,21 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// For passes of `rows` output rows, on a device that has the weights.
+    /// For passes of `target` of `rows` output rows, on a device that has the weights.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
     pub fn new(
         device: &Arc<dyn Device>,
-        (rows, hidden, vocab): (usize, usize, usize),
+        target: &dyn DeviceModel,
+        rows: usize,
         inputs: Option<Arc<StateInputs>>,
         readback: Readback,
     ) -> Result<Self> {
         let partial_bytes = activation_bytes(device.memory()?.0) / PARTIALS;
         let temporaries = Temporaries::new(device.clone());
         let launcher = Launcher::new(device.clone(), temporaries.clone());
-        let outputs = Arc::new(TargetOutputs::new(&**device, rows, (hidden, vocab))?);
+        let outputs = Arc::new(TargetOutputs::new(&**device, rows, target.hidden_size(), target.vocab_size())?);
         let ops = DeviceOps {
             queue: Queue { launcher, temporaries, partial_bytes },
             outputs,

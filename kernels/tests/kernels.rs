@@ -263,7 +263,7 @@ fn attention_is_a_softmax_weighted_sum() {
                         );
                     }
                     for i in 0..queries {
-                        merge(isa, (&mut running[i], &mut output[i]), (later[i], &later_output[i]));
+                        merge(isa, &mut running[i], &mut output[i], later[i], &later_output[i]);
                         finish(isa, running[i], &mut output[i]);
                     }
                     let what = format!("attend {} {head_dim} {queries} {cut}", isa.name());

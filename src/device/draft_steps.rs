@@ -8,7 +8,7 @@ use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts};
 use parking_lot::Mutex;
 
 use super::buffer::subslice;
-use super::kv::{KvPlan, Span};
+use super::kv::Span;
 use super::list::List;
 use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::{DeviceOps, no_assistant};
@@ -82,7 +82,8 @@ impl DraftSteps {
             }
             let recorded = RecordedPass::Draft { plan: plan.id(), segments: sequences.len(), step };
             workspace.replay(models, recorded, |workspace, ops| {
-                self.launch(workspace, ops, (models, &plan), (sequences.len(), step, horizon))
+                let stores = Stores { plan: &plan, tables: Vec::new(), faults: workspace.readback.faults() };
+                self.launch(ops, models, stores, sequences.len(), step, horizon)
             })?;
             self.done = step + 1;
         }
@@ -123,13 +124,15 @@ impl DraftSteps {
         Ok(rows.iter().map(|row| row.sequence.clone()).collect())
     }
 
-    /// Launches one step over `rows` rows, whose positions are below `horizon`.
+    /// Launches step `step` over `rows` rows, whose positions are below `horizon`.
     fn launch(
         &self,
-        workspace: &Workspace,
         ops: &DeviceOps,
-        (models, plan): (&LoadedModels, &KvPlan),
-        (rows, step, horizon): (usize, usize, usize),
+        models: &LoadedModels,
+        stores: Stores<'_>,
+        rows: usize,
+        step: usize,
+        horizon: usize,
     ) -> Result<()> {
         let both = models.assistant.as_ref().zip(ops.draft.as_deref()).zip(self.lists.as_ref());
         let ((DeviceAssistant { model, donors }, outputs), lists) = both.ok_or_else(no_assistant)?;
@@ -147,7 +150,6 @@ impl DraftSteps {
         launcher.run(begin_step(&segments, places, &begin))?;
         // The host's positions are not used below a horizon.
         let spans = (0..rows).map(|first| Span { first, rows: 1, position: 0, end: 0 }).collect();
-        let stores = Stores { plan, tables: Vec::new(), faults: workspace.readback.faults() };
         let pass = PassSegments { segments, spans, horizon: Some(horizon) };
         let mut kv = PassKv::draft(stores, pass, places, &self.angles, donors, step);
         let (scores, _) = model.step(ops, models.target.embed_tokens(), ids, &input, &mut kv)?;

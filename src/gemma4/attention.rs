@@ -18,6 +18,7 @@ pub(super) struct Attention<O: Ops> {
 }
 
 struct KeysValues<O: Ops> {
+    head_dim: usize,
     k_proj: O::Linear,         // (num_kv_heads * head_dim, hidden)
     v_proj: Option<O::Linear>, // the same; `None` if K = V
     k_norm: O::Norm,
@@ -45,6 +46,7 @@ impl<O: Ops> Attention<O> {
             let v_proj = (!layer.k_eq_v).then(|| linear(loader, "v_proj", kv, hidden)).transpose()?;
             let k_norm = loader.norm(&format!("{name}k_norm.weight"), layer.head_dim, eps)?;
             Some(KeysValues {
+                head_dim: layer.head_dim,
                 k_proj,
                 v_proj,
                 k_eq_v: k_norm.weight().filter(|_| layer.k_eq_v).map(<[f32]>::to_vec),
@@ -81,12 +83,12 @@ impl<O: Ops> Attention<O> {
         let q = match &own.v_proj {
             Some(v_proj) => {
                 let [q, k, v] = ops.project([&self.q_proj, &own.k_proj, v_proj], x)?;
-                self.store(ops, own, (&k, &v), angles, kv, index)?;
+                own.store(ops, &k, &v, angles, kv, index)?;
                 q
             }
             None => {
                 let [q, k] = ops.project([&self.q_proj, &own.k_proj], x)?;
-                self.store(ops, own, (&k, &k), angles, kv, index)?;
+                own.store(ops, &k, &k, angles, kv, index)?;
                 q
             }
         };
@@ -107,11 +109,11 @@ impl<O: Ops> Attention<O> {
         match &own.v_proj {
             Some(v_proj) => {
                 let [k, v] = ops.project([&own.k_proj, v_proj], x)?;
-                self.store(ops, own, (&k, &v), angles, kv, index)
+                own.store(ops, &k, &v, angles, kv, index)
             }
             None => {
                 let k = ops.linear(&own.k_proj, x)?;
-                self.store(ops, own, (&k, &k), angles, kv, index)
+                own.store(ops, &k, &k, angles, kv, index)
             }
         }
     }
@@ -128,19 +130,6 @@ impl<O: Ops> Attention<O> {
         self.attend_projected(ops, &ops.linear(&self.q_proj, x)?, angles.of(self.attention)?, kv, index)
     }
 
-    fn store(
-        &self,
-        ops: &O,
-        own: &KeysValues<O>,
-        (k, v): (&O::Tensor, &O::Tensor),
-        angles: &O::Angles,
-        kv: &mut O::Kv<'_>,
-        index: usize,
-    ) -> Result<()> {
-        let keys = Heads::new(k, self.head_dim, &own.k_norm, Some(angles));
-        ops.append(kv, index, keys, Heads::new(v, self.head_dim, &own.v_norm, None))
-    }
-
     fn attend_projected(
         &self,
         ops: &O,
@@ -151,5 +140,20 @@ impl<O: Ops> Attention<O> {
     ) -> Result<O::Tensor> {
         let attended = ops.attend(kv, index, Heads::new(q, self.head_dim, &self.q_norm, Some(angles)))?;
         ops.linear(&self.o_proj, &attended)
+    }
+}
+
+impl<O: Ops> KeysValues<O> {
+    fn store(
+        &self,
+        ops: &O,
+        k: &O::Tensor,
+        v: &O::Tensor,
+        angles: &O::Angles,
+        kv: &mut O::Kv<'_>,
+        index: usize,
+    ) -> Result<()> {
+        let keys = Heads::new(k, self.head_dim, &self.k_norm, Some(angles));
+        ops.append(kv, index, keys, Heads::new(v, self.head_dim, &self.v_norm, None))
     }
 }

@@ -49,6 +49,12 @@ struct SplitTask<'a> {
     output: &'a mut [f32],            // (queries, head_dim)
 }
 
+/// The attention over each split of a wave.
+struct SplitPartials {
+    softmax: Vec<OnlineSoftmax>, // (splits, kv_heads, rows, group)
+    output: Vec<f32>,            // (splits, kv_heads, rows, group, head_dim)
+}
+
 /// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the
 /// query's position, and the first masked one (its own is visible if `end` is after it).
 pub(super) fn attend(
@@ -135,12 +141,12 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
         least => (WAVE * least).div_ceil(kv_heads * of_split.div_ceil(per_task)).min(splits.len()),
     };
     let mut totals = vec![OnlineSoftmax::EMPTY; rows * heads];
-    let mut softmax = vec![OnlineSoftmax::EMPTY; at_once * kv_heads * of_split];
-    let mut output = vec![0.0; softmax.len() * head_dim];
+    let len = at_once * kv_heads * of_split;
+    let mut partials = SplitPartials { softmax: vec![OnlineSoftmax::EMPTY; len], output: vec![0.0; len * head_dim] };
     for first in splits.clone().step_by(at_once) {
         let wave = first..splits.end.min(first + at_once);
-        attend_wave(cache, store, queries, (wave.clone(), per_task), (&mut softmax, &mut output));
-        merge_wave(isa, queries, wave.len(), (&softmax, &output), (&mut totals, y));
+        attend_wave(cache, store, queries, wave.clone(), per_task, &mut partials);
+        merge_wave(isa, queries, wave.len(), &partials, &mut totals, y);
     }
     for (total, y) in totals.into_iter().zip(y.chunks_exact_mut(head_dim)) {
         finish(isa, total, y);
@@ -153,17 +159,18 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
     }
 }
 
-/// The attention over every split of a wave: `(splits, kv_heads, rows, group)` of `softmax` and `output`.
+/// The attention over every split of a wave.
 fn attend_wave(
     cache: &KvCache,
     store: &Store,
     queries: &Queries<'_>,
-    (wave, per_task): (Range<usize>, usize),
-    (softmax, output): (&mut [OnlineSoftmax], &mut [f32]),
+    wave: Range<usize>,
+    per_task: usize,
+    partials: &mut SplitPartials,
 ) {
     let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
     let of_split = queries.rows.len() / (head_dim * kv_heads);
-    let of_splits = softmax.chunks_mut(of_split).zip(output.chunks_mut(of_split * head_dim));
+    let of_splits = partials.softmax.chunks_mut(of_split).zip(partials.output.chunks_mut(of_split * head_dim));
     let tasks = of_splits.take(wave.len() * kv_heads).enumerate().flat_map(|(i, (softmax, output))| {
         let (kv_head, split) = (i % kv_heads, wave.start + i / kv_heads);
         let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
@@ -186,8 +193,9 @@ fn merge_wave(
     isa: Isa,
     queries: &Queries<'_>,
     splits: usize,
-    (softmax, output): (&[OnlineSoftmax], &[f32]),
-    (totals, y): (&mut [OnlineSoftmax], &mut [f32]),
+    partials: &SplitPartials,
+    totals: &mut [OnlineSoftmax],
+    y: &mut [f32],
 ) {
     let (heads, group) = (queries.heads, queries.group);
     let (head_dim, of_split) = (y.len() / totals.len(), totals.len() / heads * group);
@@ -196,7 +204,7 @@ fn merge_wave(
             let (row, kv_head, member) = (query / heads, query % heads / group, query % group);
             for split in 0..splits {
                 let i = (split * (heads / group) + kv_head) * of_split + row * group + member;
-                merge(isa, (total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
+                merge(isa, total, y, partials.softmax[i], &partials.output[i * head_dim..(i + 1) * head_dim]);
             }
         }
     };

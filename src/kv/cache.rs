@@ -226,7 +226,7 @@ mod tests {
                 let mut cache = KvCache::in_pool(layout.clone(), &options, 4096, Isa::best(), &pool).expect("a cache");
                 let write = |cache: &mut KvCache, rows: usize| {
                     let zeros = vec![0.0; rows * 16];
-                    let written = cache.stores[0].write(&pool, Isa::best(), 0, cache.len, (&zeros, &zeros));
+                    let written = cache.stores[0].write(&pool, Isa::best(), 0, cache.len, &zeros, &zeros);
                     written.expect("pages");
                     cache.len += rows;
                 };
@@ -249,7 +249,7 @@ mod tests {
         let write = |cache: &mut KvCache, rows: usize, keep: usize| {
             let x: Vec<f32> = (0..16 * rows).map(|i| ((16 * cache.len + i) as f32).sin()).collect();
             let pool = cache.pool.clone();
-            cache.stores[0].write(&pool, Isa::best(), 0, cache.len, (&x, &x)).expect("pages");
+            cache.stores[0].write(&pool, Isa::best(), 0, cache.len, &x, &x).expect("pages");
             cache.len += keep;
         };
         for format in [KvFormat::Exact(crate::ElementType::F16), CodeFormat::Tqc5.into()] {

@@ -185,7 +185,7 @@ impl KvAccess for Round<'_> {
         if store.derives_keys() {
             angles.reserve(pool, *first + self.rows)?;
         }
-        store.write(pool, *isa, layer, *first, (&k, &v))
+        store.write(pool, *isa, layer, *first, &k, &v)
     }
 
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {

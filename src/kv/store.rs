@@ -220,7 +220,8 @@ impl Store {
         isa: Isa,
         layer: usize,
         first: usize,
-        (k, v): (&[f32], &[f32]),
+        k: &[f32],
+        v: &[f32],
     ) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
         self.reserve(pool, first..end)?;

@@ -51,7 +51,7 @@ impl<O: Ops> Attention<O> {
         layer: usize,
     ) -> Result<O::Tensor> {
         let [queries, k, v] = ops.project([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        self.store(ops, (&k, &v), angles, kv, layer)?;
+        self.store(ops, &k, &v, angles, kv, layer)?;
         self.attend_projected(ops, &queries, angles, kv, layer)
     }
 
@@ -65,7 +65,7 @@ impl<O: Ops> Attention<O> {
         layer: usize,
     ) -> Result<()> {
         let [k, v] = ops.project([&self.k_proj, &self.v_proj], x)?;
-        self.store(ops, (&k, &v), angles, kv, layer)
+        self.store(ops, &k, &v, angles, kv, layer)
     }
 
     /// The rest of `forward`, over K and V that `append` stored.
@@ -83,7 +83,8 @@ impl<O: Ops> Attention<O> {
     fn store(
         &self,
         ops: &O,
-        (k, v): (&O::Tensor, &O::Tensor),
+        k: &O::Tensor,
+        v: &O::Tensor,
         angles: &O::Angles,
         kv: &mut O::Kv<'_>,
         layer: usize,

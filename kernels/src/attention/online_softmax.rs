@@ -27,22 +27,20 @@ pub(super) fn rescale_factor(difference: f64) -> f32 {
     if difference < MIN_EXPONENT { 0.0 } else { (difference as f32).exp() }
 }
 
-/// Merges the attention over later keys into the attention over earlier ones: a split's partial result into the total.
+/// Merges the attention over `later` keys into that over earlier ones: a split's partial result into the total.
 ///
 /// # Panics
 /// If the outputs differ in length.
-pub fn merge(isa: Isa, into: (&mut OnlineSoftmax, &mut [f32]), later: (OnlineSoftmax, &[f32])) {
-    let (softmax, output) = into;
-    let (other, other_output) = later;
-    assert_eq!(output.len(), other_output.len(), "attend: outputs differ in length");
-    if other.sum == 0.0 {
+pub fn merge(isa: Isa, softmax: &mut OnlineSoftmax, output: &mut [f32], later: OnlineSoftmax, later_output: &[f32]) {
+    assert_eq!(output.len(), later_output.len(), "attend: outputs differ in length");
+    if later.sum == 0.0 {
         return;
     }
-    let max = softmax.max.max(other.max);
+    let max = softmax.max.max(later.max);
     // Without earlier keys max = -inf, and the factor e^-inf = 0.
-    let (a, b) = (rescale_factor(softmax.max - max), rescale_factor(other.max - max));
-    *softmax = OnlineSoftmax { max, sum: softmax.sum * f64::from(a) + other.sum * f64::from(b) };
-    isa.run(Blend { output, a, other: other_output, b });
+    let (a, b) = (rescale_factor(softmax.max - max), rescale_factor(later.max - max));
+    *softmax = OnlineSoftmax { max, sum: softmax.sum * f64::from(a) + later.sum * f64::from(b) };
+    isa.run(Blend { output, a, other: later_output, b });
 }
 
 /// Divides the weighted sum by the sum of its weights. A row without keys stays zero. No result is -0.0: whether a sum is

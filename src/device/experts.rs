@@ -1,6 +1,6 @@
 //! Routed experts: see [`crate::nn::Experts`].
 
-use foretoken_gpu::plan::experts::{BLOCK_ROWS, MAX_ROUTE, Route, SharedExpert, max_buckets, mix, route, sort_route};
+use foretoken_gpu::plan::experts::{BLOCK_ROWS, MAX_ENTRIES, Route, SharedExpert, max_buckets, mix, route, sort_route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::pointwise::{self, Strided};
 
@@ -36,7 +36,7 @@ impl DeviceExperts {
         // In parts, so that the memory of entries is bounded: 4096 of 26B-A4B take some 120 MB. With
         // 32 per expert, reading weights is no longer the cost, and more rows would gain little.
         // Parts are multiples of 16 rows: aligned.
-        let most = MAX_ROUTE.0 / self.top_k / BLOCK_ROWS * BLOCK_ROWS;
+        let most = MAX_ENTRIES / self.top_k / BLOCK_ROWS * BLOCK_ROWS;
         for first in (0..x.rows).step_by(most) {
             let rows = most.min(x.rows - first);
             let of = |x: &DeviceTensor| x.some_rows(first, rows);
@@ -49,7 +49,7 @@ impl DeviceExperts {
         Ok(y)
     }
 
-    /// Routes at most `MAX_ROUTE.0` entries and writes the sum of the rows' experts to `y`.
+    /// Routes at most [`MAX_ENTRIES`] entries and writes the sum of the rows' experts to `y`.
     fn choose_and_mix(
         &self,
         queue: &Queue,

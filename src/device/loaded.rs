@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::delta_net::Shape;
-use foretoken_gpu::plan::experts::MAX_ROUTE;
+use foretoken_gpu::plan::experts::{MAX_EXPERTS, MAX_EXPERTS_PER_ROW};
 use foretoken_gpu::plan::pages::HEAD_DIMS;
 use foretoken_gpu::plan::rows::has_pairing;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
@@ -155,8 +155,8 @@ impl Destination for DeviceDestination<'_> {
 
     fn experts(&self, from: Experts) -> Result<DeviceExperts> {
         let (count, top_k) = (from.per_expert_scale.len(), from.top_k);
-        if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
-            let most = format!("supported are at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
+        if count > MAX_EXPERTS || top_k > MAX_EXPERTS_PER_ROW {
+            let most = format!("supported are at most {MAX_EXPERTS_PER_ROW} of {MAX_EXPERTS}");
             return Err(self.refuse(format!("{top_k} of {count} experts; {most}")));
         }
         Ok(DeviceExperts {

@@ -5,8 +5,12 @@
 use super::matmul::{Buckets, LARGEST_BUCKET};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 
-/// Upper bounds of entries per call, which are `rows * top_k`; of experts; and of experts per row.
-pub const MAX_ROUTE: (usize, usize, usize) = (4096, 256, 16);
+/// Entries of a call, at most: they are `rows * top_k`.
+pub const MAX_ENTRIES: usize = 4096;
+/// Experts, at most.
+pub const MAX_EXPERTS: usize = 256;
+/// Experts of a row, at most.
+pub const MAX_EXPERTS_PER_ROW: usize = 16;
 
 /// Rows that a block of [`route`] chooses experts for. So many are sorted in the same launch.
 pub const BLOCK_ROWS: usize = 16;
@@ -54,17 +58,17 @@ unsafe impl Params for RouteParams {}
 /// * `scores`: `(rows, experts)`; `scale`: `(experts)`.
 ///
 /// # Errors
-/// If there are more than [`MAX_ROUTE`], or a slice is too short.
+/// If there are more than [`MAX_ENTRIES`], [`MAX_EXPERTS`] or [`MAX_EXPERTS_PER_ROW`], or a slice is too short.
 pub fn route(
     scores: DeviceSlice<f32>,
     scale: DeviceSlice<f32>,
-    size: (usize, usize, usize),
+    (rows, experts, top_k): (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params(scores, scale, size, route)?;
+    let params = route_params(scores, scale, (rows, experts, top_k), route)?;
     Ok(Launch {
         kernel: "route",
-        grid: [size.0.div_ceil(BLOCK_ROWS) as u32, 1, 1],
+        grid: [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1],
         block: [512, 1, 1],
         shared: 0,
         params,
@@ -78,10 +82,10 @@ pub fn route(
 pub fn sort_route(
     scores: DeviceSlice<f32>,
     scale: DeviceSlice<f32>,
-    size: (usize, usize, usize),
+    (rows, experts, top_k): (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params(scores, scale, size, route)?;
+    let params = route_params(scores, scale, (rows, experts, top_k), route)?;
     Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], shared: 0, params })
 }
 
@@ -92,10 +96,9 @@ fn route_params(
     route: &Route,
 ) -> Result<RouteParams, LaunchError> {
     let (entries, largest) = (rows.saturating_mul(top_k), route.buckets.largest);
-    if entries == 0 || entries > MAX_ROUTE.0 || experts > MAX_ROUTE.1 || top_k > MAX_ROUTE.2.min(experts) {
-        return Err(LaunchError(format!(
-            "{top_k} of {experts} experts for {rows} rows; at most {MAX_ROUTE:?} (entries, experts, choices)"
-        )));
+    if entries == 0 || entries > MAX_ENTRIES || experts > MAX_EXPERTS || top_k > MAX_EXPERTS_PER_ROW.min(experts) {
+        let supported = format!("at most {MAX_EXPERTS_PER_ROW} of {MAX_EXPERTS}, and {MAX_ENTRIES} entries");
+        return Err(LaunchError(format!("{top_k} of {experts} experts for {rows} rows; supported are {supported}")));
     }
     if !(1..=LARGEST_BUCKET).contains(&largest) {
         return Err(LaunchError(format!("buckets of {largest} entries; 1 to {LARGEST_BUCKET} are supported")));

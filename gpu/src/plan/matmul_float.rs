@@ -93,10 +93,10 @@ unsafe impl Params for FloatParams {}
 /// If a slice is too short.
 pub fn matmul(
     w: &FloatMatrix,
-    x: (DeviceSlice<f32>, usize),
+    (x, rows): (DeviceSlice<f32>, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatParams>, LaunchError> {
-    product(w, x, y, w.tiled(x.1))
+    product(w, (x, rows), y, w.tiled(rows))
 }
 
 /// [`matmul`] of bf16 by the kernel for many rows, however many there are.
@@ -105,11 +105,11 @@ pub fn matmul(
 /// If the weights are of another type, or a slice is too short.
 pub fn matmul_tiles(
     w: &FloatMatrix,
-    x: (DeviceSlice<f32>, usize),
+    (x, rows): (DeviceSlice<f32>, usize),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatParams>, LaunchError> {
     match w.element {
-        ElementType::Bf16 => product(w, x, y, MANY_ROWS),
+        ElementType::Bf16 => product(w, (x, rows), y, MANY_ROWS),
         other => Err(LaunchError(format!("no kernel for tiles of {other:?}; supported: bf16"))),
     }
 }

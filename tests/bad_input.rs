@@ -2,6 +2,8 @@
 //! unchecked size, and exit code 1 on the command line.
 
 mod cases;
+#[path = "../tools/tests/example/mod.rs"]
+mod example;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
@@ -13,6 +15,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use example::example;
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::hub::{self, HubOptions};
 use foretoken::speculative::{
@@ -794,13 +797,8 @@ fn names_on_the_hub_without_the_feature() {
     }
 }
 
-/// The example's executable, which `cargo test` builds next to this one.
 fn generate() -> Command {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let path = profile.join("examples").join(format!("generate{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.exists(), "{} is missing; build it: cargo build --example generate", path.display());
-    let mut command = Command::new(path);
+    let mut command = example("generate");
     // Errors are one line even with backtraces enabled.
     command.env_remove("RUST_LOG").env("RUST_BACKTRACE", "1");
     command

@@ -1,23 +1,23 @@
 //! The benchmark's journal, tables and report, on the demo pair and with a fake llama.cpp server.
 
+#[path = "../../tools/tests/example/mod.rs"]
+mod example;
+
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
+use example::example;
 use serde_json::{Value, json};
 
 const TOKENS: usize = 16;
 
 /// A small matrix: two runs of three modes, after prompts of 32 tokens unless the arguments say otherwise.
 fn bench(out: &Path, further: &[&str]) -> Output {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let path = profile.join("examples").join(format!("bench_matrix{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.exists(), "{} is missing; build it: cargo build --example bench_matrix", path.display());
-    let mut command = Command::new(path);
+    let mut command = example("bench_matrix");
     command.args("--kv f16 --blocks 3 --max-tokens 16 --runs 2 --threads 1".split(' ')).arg("--out").arg(out);
     if !further.contains(&"--prompts") {
         command.args(["--prompts", "32"]);

@@ -1,13 +1,13 @@
 //! KV cache formats on keys like those of trained Gemmas: formats without a mean collapse, `balanced` does not.
 
-use std::process::Command;
+#[path = "../../tools/tests/example/mod.rs"]
+mod example;
+
+use example::example;
 
 /// The median divergence of every format, in nats, and the last printed line.
 fn medians(arguments: &[&str]) -> (impl Fn(&str) -> f64 + use<>, String) {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let path = profile.join("examples").join(format!("kv_quality{}", std::env::consts::EXE_SUFFIX));
-    let output = Command::new(path).args(arguments).output().expect("a run");
+    let output = example("kv_quality").args(arguments).output().expect("a run");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).expect("UTF-8");
     let last = printed.lines().last().expect("a line").to_owned();

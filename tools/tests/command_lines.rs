@@ -1,5 +1,7 @@
 //! Every command once, small, on the demo pair: what it prints, its exit code, its errors, and a reader that leaves.
 
+mod example;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,14 +16,9 @@ use foretoken::speculative::{DrafterKind, DrafterStats};
 use foretoken::{Error, Isa};
 use serde_json::Value;
 
-/// An example's executable, which `cargo test` builds beside this one. Backtraces are asked for: no
-/// output may have them.
+/// An example's executable. Backtraces are asked for: no output may have them.
 fn example(name: &str) -> Command {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let path = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.exists(), "{} is missing; build it: cargo build --example {name}", path.display());
-    let mut command = Command::new(path);
+    let mut command = example::example(name);
     command.env_remove("RUST_LOG").env("RUST_BACKTRACE", "1").current_dir(env!("CARGO_MANIFEST_DIR"));
     command
 }

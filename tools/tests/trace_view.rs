@@ -1,19 +1,13 @@
 //! The page that shows a trace, in a real browser.
 
+mod example;
 #[path = "../../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An example's executable, which `cargo test` builds beside this one.
-fn example(name: &str) -> Command {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let path = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.exists(), "{} is missing; build it: cargo build --example {name}", path.display());
-    Command::new(path)
-}
+use example::example;
 
 /// A page of the demo pair's, and the trace that it shows.
 fn page(directory: &Path) -> (PathBuf, String) {

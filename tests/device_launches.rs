@@ -97,8 +97,7 @@ fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
     let lists = device.recorded.clone();
     let device = DeviceChoice::Given(device);
     let engine = Engine::load(&EngineOptions { device, threads: Some(1), ..options.clone() }).expect("an engine");
-    let (key, value, exact) = kv.formats();
-    let kv = KvOptions { key, value, exact, max_context: Some(1024), ..KvOptions::default() };
+    let kv = KvOptions { max_context: Some(1024), ..kv.into() };
     let speculation = match rows {
         1 => Speculation::Off,
         _ => Speculation::With(SpeculationOptions::mtp(rows)),

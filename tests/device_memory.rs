@@ -132,8 +132,7 @@ fn deep_session(target: &Path) -> (Session, Arc<Mutex<Sizes>>) {
     let device = DeviceChoice::Given(device);
     let options = EngineOptions { device, threads: Some(1), ..EngineOptions::new(target) };
     let engine = Engine::load(&options).expect("an engine");
-    let (key, value, exact) = KvPreset::Balanced.formats();
-    let kv = KvOptions { key, value, exact, max_context: Some(DEPTH + 64), ..KvOptions::default() };
+    let kv = KvOptions { max_context: Some(DEPTH + 64), ..KvPreset::Balanced.into() };
     (engine.session(&SessionOptions { kv }).expect("a session"), sizes)
 }
 

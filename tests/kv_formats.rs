@@ -71,9 +71,8 @@ fn drafts_over_quantized_rows_are_accepted() {
     // Two pages, which are quantized but for their first 16 positions.
     let prompt = Vec::from_iter(text.iter().copied().cycle().take(276));
     let rate = |preset: KvPreset| {
-        let (key, value, _) = preset.formats();
         let exact = ExactZones { head: 16, tail: 20, ..ExactZones::default() };
-        let kv = KvOptions { key, value, exact, max_round_rows: 64, ..KvOptions::default() };
+        let kv = KvOptions { exact, max_round_rows: 64, ..preset.into() };
         let mut session = engine.session(&SessionOptions { kv }).expect("a session");
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         let speculation = Speculation::With(SpeculationOptions::mtp(4));

@@ -124,7 +124,7 @@ impl KvPreset {
     }
 
     /// Key format, value format, and exact zones.
-    pub fn formats(self) -> (KvFormat, KvFormat, ExactZones) {
+    pub(super) fn formats(self) -> (KvFormat, KvFormat, ExactZones) {
         let zones = ExactZones::default();
         match self {
             Self::Exact => (ElementType::F16.into(), ElementType::F16.into(), zones),

@@ -297,22 +297,21 @@ fn what_does_not_exist_is_refused() {
     }
     let groups = RotationGroups::of(128).expect("a multiple of 16");
     let (layout, pages) = (PageLayout::new(CodeFormat::Q4_0, Side::Keys, groups), Pages::all(0));
-    let encoded = |first| encode(layout, slice.cast(), (&pages, ElementType::F16), &pages, (first, 1), 1).map(drop);
-    assert_eq!(encoded(7), Ok(()));
-    assert!(encoded(usize::MAX).is_err());
+    let encoded = |of| encode(layout, slice.cast(), (&pages, ElementType::F16), &pages, of, 1).map(drop);
+    assert_eq!(encoded(7..8), Ok(()));
+    assert!(encoded(usize::MAX - 1..usize::MAX).is_err());
     // Tables of four entries.
-    let encoded = |codes: Pages, first, count| {
-        encode(layout, DeviceSlice::new(0, 4), (&pages, ElementType::F16), &codes, (first, count), 1).map(drop)
-    };
-    for (codes, first, count, exist) in [
-        (Pages::all(2), 0, 2, true),
-        (Pages::all(2), 1, 2, false),
-        (Pages::ring(1, 1, 2), 2, 2, true),
-        (Pages::ring(2, 1, 2), 1, 1, true),
-        (Pages::ring(2, 1, 2), 2, 1, false),
-        (Pages::all(1), 3, 1, false),
+    let encoded =
+        |codes: Pages, of| encode(layout, DeviceSlice::new(0, 4), (&pages, ElementType::F16), &codes, of, 1).map(drop);
+    for (codes, of, exist) in [
+        (Pages::all(2), 0..2, true),
+        (Pages::all(2), 1..3, false),
+        (Pages::ring(1, 1, 2), 2..4, true),
+        (Pages::ring(2, 1, 2), 1..2, true),
+        (Pages::ring(2, 1, 2), 2..3, false),
+        (Pages::all(1), 3..4, false),
     ] {
-        assert_eq!(encoded(codes, first, count).is_ok(), exist, "{count} pages from {first} on of {codes:?}");
+        assert_eq!(encoded(codes, of.clone()).is_ok(), exist, "pages {of:?} of {codes:?}");
     }
 }
 

@@ -410,11 +410,11 @@ impl Store {
     fn quantize_pages(&self, queue: &Queue, spans: &[Span], tables: &[DeviceSlice<u64>]) -> Result<()> {
         let Some(Zones { tail, .. }) = self.zones else { return Ok(()) };
         for (span, tables) in spans.iter().zip(tables) {
-            let (first, end) = (first_exact_page(span.position, tail), first_exact_page(span.end, tail));
-            for storage in [&self.keys, &self.values].into_iter().filter(|_| first < end) {
+            let pages = first_exact_page(span.position, tail)..first_exact_page(span.end, tail);
+            for storage in [&self.keys, &self.values].into_iter().filter(|_| !pages.is_empty()) {
                 let Some((layout, quantized)) = &storage.quantized else { continue };
                 let (from, to) = ((&storage.exact.pages(), storage.element), quantized.pages());
-                queue.launcher.run(encode(*layout, *tables, from, &to, (first, end - first), self.heads))?;
+                queue.launcher.run(encode(*layout, *tables, from, &to, pages.clone(), self.heads))?;
             }
         }
         Ok(())

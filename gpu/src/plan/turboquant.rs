@@ -1,5 +1,7 @@
 //! Quantized pages: `encode.cpp`, and the formats that `planes.h` reads.
 
+use std::ops::Range;
+
 use super::pages::{Pages, PagesParams, check_head_dim, element_number};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::ElementType;
@@ -80,7 +82,7 @@ pub struct EncodeParams {
 // SAFETY: the `Params` of encode.cpp.
 unsafe impl Params for EncodeParams {}
 
-/// Quantizes the pages `first..first + count` of the sequence for all `kv_heads`, to the bytes of
+/// Quantizes `pages` of the sequence for all `kv_heads`, to the bytes of
 /// [`encode_page`](foretoken_kernels::attention::turboquant::encode_page).
 ///
 /// * `tables`: the sequence's, with entries for these pages.
@@ -89,13 +91,13 @@ unsafe impl Params for EncodeParams {}
 ///
 /// # Errors
 /// If there are no kernels for the layout, `tables` ends before an entry of these pages, there are no pages or heads or
-/// more than [`MAX_BLOCKS`](crate::MAX_BLOCKS) of either, or `first` or an entry does not fit in an `i32`.
+/// more than [`MAX_BLOCKS`](crate::MAX_BLOCKS) of either, or the first page or an entry does not fit in an `i32`.
 pub fn encode(
     layout: PageLayout,
     tables: DeviceSlice<u64>,
     (rows, element): (&Pages, ElementType),
     codes: &Pages,
-    (first, count): (usize, usize),
+    pages: Range<usize>,
     kv_heads: usize,
 ) -> Result<Launch<EncodeParams>, LaunchError> {
     check(layout)?;
@@ -116,12 +118,11 @@ pub fn encode(
         None => false,
     };
     let (upper, lower) = layout.plane_bits();
-    let end = first.saturating_add(count);
     let params = EncodeParams {
-        tables: tables.checked("the page tables", rows.entries(end).max(codes.entries(end)))?,
+        tables: tables.checked("the page tables", rows.entries(pages.end).max(codes.entries(pages.end)))?,
         rows: rows.params()?,
         codes: codes.params()?,
-        first: dimension("the first page", first)?,
+        first: dimension("the first page", pages.start)?,
         channels: layout.head_dim() as i32,
         head_bytes: layout.bytes() as i32,
         element: element_number(element),
@@ -136,6 +137,6 @@ pub fn encode(
         boundary,
         level,
     };
-    let grid = [layout.head_dim().div_ceil(128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", count)?];
+    let grid = [layout.head_dim().div_ceil(128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", pages.len())?];
     Ok(Launch { kernel: "encode_page", grid, block: [256, 1, 1], shared: 0, params })
 }

@@ -119,7 +119,7 @@ fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementTyp
         sources.extend(targets);
         let tables = device.of(&sources);
         let (sources, targets) = (Pages::ring(0, 1, 2), Pages::ring(3, 1, 2));
-        device.run(encode(layout, tables, (&sources, element), &targets, (2, 2), kv_heads))?;
+        device.run(encode(layout, tables, (&sources, element), &targets, 2..4, kv_heads))?;
         wanted.into_iter().try_for_each(|(target, heads)| same("the page", &device.read(target), &heads))
     })
 }

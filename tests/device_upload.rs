@@ -73,8 +73,8 @@ unsafe impl Device for Watched {
         self.machine.name()
     }
 
-    fn memory(&self) -> Result<(usize, usize)> {
-        self.machine.memory()
+    fn free_bytes(&self) -> Result<usize> {
+        self.machine.free_bytes()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {

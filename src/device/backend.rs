@@ -44,8 +44,8 @@ macro_rules! backend {
                     self.name.clone()
                 }
 
-                fn memory(&self) -> Result<(usize, usize)> {
-                    self.device.memory().map_err(failed)
+                fn free_bytes(&self) -> Result<usize> {
+                    self.device.memory().map(|(free, _)| free).map_err(failed)
                 }
 
                 fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {

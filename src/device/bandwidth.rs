@@ -25,7 +25,7 @@ const LAUNCHES: usize = 8;
 /// # Errors
 /// If it is out of memory.
 pub(crate) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<f64> {
-    let words = MAX_BYTES.min(device.memory()?.0 / 4) / 4;
+    let words = MAX_BYTES.min(device.free_bytes()? / 4) / 4;
     let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, BLOCKS * 8)?);
     let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
     let mut best = f64::INFINITY;

@@ -74,11 +74,11 @@ pub unsafe trait Device: Send + Sync {
     /// Name in errors and measured costs.
     fn name(&self) -> String;
 
-    /// Free bytes, and total bytes.
+    /// Free bytes.
     ///
     /// # Errors
     /// If the driver fails.
-    fn memory(&self) -> Result<(usize, usize)>;
+    fn free_bytes(&self) -> Result<usize>;
 
     /// `bytes` bytes aligned to 256, freed with the value. Their values are undefined: no result depends on bytes that
     /// were not written. But session files have whole pages: where new memory may have other programs' data, it should

@@ -55,7 +55,7 @@ impl Models {
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
         let passes = Mutex::new(Passes::new(&device, &*target)?);
-        let (free, _) = device.memory()?;
+        let free = device.free_bytes()?;
         let limit = kv_memory.unwrap_or((free - activation_bytes(free)) as u64);
         let pages = Arc::new(PageMemory::new(device.clone(), PagePool::new(Some(limit))));
         tracing::info!(device = device.name(), "weights loaded to the device");
@@ -158,8 +158,7 @@ impl Models {
     /// Free bytes, those that are allocated for pages as well, without those for activations and for a sequence's
     /// recurrent state.
     fn free(&self, nets: Option<&DeltaNets>) -> Result<u64> {
-        let (free, _) = self.device().memory()?;
-        let free = free.saturating_sub(nets.map_or(0, DeltaNets::bytes));
+        let free = self.device().free_bytes()?.saturating_sub(nets.map_or(0, DeltaNets::bytes));
         Ok((free - activation_bytes(free) + self.pages.unused()) as u64)
     }
 

@@ -38,7 +38,7 @@ impl Workspace {
         inputs: Option<Arc<StateInputs>>,
         readback: Readback,
     ) -> Result<Self> {
-        let partial_bytes = activation_bytes(device.memory()?.0) / PARTIALS;
+        let partial_bytes = activation_bytes(device.free_bytes()?) / PARTIALS;
         let temporaries = Temporaries::new(device.clone());
         let launcher = Launcher::new(device.clone(), temporaries.clone());
         let outputs = Arc::new(TargetOutputs::new(&**device, rows, target.hidden_size(), target.vocab_size())?);

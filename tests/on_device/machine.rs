@@ -192,8 +192,8 @@ unsafe impl Device for Emulated {
         "emulated".into()
     }
 
-    fn memory(&self) -> Result<(usize, usize)> {
-        Ok((self.total - self.used(), self.total))
+    fn free_bytes(&self) -> Result<usize> {
+        Ok(self.total - self.used())
     }
 
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
@@ -268,7 +268,7 @@ unsafe impl Device for Worker {
         "emulated".into()
     }
 
-    fn memory(&self) -> Result<(usize, usize)> {
+    fn free_bytes(&self) -> Result<usize> {
         unreachable!("the limit is another's")
     }
 

@@ -46,7 +46,7 @@ impl Engine {
         }
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = self.session(&SessionOptions { kv })?;
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         self.run(|| read(decoder, ids, outputs, [target.vocab_size(), target.hidden_size()]))
     }
 }

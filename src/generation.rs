@@ -88,7 +88,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
             piece?
         };
         if self.run.finish_reason().is_none() && self.run.pipeline == DraftPipeline::Ahead {
-            let max_rows = self.run.max_rows(session.decoder().0);
+            let max_rows = self.run.max_rows(session.decoder());
             session.submit(max_rows, &self.run.cancel);
         }
         Ok(piece)

@@ -110,7 +110,7 @@ pub fn perplexity(
         let context = options.kv.max_context.unwrap_or(window);
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = engine.session(&SessionOptions { kv })?;
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         engine.run(|| result.add_window(decoder, &ids, target.vocab_size()))?;
         result.windows += 1;
         if !result.sum.is_finite() {

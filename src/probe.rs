@@ -58,7 +58,7 @@ impl Probe {
 
     /// Bytes of the recurrent state and of the rows that it has to replay; 0 if the model has none.
     pub fn recurrent_bytes(&mut self) -> usize {
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         decoder.backend.recurrent_bytes(&decoder.state)
     }
 
@@ -68,7 +68,7 @@ impl Probe {
     /// If it does not fit the context, or the output is not finite.
     pub fn read(&mut self, ids: &[u32]) -> Result<Duration> {
         let engine = self.session.engine.clone();
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         engine.run(|| {
             let start = Instant::now();
             ids.chunks(decoder.state.kv().max_round_rows()).try_for_each(|chunk| decoder.read(chunk))?;
@@ -84,7 +84,7 @@ impl Probe {
     /// If that many positions do not fit the context.
     pub fn skip_to(&mut self, depth: usize) -> Result<()> {
         let rng = &mut self.rng;
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         let layout = decoder.backend.device.is_none().then(|| decoder.state.kv().layout().clone());
         while decoder.state.len() < depth {
             let rows = decoder.state.kv().max_round_rows().min(depth - decoder.state.len());
@@ -114,7 +114,7 @@ impl Probe {
     /// If `keep` is more than there are ids.
     pub fn round(&mut self, ids: &[u32], keep: usize) -> Result<RoundTimes> {
         let engine = self.session.engine.clone();
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         let (mut verify, mut hidden) = (Duration::ZERO, None);
         let whole = engine.run(|| {
             let start = Instant::now();
@@ -139,7 +139,7 @@ impl Probe {
     /// As [`Probe::verify`].
     pub fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let engine = self.session.engine.clone();
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         let mut logits = Vec::new();
         engine.run(|| {
             decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
@@ -173,7 +173,7 @@ impl Probe {
 
     /// [`Probe::draft`] with the assistant.
     fn chain_assistant(&mut self, assistant: &Assistant, last: u32, tokens: usize) -> Result<Duration> {
-        let decoder = self.session.decoder().0;
+        let decoder = self.session.decoder();
         let committed = decoder.state.kv().committed();
         let start = Instant::now();
         if let Some(DeviceSequence { models, sequence }) = &decoder.backend.device {

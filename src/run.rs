@@ -60,7 +60,7 @@ impl Run {
     /// range.
     pub fn new(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<Self> {
         let (engine, id) = (session.engine.clone(), session.id);
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
         let ids: Vec<u32> = newest.into_iter().chain(prompt.iter().copied()).collect();
         if prompt.is_empty() {
@@ -78,7 +78,7 @@ impl Run {
             return Err(Error::Context { needed, limit });
         }
         let pipeline = session.configure(options)?;
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         let kinds = decoder.drafting.drafters.kinds();
         let statistics = Statistics {
             generations: 1,
@@ -133,7 +133,7 @@ impl Run {
 
     /// Whether the sequence is at one of the [cuts](Run::cuts).
     pub fn is_at_cut(&self, session: &mut Session) -> bool {
-        self.cuts.contains(&session.decoder().0.state.len())
+        self.cuts.contains(&session.decoder().state.len())
     }
 
     /// Whether the first token after the prompt is ready to be emitted.
@@ -248,7 +248,7 @@ impl Run {
             tracer.first(tokenizer, state.last);
         }
         let tokens = vec![state.last];
-        self.statistics.speculation.begin += session.decoder().0.drafting.begin(state);
+        self.statistics.speculation.begin += session.decoder().drafting.begin(state);
         self.piece(session, tokens, 0, logprobs).map(Some)
     }
 
@@ -261,11 +261,11 @@ impl Run {
     ) -> Result<Piece> {
         self.left -= tokens.len();
         self.statistics.generated_tokens += tokens.len();
-        self.statistics.constraint = session.decoder().0.drafting.constraint_time();
-        let full = session.decoder().0.state.remaining() == 0;
+        self.statistics.constraint = session.decoder().drafting.constraint_time();
+        let full = session.decoder().state.remaining() == 0;
         self.finish = match self.text.ended {
             Some(finish) => Some(finish),
-            None if session.decoder().0.drafting.is_complete() => Some(FinishReason::Constraint),
+            None if session.decoder().drafting.is_complete() => Some(FinishReason::Constraint),
             None if self.left == 0 => Some(FinishReason::MaxTokens),
             None => full.then_some(FinishReason::Context),
         };
@@ -310,7 +310,7 @@ impl Run {
     pub fn fail(&mut self, session: &mut Session, error: Error) -> Result<Piece> {
         self.restore(session);
         // A panic after a round's tokens are recorded leaves tokens whose rows were not committed.
-        let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
+        let SpeculativeDecoder { state, drafting, .. } = session.decoder();
         if drafting.tokens.len() > state.len() + usize::from(drafting.newest.is_some()) {
             drafting.truncate(state.len(), None);
         }
@@ -340,7 +340,7 @@ impl Run {
                 return;
             }
         };
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         // Without a snapshot the prompt is one pass, which failed.
         if let Some(state) = state {
             decoder.restore(*state);
@@ -350,7 +350,7 @@ impl Run {
 
     /// Stores the measured costs in the engine and the statistics.
     fn learn(&mut self, session: &mut Session) {
-        let (decoder, drafted) = session.decoder();
+        let (decoder, drafted) = session.decoder_and_draft();
         if let Some(Ok(Ok(drafted))) = &drafted {
             self.statistics.speculation.cancelled += 1;
             if let Some(tracer) = &self.tracer {
@@ -390,7 +390,7 @@ impl Run {
 pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Piece>> {
     let engine = session.engine.clone();
     let start = Instant::now();
-    let (decoder, drafted) = session.decoder();
+    let (decoder, drafted) = session.decoder_and_draft();
     let waited = drafted.is_some().then(|| start.elapsed());
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let max_rows = decoder.state.kv().max_round_rows();

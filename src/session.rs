@@ -126,7 +126,7 @@ impl Session {
     pub(crate) fn extend_context(&mut self, memory: impl FnOnce() -> u64) -> Result<()> {
         let longest = self.engine.target().max_position_embeddings();
         let options = self.kv_options.clone();
-        let SpeculativeDecoder { backend, state, .. } = self.decoder().0;
+        let SpeculativeDecoder { backend, state, .. } = self.decoder();
         let kv = state.kv_mut();
         if kv.max_context() < longest {
             let memory = Some(options.memory.unwrap_or(u64::MAX).min(memory()));
@@ -147,7 +147,7 @@ impl Session {
     /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's
     /// counts, to be saved and passed to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
-        self.decoder().0.drafting.drafters.learnt()
+        self.decoder().drafting.drafters.learnt()
     }
 
     /// A copy that continues independently. Both share the memory of their common prefix.
@@ -156,11 +156,11 @@ impl Session {
     /// If memory is exhausted.
     pub fn fork(&mut self) -> Result<Self> {
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
-        let from = self.decoder().0;
+        let from = self.decoder();
         let device = from.backend.device.as_ref().map(|device| device.fork(from.state.len())).transpose()?;
         let backend = Backend { device, ..from.backend.clone() };
         let mut fork = Self::around(engine, &kv_options, backend, from.state.fork())?;
-        let to = fork.decoder().0;
+        let to = fork.decoder();
         to.drafting.drafters = from.drafting.drafters.fork();
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = from.drafting.newest.clone();
@@ -173,7 +173,7 @@ impl Session {
     /// As [`Session::fork`].
     pub(crate) fn fork_read(&mut self) -> Result<Self> {
         let mut fork = self.fork()?;
-        let decoder = fork.decoder().0;
+        let decoder = fork.decoder();
         decoder.drafting.truncate(decoder.state.len(), None);
         Ok(fork)
     }
@@ -194,7 +194,7 @@ impl Session {
         }
         let mut fork = self.fork()?;
         fork.kv_options = like.kv_options.clone();
-        fork.decoder().0.state.kv_mut().set_max_context(like.kv().max_context());
+        fork.decoder().state.kv_mut().set_max_context(like.kv().max_context());
         Ok(fork)
     }
 
@@ -204,7 +204,7 @@ impl Session {
     /// If there are fewer tokens, or rows that the next query reads were dropped: a sliding window retains the rows of
     /// one more round, and a recurrent state cannot be rewound. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
-        let decoder = self.decoder().0;
+        let decoder = self.decoder();
         if len == decoder.drafting.tokens.len() {
             return Ok(());
         }
@@ -213,8 +213,13 @@ impl Session {
         Ok(())
     }
 
+    /// The decoder, waiting for it if it is drafting. A draft made meanwhile is dropped.
+    pub(crate) fn decoder(&mut self) -> &mut SpeculativeDecoder {
+        self.decoder_and_draft().0
+    }
+
     /// The decoder, waiting for it if it is drafting, and the draft made meanwhile.
-    pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
+    pub(crate) fn decoder_and_draft(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
         self.wait();
         let mut proposal = None;
         self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
@@ -288,7 +293,7 @@ impl Session {
                 list.insert(0, DrafterOptions::Forced);
             }
         }
-        let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder().0;
+        let SpeculativeDecoder { backend, drafting, state, .. } = self.decoder();
         let context = state.kv().max_context();
         let new = |options: &DrafterOptions| engine.parts.sources.drafter(options, backend, &kv_options, context);
         drafting.drafters.set(list, context, new)?;

@@ -65,7 +65,7 @@ impl Session {
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
-        let SpeculativeDecoder { backend, state, drafting } = self.decoder().0;
+        let SpeculativeDecoder { backend, state, drafting } = self.decoder();
         let recurrent = backend.save_recurrent(state)?;
         let (kv, newest) = (state.kv(), &drafting.newest);
         let state = newest.as_ref().map(|newest| backend.hidden(newest)).transpose()?;
@@ -121,7 +121,7 @@ impl Engine {
         };
         let mut session = self.session_of(&header).map_err(refused)?;
         let width = self.target().hidden_size();
-        let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
+        let SpeculativeDecoder { backend, state, drafting } = session.decoder();
         if header.len > state.kv().max_context() || header.last.is_some_and(|(_, len)| len != width) {
             return Err(file.damaged_header(""));
         }
@@ -167,7 +167,7 @@ impl Engine {
         let kv = KvOptions { max_context: None, ..options };
         match self.session(&SessionOptions { kv }) {
             Ok(mut session) if session.kv().max_context() >= header.len => {
-                let kv = session.decoder().0.state.kv_mut();
+                let kv = session.decoder().state.kv_mut();
                 kv.set_max_context(kv.max_context().min(header.max_context));
                 Ok(session)
             }

@@ -93,7 +93,7 @@ impl Scheduler {
             return None;
         }
         let running = |slot: &&mut Slot| slot.run.finish_reason().is_none();
-        let release = |slot: &mut Slot| slot.session.decoder().0.drafting.drafters.release();
+        let release = |slot: &mut Slot| slot.session.decoder().drafting.drafters.release();
         if self.slots.iter_mut().rev().filter(running).any(release) {
             return None;
         }
@@ -112,7 +112,7 @@ impl Scheduler {
 
 /// An upper bound of the page bytes that the next `rows` rows take, of the target and of the drafters.
 fn page_bytes(session: &mut Session, rows: usize) -> u64 {
-    let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
+    let SpeculativeDecoder { backend, state, drafting } = session.decoder();
     let of_drafters = if rows > 0 { drafting.drafters.page_bytes(state.len() + rows) } else { 0 };
     (backend.bytes_of_round(state, rows) + of_drafters) as u64
 }

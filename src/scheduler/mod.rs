@@ -234,7 +234,7 @@ impl Scheduler {
         let unread = |slot: &&mut Slot| slot.id == id && slot.run.is_reading();
         let missing = || Error::argument("id", "is not a sequence of this scheduler whose prompt is unread");
         let slot = self.slots.iter_mut().find(unread).ok_or_else(missing)?;
-        if slot.session.decoder().0.state.has_recurrent() {
+        if slot.session.decoder().state.has_recurrent() {
             slot.run.kept_at = Some(slot.run.prompt_end - 1);
             // The other tokens may be a cached prefix.
             slot.keep_before_last();
@@ -297,7 +297,7 @@ impl Scheduler {
             _ => {}
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
-        if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
+        if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().drafting.chooses()) {
             engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
         }
         for slot in &mut self.slots {
@@ -319,7 +319,7 @@ impl Scheduler {
         let Slot { session, run, waits, .. } = slot;
         let done = match (done, work) {
             (Err(error @ Error::Memory { .. }), Some(work)) => {
-                run.put_back(session.decoder().0, work);
+                run.put_back(session.decoder(), work);
                 *waits = true;
                 return Err(error);
             }
@@ -373,14 +373,14 @@ impl Scheduler {
             }
             let max_rows = if reads {
                 left.min(of_prompts).max(1)
-            } else if self.plain || (!drafts && session.decoder().0.drafting.chooses()) {
+            } else if self.plain || (!drafts && session.decoder().drafting.chooses()) {
                 1
             } else {
                 usize::MAX
             };
             let plain = OtherSequences { rows: 1, tokens: 1, prompt_rows: 0 };
             let beside = if reads { others } else { others.without(plain) };
-            match run.plan(session.decoder().0, max_rows, beside, None) {
+            match run.plan(session.decoder(), max_rows, beside, None) {
                 Ok(work) => {
                     left = left.saturating_sub(work.num_rows());
                     if reads {
@@ -404,7 +404,7 @@ impl Scheduler {
     fn draft(&mut self, events: &mut Vec<Event>) {
         let proposing = self.slots.iter_mut().enumerate().filter_map(|(at, slot)| {
             let Slot { session, run, planned: Some(Work::Verify(proposal)), .. } = slot else { return None };
-            Some((at, Proposing { decoder: session.decoder().0, proposal, cancel: &run.cancel }))
+            Some((at, Proposing { decoder: session.decoder(), proposal, cancel: &run.cancel }))
         });
         let (slots, mut proposing): (Vec<_>, Vec<_>) = proposing.unzip();
         let done = complete(&mut proposing);
@@ -421,7 +421,7 @@ impl Scheduler {
         for (at, Slot { session, run, planned, .. }) in self.slots.iter_mut().enumerate() {
             let Some(work) = planned.take() else { continue };
             parts.push((at, work.counts()));
-            steps.push(run.step(session.decoder().0, work, tokenizer));
+            steps.push(run.step(session.decoder(), work, tokenizer));
         }
         let done = run_pass(&mut steps);
         let works = steps.into_iter().map(|step| step.work);

@@ -171,7 +171,7 @@ impl PrefixCache {
 
     /// Caches a sequence up to its last read token.
     fn insert(&mut self, session: &mut Session, origin: Origin) {
-        let len = session.decoder().0.state.len();
+        let len = session.decoder().state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
         let used = self.uses;
@@ -300,7 +300,7 @@ impl PrefixCache {
 
 impl SessionStorage {
     fn of(mut session: Session) -> Self {
-        let decoder = session.decoder().0;
+        let decoder = session.decoder();
         let recurrent_bytes = decoder.backend.recurrent_bytes(&decoder.state) as u64;
         Self::Memory { session, recurrent_bytes }
     }

@@ -60,7 +60,7 @@ impl Slot {
 
     /// Forks the session if it is before the prompt's last token, and that was requested.
     pub fn keep_before_last(&mut self) {
-        if self.run.kept_at == Some(self.session.decoder().0.state.len()) {
+        if self.run.kept_at == Some(self.session.decoder().state.len()) {
             let fork = self.session.fork_read();
             let fork = fork.inspect_err(|error| tracing::warn!(%error, "the state before a prompt's end is not kept"));
             self.kept = fork.ok();

@@ -15,6 +15,7 @@ use super::passes::{Passes, SequenceRows};
 use super::sequence::{DRAFTED, Sequence};
 use super::states::DeviceStates;
 use crate::model::OutputRows;
+use crate::speculative::Accepted;
 use crate::{Error, Result};
 
 /// A sequence's part of a pass.
@@ -166,7 +167,7 @@ impl DeviceOutput<'_> {
     ///
     /// # Errors
     /// If the scores, or K or V, are NaN or infinite, or the driver fails.
-    pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<(usize, u32)> {
+    pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<Accepted> {
         let part = self.part();
         let [accepted, next] = match rule {
             AcceptRule::Argmax => {
@@ -187,7 +188,7 @@ impl DeviceOutput<'_> {
             }
         };
         part.copy_tokens(self.passes.ids()?, drafts);
-        if next == NO_ID { Err(Error::logits(None)) } else { Ok((accepted as usize, next)) }
+        if next == NO_ID { Err(Error::logits(None)) } else { Ok(Accepted { count: accepted as usize, next }) }
     }
 
     /// Accepts the drafts of all parts, unless that is done.

@@ -235,8 +235,7 @@ impl Drafter for DeviceDraftModel {
             self.pass(&tokens, |output| {
                 if scores == StepScores::None {
                     // Accepting without drafts gives the model's own choice.
-                    let (_, token) = output.accept(&mut [], AcceptRule::Argmax)?;
-                    draft.tokens.push(token);
+                    draft.tokens.push(output.accept(&mut [], AcceptRule::Argmax)?.next);
                     return Ok(());
                 }
                 let (ids, logits) = scores.read(output)?;

@@ -221,11 +221,11 @@ impl ForwardOutput<'_> {
         let simulated = settings.simulated.as_ref().map(|simulated| simulated.count(draft.tokens.len(), rng));
         if let ForwardOutput::Device(output) = self {
             if settings.decides_on_device() {
-                let (count, next) = match simulated {
+                let accepted = match simulated {
                     None => output.accept(&mut draft.tokens, AcceptRule::Argmax)?,
                     Some(count) => output.accept(&mut draft.tokens[..count], AcceptRule::All)?,
                 };
-                return Ok((Accepted { count, next }, Vec::new()));
+                return Ok((accepted, Vec::new()));
             }
             output.resolve(&mut draft.tokens)?;
         }

@@ -12,6 +12,7 @@ use super::kv::Span;
 use super::list::List;
 use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::{DeviceOps, no_assistant};
+use super::outputs::IdsAndScores;
 use super::positions::{DraftAngles, PassKv, PassSegments, Stores};
 use super::recordings::RecordedPass;
 use super::sequence::Sequence;
@@ -174,16 +175,11 @@ impl DraftSteps {
         Ok(())
     }
 
-    /// The last step's scores of row `row`, and their ids (`None`: all, in order).
+    /// The last step's scores of row `row`.
     ///
     /// # Errors
     /// If the models have no assistant, or the driver fails.
-    pub fn scores(
-        &self,
-        workspace: &Workspace,
-        models: &LoadedModels,
-        row: usize,
-    ) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+    pub fn scores(&self, workspace: &Workspace, models: &LoadedModels, row: usize) -> Result<IdsAndScores> {
         let both = models.assistant.as_ref().zip(workspace.ops.draft.as_deref());
         let (assistant, outputs) = both.ok_or_else(no_assistant)?;
         assistant.read_scores(outputs, row)

@@ -17,7 +17,7 @@ use super::device_model::DeviceModel;
 use super::experts::DeviceExperts;
 use super::matrix::Matrices;
 use super::ops::DeviceOps;
-use super::outputs::DraftOutputs;
+use super::outputs::{DraftOutputs, IdsAndScores};
 use super::recurrent::DeviceDeltaNet;
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm, DeviceRotary};
 use crate::checkpoint::WeightUse;
@@ -72,11 +72,11 @@ impl DeviceAssistant {
         DraftOutputs::new(device, rows, backbone, groups, scores)
     }
 
-    /// The last step's scores of row `row`, and their ids (`None`: all, in order).
+    /// The last step's scores of row `row`.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn read_scores(&self, outputs: &DraftOutputs, row: usize) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+    pub fn read_scores(&self, outputs: &DraftOutputs, row: usize) -> Result<IdsAndScores> {
         match &self.model.head {
             Head::Dense(head) => Ok((None, outputs.read_scores(row, head.outputs())?)),
             Head::Centroids(head) => {

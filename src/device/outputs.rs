@@ -43,6 +43,9 @@ pub(crate) struct Row {
     pub logits: Vec<f32>,
 }
 
+/// Scores, and their ids (`None`: all, in order).
+pub(super) type IdsAndScores = (Option<Vec<u32>>, Vec<f32>);
+
 /// Output rows are allocated in multiples of it.
 const ROWS: usize = 16;
 

@@ -1,6 +1,7 @@
 //! The scores that the host reads of a draft step.
 
 use super::device_pass::DeviceOutput;
+use super::outputs::IdsAndScores;
 use super::sequence::DRAFTED;
 use crate::Result;
 use crate::model::DraftStep;
@@ -16,9 +17,6 @@ pub(super) enum StepScores {
     Largest(usize),
     All,
 }
-
-/// Scores, and their ids (`None`: all, in order).
-pub(super) type IdsAndScores = (Option<Vec<u32>>, Vec<f32>);
 
 impl StepScores {
     /// What `context` chooses a draft from.

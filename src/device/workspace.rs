@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Device;
+use super::device_model::DeviceModel;
 use super::launcher::Launcher;
 use super::loaded::LoadedModels;
 use super::ops::DeviceOps;
@@ -11,7 +12,6 @@ use super::queue::Queue;
 use super::readback::Readback;
 use super::recordings::{RecordedPass, Recordings};
 use super::states::StateInputs;
-use super::device_model::DeviceModel;
 use super::temporaries::{Temporaries, activation_bytes};
 use crate::{Error, Result};
 

@@ -753,6 +753,7 @@ fn scores_that_are_not_finite_are_an_error() {
             let text = pieces.and_then(|mut pieces| pieces.try_for_each(|piece| piece.map(drop)));
             let error = text.expect_err("an error");
             assert!(matches!(error, foretoken::Error::NotFinite { what: "logits", .. }), "{error}");
+            assert_eq!(engine.pages().held(), 0, "pages of a failed pass");
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct RecurrentRounds {
     ended: List<Segment>,
     counts: List<u32>,
     /// Matrices that no sequence has: those before the last rounds that were committed whole. The rounds of the next pass
-    /// take them, and one at most is kept beyond these.
+    /// take them; if none does, one is kept.
     spare: Vec<Arc<Buffer<f32>>>,
 }
 

@@ -281,7 +281,11 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     };
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
-            Ok(done) => return done,
+            Ok(done) => {
+                let failed = steps.iter_mut().zip(&done).filter(|(_, done)| done.is_err());
+                failed.for_each(|(step, _)| step.free_uncommitted());
+                return done;
+            }
             Err(error) => {
                 steps.iter_mut().for_each(Step::free_uncommitted);
                 if steps.len() == 1 && !steps[0].fails_for_draft(&error) {

@@ -139,7 +139,7 @@ fn all_row_counts_and_widths_agree_with_the_reference() {
     let mut random = Random(2);
     for weight_type in WeightType::ALL {
         let inputs = if weight_type.block_len() == 256 { 512 } else { 3 * weight_type.block_len() };
-        for outputs in 1..=33 {
+        for outputs in (1..=17).chain([31, 32, 33]) {
             let rows = random_rows(weight_type, outputs, inputs, &mut random);
             let bytes = packed(weight_type, inputs, &rows);
             let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);

@@ -429,12 +429,12 @@ fn k_eq_v_keys_are_read_from_the_page_of_values() {
                     assert!(error < 4e-2 * f64::from(size), "{format:?} {head_dim}: {got}, not {want}");
                 }
             }
-            for isa in Isa::available() {
+            for isa in Isa::available().skip(1) {
                 let (outputs, running) = run(isa, &query_cases);
                 let what = format!("{} {own_format:?} {format:?} {head_dim}", isa.name());
                 assert_eq!(running, reference_running, "{what}");
                 assert_eq!(bits(&outputs), bits(&reference), "{what}");
-                for (n, alone) in query_cases.iter().enumerate() {
+                for (n, alone) in query_cases.iter().enumerate().step_by(3) {
                     let (outputs, _) = run(isa, std::slice::from_ref(alone));
                     assert_eq!(bits(&outputs), bits(&reference[n..=n]), "{what}, query {n} alone");
                 }

@@ -10,7 +10,7 @@
 #
 # Every stage has a time limit (LIMIT, 600 seconds) and goes on after a failure of another; output is also appended to
 # FOLDER/results.txt. DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k_m q8_0), MEASURE (curve rates many depth), DEPTHS
-# (0,32768,131072), SEQUENCES (1,4,16), TOKENS (256) and REPEATS (7) choose what `engine` measures. SYNTHESIZE has additional options for its
+# (0,32768,131068), SEQUENCES (1,4,16), TOKENS (256) and REPEATS (7) choose what `engine` measures. SYNTHESIZE has additional options for its
 # checkpoints, which are written to ECHO (FOLDER/echo) and removed, unless they existed (27 GB at most).
 # DEVICE=cpu VARIANTS=e2b DEPTHS=0,256 SYNTHESIZE="--layers 6 --vocab 4096" runs anywhere, to try the script.
 set -uo pipefail
@@ -120,7 +120,7 @@ many() {
 }
 
 depth() {
-    out=$(timeout "${LIMIT:-600}" "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131072}" --kv f16,turbo3,balanced \
+    out=$(timeout "${LIMIT:-600}" "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131068}" --kv f16,turbo3,balanced \
         --repeats "${REPEATS:-7}" 2>&1)
     echo "$out"
     # The last depth is the deepest.

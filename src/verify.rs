@@ -166,7 +166,7 @@ impl Report {
             }
             let count = of_check().count();
             if failed == 0 && count > 0 {
-                let what = if matches { "is a permutation".into() } else { format!("{count} tensors valid") };
+                let what = if matches { "is a permutation".into() } else { format!("all valid: {count}") };
                 self.add(part, check, Outcome::Passed, what);
             }
         }
@@ -179,17 +179,11 @@ impl Report {
         unused.retain(|name| {
             // GGUF names lack `model.`; `rope_freqs` exists in GGUF only and is checked against the configuration.
             let is_expected = expected.contains(name.as_str()) || expected.contains(format!("model.{name}").as_str());
-            !is_expected && name != "rope_freqs.weight" && !known(name)
+            !is_expected && name != "rope_freqs.weight" && !is_unneeded(name) && !known(name)
         });
-        let all = unused.len();
-        unused.retain(|name| !is_unneeded(name));
-        match (unused.is_empty(), all - unused.len()) {
-            (true, 0) => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
-            (true, unneeded) => {
-                let what = "scales of an FP8 KV cache, or buffers that the configuration implies";
-                self.add(part, "unused", Outcome::Passed, format!("not needed: {unneeded}, {what}"));
-            }
-            (false, _) => {
+        match unused.is_empty() {
+            true => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
+            false => {
                 let detail = format!("no module uses {}", unused.join(", "));
                 self.add(part, "unused", Outcome::Warned, detail);
             }
@@ -256,7 +250,7 @@ impl Report {
         };
         if statistics.drafted > 0 {
             let rate = statistics.acceptance_rate();
-            let detail = format!("{:.0} % of {} drafts accepted", 100.0 * rate, statistics.drafted);
+            let detail = format!("{:.0} % accepted, drafts: {}", 100.0 * rate, statistics.drafted);
             match rate < POOR_ACCEPTANCE {
                 true => {
                     let detail = format!(
@@ -276,7 +270,7 @@ const SMOKE_TOKENS: usize = 32;
 const POOR_ACCEPTANCE: f64 = 0.1;
 
 fn opened(checkpoint: &Checkpoint) -> String {
-    format!("{} tensors, {} bytes", checkpoint.names().len(), checkpoint.bytes())
+    format!("tensors: {}, bytes: {}", checkpoint.names().len(), checkpoint.bytes())
 }
 
 /// The names of a tensor's separate scales, or its problem.

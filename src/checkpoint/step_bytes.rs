@@ -68,9 +68,7 @@ impl Checkpoint {
     /// Bytes of the file's tensors without its towers, which nothing reads.
     pub(crate) fn text_bytes(&self) -> u64 {
         match &self.files {
-            Files::HuggingFace(tensors) => {
-                tensors.described().filter(|(name, ..)| !is_tower(name)).map(|(_, _, bytes)| bytes).sum()
-            }
+            Files::HuggingFace(_) => self.loaded_bytes(),
             Files::Gguf(gguf) => {
                 let text = gguf.tensors().filter(|tensor| !is_tower(tensor.name()));
                 text.filter_map(TensorInfo::len_bytes).map(|bytes| bytes as u64).sum()

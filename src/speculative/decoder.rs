@@ -282,8 +282,8 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if one_pass(steps) {
         match Error::catch(|| run(steps)) {
             Ok(done) => {
-                let failed = steps.iter_mut().zip(&done).filter(|(_, done)| done.is_err());
-                failed.for_each(|(step, _)| step.free_uncommitted());
+                let steps = steps.iter_mut().zip(&done);
+                steps.filter(|(_, done)| done.is_err()).for_each(|(step, _)| step.free_uncommitted());
                 return done;
             }
             Err(error) => {
@@ -393,8 +393,8 @@ impl<R> Unfinished<'_, '_, R> {
         verify: Duration,
         all: OtherSequences,
     ) -> Result<Done> {
-        let timing = PassTiming { position: round.position(), verify, others: all.without(self.counts) };
-        let Self { drafting, work, rng, ends, .. } = self;
+        let Self { drafting, work, rng, ends, counts, .. } = self;
+        let timing = PassTiming { position: round.position(), verify, others: all.without(counts) };
         let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, rng, ends, &timing))?;
         round.commit(keep);
         Ok(done)

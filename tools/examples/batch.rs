@@ -101,10 +101,11 @@ fn prompts(args: &Args, listed: Option<&[String]>, engine: &Engine) -> Result<Ve
     if let Some(texts) = listed {
         return texts.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
     }
-    let (len, context) = (args.prompt_tokens, engine.target().max_position_embeddings());
+    let context = args.kv.context.unwrap_or_else(|| engine.target().max_position_embeddings());
+    let len = args.prompt_tokens;
     ensure!((1..=context).contains(&len), "--prompt-tokens is {len}, must be from 1 to the context of {context}");
     let most = args.sequences.iter().copied().max().unwrap_or(1);
-    let ids = measure::ids(engine, len + most);
+    let ids = measure::ids(engine, len.saturating_add(most));
     Ok((0..most).map(|i| ids[i..i + len].to_vec()).collect())
 }
 

@@ -26,8 +26,8 @@ struct Args {
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name. Default: the demo target.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
-    /// iq4_xs or mxfp4. Default: the types of the file.
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...; an unknown type lists all. Default: the
+    /// types of the file.
     #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     quantize: Option<WeightType>,
     /// Tokens per window.

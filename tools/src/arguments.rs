@@ -33,7 +33,7 @@ pub struct Load {
     pub no_assistant: bool,
     /// Smaller model with the same tokenizer for the drafter draft-model: a directory, a GGUF file, or a Hugging Face
     /// Hub name.
-    #[arg(long, value_name = "MODEL", conflicts_with = "no_speculation")]
+    #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
     /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a
     /// draft step is faster with them), or N/K (always builds N, of which K are scored). Built centroids
@@ -47,8 +47,8 @@ pub struct Load {
     /// token is HF_TOKEN, or the one stored by hf auth login.
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
-    /// iq4_xs or mxfp4. Default: the types of the file.
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...; an unknown type lists all. Default: the
+    /// types of the file.
     #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     pub quantize: Option<WeightType>,
     /// Compute device: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU if one works and otherwise the CPU (build
@@ -69,16 +69,12 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a listed drafter's model is missing, no listed drafter uses the draft model, a checkpoint cannot be downloaded
-    /// from the Hub, the model cannot be read to match assistants, or several match.
+    /// If a listed drafter's model is missing, a checkpoint cannot be downloaded from the Hub, the model cannot be read to
+    /// match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         ensure!(
             self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),
             "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it"
-        );
-        ensure!(
-            self.draft_model.is_none() || drafting.may_use(DrafterKind::DraftModel),
-            "--draft-model: --spec-type does not list draft-model; list it, or omit the model"
         );
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
@@ -388,11 +384,6 @@ impl Drafting {
             Some((option, _)) => bail!("{option}: nothing drafts; pass --assistant or --spec-type, or omit it"),
             None => Ok(()),
         }
-    }
-
-    /// Whether --spec-type lists the drafter, or leaves the choice.
-    fn may_use(&self, kind: DrafterKind) -> bool {
-        !matches!(self.spec_type, Some(Drafters::Priority(_))) || self.lists(kind)
     }
 
     /// Whether --spec-type lists the drafter.

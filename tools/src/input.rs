@@ -25,7 +25,7 @@ pub fn text_within(path: &Path, limit: u64) -> Result<String> {
     }
 }
 
-/// The text of a file that is read more than once, and so cannot be stdin.
+/// The text of a file; `-` is a file of that name.
 ///
 /// # Errors
 /// As [`text`].
@@ -33,7 +33,11 @@ pub fn file(path: &Path) -> Result<String> {
     file_within(path, u64::MAX)
 }
 
-fn file_within(path: &Path, limit: u64) -> Result<String> {
+/// As [`file`], of at most `limit` bytes.
+///
+/// # Errors
+/// As [`file`], or if it is longer.
+pub fn file_within(path: &Path, limit: u64) -> Result<String> {
     read(path, File::open(path).map_err(|cause| error(path, cause.to_string()))?, limit)
 }
 

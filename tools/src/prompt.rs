@@ -34,7 +34,8 @@ pub struct Prompt {
     /// Enable thinking, with --chat.
     #[arg(long, requires = "chat")]
     pub think: bool,
-    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions; - is stdin.
+    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions; - is
+    /// stdin.
     #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["prompt", "text", "file"])]
     pub messages: Option<PathBuf>,
     /// JSON list of tool schemas, with --chat.

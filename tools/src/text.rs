@@ -134,12 +134,17 @@ impl Text {
     }
 }
 
+/// Maximum size of a schema or grammar.
+const MAX_CONSTRAINT_BYTES: u64 = 16 << 20;
+
 impl Constrained {
     fn constraint(&self) -> Result<Option<Constraint>> {
         Ok(match self {
-            Self { json_schema: Some(path), .. } => Some(Constraint::json_schema(input::file(path)?)),
+            Self { json_schema: Some(path), .. } => {
+                Some(Constraint::json_schema(input::file_within(path, MAX_CONSTRAINT_BYTES)?))
+            }
             Self { regex: Some(expression), .. } => Some(Constraint::regex(expression.as_str())),
-            Self { grammar: Some(path), .. } => Some(Constraint::lark(input::file(path)?)),
+            Self { grammar: Some(path), .. } => Some(Constraint::lark(input::file_within(path, MAX_CONSTRAINT_BYTES)?)),
             _ => None,
         })
     }

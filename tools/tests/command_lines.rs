@@ -212,7 +212,8 @@ fn files_are_read_before_the_model() {
 fn texts_are_read_from_stdin() {
     let directory = tempfile::tempdir().expect("a directory");
     let source = std::fs::read_to_string(foretoken_tools::repository().join(file!())).expect("this file");
-    let cases: [(&str, &str, &[&str]); 4] = [
+    let cases: [(&str, &str, &[&str]); 5] = [
+        ("bench_matrix", &source, &["--dry-run", "--out", "/nowhere", "--text", "-"]),
         ("batch", "fn main() {\nstruct A\n", &["-", "--max-tokens", "2", "--threads", "1"]),
         (
             "acceptance",
@@ -228,6 +229,21 @@ fn texts_are_read_from_stdin() {
         let stdin = File::open(&path).expect("a file");
         let piped = example(name).args(arguments).stdin(stdin).output().expect("a run");
         assert!(piped.status.success() && !piped.stdout.is_empty(), "{name}: {}", text(&piped.stderr));
+    }
+}
+
+/// Constraints are not read without end.
+#[cfg(unix)]
+#[test]
+fn constraints_are_limited() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (path, problem) in [(Path::new("/dev/zero"), "is longer than 16 MiB"), (directory.path(), "Is a directory")] {
+        for option in ["--json-schema", "--grammar"] {
+            let arguments = ["x", "--threads", "1", "--no-assistant", "--max-tokens", "1", option, utf8(path)];
+            let Output { status, stderr, .. } = run("generate", &arguments);
+            let line = format!("Error: {}: {problem}", path.display());
+            assert!(status.code() == Some(1) && text(&stderr).starts_with(&line), "{option}: {}", text(&stderr));
+        }
     }
 }
 
@@ -298,16 +314,14 @@ fn options_without_effect_are_refused() {
     let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
-    let cases: [(&str, &[&str], &str); 18] = [
+    let cases: [(&str, &[&str], &str); 16] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
-        ("generate", &["--no-speculation", "--draft-model", target], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
         ("generate", &["--no-speculation", "--pipeline-depth", "2"], "--pipeline-depth 2: nothing drafts; "),
         ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
-        ("generate", &["--spec-type", "mtp", "--draft-model", target], "--draft-model: --spec-type does not list"),
         ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
         ("batch", &["--prompt-tokens", "8"], "not provided: --model"),
         ("batch", &["x", "--model", target, "--prompt-tokens", "8"], "cannot be used with"),

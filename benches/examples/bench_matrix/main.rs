@@ -44,8 +44,8 @@ pub struct Args {
     /// Assistant checkpoint, one per --model; without any, only prompt-lookup drafters are used.
     #[arg(long)]
     assistant: Vec<PathBuf>,
-    /// Quantize floating-point matrices while loading: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
-    /// iq4_xs or mxfp4. Default: the types of the file.
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...; an unknown type lists all. Default: the
+    /// types of the file.
     #[arg(long, value_name = "TYPE", value_parser = quantized_type, conflicts_with_all = ["llama_server", "llama_url"])]
     quantize: Option<WeightType>,
     /// KV cache presets, or formats for both keys and values.
@@ -99,8 +99,8 @@ pub struct Args {
     /// List the cells and the existing runs without measuring.
     #[arg(long)]
     dry_run: bool,
-    /// Regenerate the report and tables of the last commit and machine in OUT without measuring; of the other options, only
-    /// --out and --markdown apply.
+    /// Regenerate the report and tables of the last commit and machine in OUT without measuring; of the other options,
+    /// only --out and --markdown apply.
     #[arg(long, conflicts_with = "dry_run")]
     render: bool,
     /// Print the results as a Markdown table.

@@ -5,6 +5,7 @@ use crate::matrix::LLAMA;
 use crate::plot::{self, Bar, escape};
 use crate::summary::{Row, Section, Spread};
 use crate::tables::{rates, speed};
+use foretoken_tools::report::count;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -57,12 +58,11 @@ fn section(section: &Section) -> String {
 /// The common settings of a section.
 fn facts(section: &Section) -> String {
     let setting = section.setting;
-    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut facts = vec![
-        plural(section.rows.iter().map(|row| row.runs.len()).max().unwrap_or(0), "run"),
-        format!("{} tokens after {} of each length", setting.max_tokens, plural(setting.texts, "prompt")),
+        count(section.rows.iter().map(|row| row.runs.len()).max().unwrap_or(0), "run"),
+        format!("{} tokens after {} of each length", setting.max_tokens, count(setting.texts, "prompt")),
     ];
-    facts.extend(section.turns.last().map(|turn| plural(turn.threads, "thread")));
+    facts.extend(section.turns.last().map(|turn| count(turn.threads, "thread")));
     facts.extend(
         section.turns.last().map(|turn| format!("a step reads {:.3} GB of weights", turn.step_bytes as f64 / 1e9)),
     );

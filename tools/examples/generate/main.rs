@@ -17,8 +17,8 @@ use foretoken_tools::{arguments, check_directory_of, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
-/// Without arguments, the demo pair in models/demo continues a Rust snippet. Ctrl-C ends the generation, a second one the
-/// command; the exit code is 130 then.
+/// Without arguments, the demo pair in models/demo continues a Rust snippet. Ctrl-C ends the generation, a second one
+/// the command; the exit code is 130 then.
 ///
 /// Example: generate "Why is the sky blue?" --chat --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]

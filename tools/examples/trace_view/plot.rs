@@ -1,5 +1,7 @@
 //! Plots as SVG.
 
+use foretoken_tools::report::count;
+
 /// A line or a set of bars.
 pub struct Series<'a> {
     pub name: &'a str,
@@ -53,7 +55,7 @@ pub fn steps(series: &[Series<'_>]) -> String {
         marks += &format!("<polyline points=\"{points}\" fill=none stroke=\"{}\" stroke-width=1.5 />", series.colour);
     }
     let rounds = series.first().map_or(0, |series| series.values.len());
-    marks += &format!("<text x={WIDTH} y={:.1} text-anchor=end>{rounds} rounds</text>", HEIGHT - 8.0);
+    marks += &format!("<text x={WIDTH} y={:.1} text-anchor=end>{}</text>", HEIGHT - 8.0, count(rounds, "round"));
     frame(series, most, marks)
 }
 

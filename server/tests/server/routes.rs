@@ -357,6 +357,7 @@ fn requests_are_as_described() {
         ("/v1/chat/completions", &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
         ("/v1/completions", &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
         ("/v1/completions", &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
+        ("/v1/completions", &prompt, json!({"echo": true}), json!({"echo": 1})),
         ("/v1/responses", &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
         (
             "/v1/responses",
@@ -368,7 +369,7 @@ fn requests_are_as_described() {
         ("/completion", &prompt, json!({"response_fields": ["content"]}), json!({"response_fields": vec!["a"; 65]})),
     ];
     for (path, body, allowed, excluded) in &bodies {
-        let allowed = with(&with(body, allowed), json!({"repetition_penalty": 1.5}));
+        let allowed = with(&with(body, allowed), json!({"repetition_penalty": 1.5, "min_tokens": 1}));
         assert!(is_described(path, &allowed), "{path}: {allowed}");
         server.ask(path, &allowed);
         let excluded = with(body, excluded);

@@ -85,27 +85,32 @@ void enter() {
 
 const size_t page = sysconf(_SC_PAGESIZE);
 
-// `len` bytes that begin `data_len` before an inaccessible page.
+// Inaccessible bytes around a buffer: a wrong index that lands behind one page is not to write another thread's memory.
+constexpr size_t AROUND = 16 << 20;
+
+// `len` bytes that begin `data_len` before inaccessible ones.
 Guarded guard(size_t len, size_t data_len) {
     size_t pages = (data_len + page - 1) / page + 1; // one more page before, to detect writes below the start
     Guarded g;
-    g.map_len = (pages + 1) * page;
-    void* map = mmap(nullptr, g.map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    g.map_len = pages * page;
+    void* map = mmap(nullptr, AROUND + g.map_len + AROUND, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) abort();
-    g.map = static_cast<unsigned char*>(map);
-    mprotect(g.map + pages * page, page, PROT_NONE);
+    g.map = static_cast<unsigned char*>(map) + AROUND;
+    if (mprotect(g.map, g.map_len, PROT_READ | PROT_WRITE) != 0) abort();
     g.data = g.map + pages * page - data_len;
     g.len = len;
-    memset(g.map, POISON, pages * page);
+    memset(g.map, POISON, g.map_len);
     return g;
 }
+
+void free_guarded(const Guarded& g) { munmap(g.map - AROUND, AROUND + g.map_len + AROUND); }
 
 bool intact(const Guarded& g) {
     // The bytes are all poison if the first is and each equals the next. The data themselves are not compared.
     auto poisoned = [](const unsigned char* at, const unsigned char* end) {
         return at == end || (*at == POISON && memcmp(at, at + 1, size_t(end - at) - 1) == 0);
     };
-    return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len - page);
+    return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len);
 }
 
 void run_fiber();
@@ -187,7 +192,7 @@ void on_signal(int signal, siginfo_t* info, void*) {
     if (signal == SIGSEGV || signal == SIGBUS) {
         auto* at = static_cast<unsigned char*>(info->si_addr);
         auto name = [&](const Guarded& g, const char* kind, size_t index) {
-            if (at < g.map || at >= g.map + g.map_len) return;
+            if (at < g.map - AROUND || at >= g.map + g.map_len + AROUND) return;
             snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): byte %td of %s %zu, which has %zu",
                      self->linear, self->block.x, self->block.y, self->block.z, at - g.data, kind, index, g.len);
         };
@@ -283,7 +288,7 @@ void machine_free_buffer(const unsigned char* data) {
     enter();
     for (size_t i = 0; i < m->buffers.size(); i++) {
         if (m->buffers[i].data != data) continue;
-        munmap(m->buffers[i].map, m->buffers[i].map_len);
+        free_guarded(m->buffers[i]);
         m->buffers.erase(m->buffers.begin() + i);
         return;
     }
@@ -292,7 +297,7 @@ void machine_free_buffer(const unsigned char* data) {
 // Frees all buffers of this thread.
 void machine_free_buffers() {
     enter();
-    for (Guarded& g : m->buffers) munmap(g.map, g.map_len);
+    for (Guarded& g : m->buffers) free_guarded(g);
     m->buffers.clear();
 }
 
@@ -316,7 +321,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
         m->num_stacks = n;
         m->contexts.assign(n, Context());
     }
-    for (Guarded& s : m->shared) munmap(s.map, s.map_len);
+    for (Guarded& s : m->shared) free_guarded(s);
     m->shared.clear();
     m->kernel = kernel;
     m->params = params;

@@ -6,8 +6,8 @@
 // orders. Blocks also run one after the other. So this detects errors of indexing and logic, uneven barriers, and many
 // missing ones; not all races, and no speed.
 //
-// Memory: buffers and shared memory end at an inaccessible page, so that an access to the first byte after them faults;
-// the bytes before them are known and checked after a launch. Sanitizer traps (misaligned access, an index beyond an
+// Memory: buffers and shared memory end at inaccessible pages, so that an access to the first byte after them faults; the
+// bytes before them are known and checked after a launch. Sanitizer traps (misaligned access, an index beyond an
 // array) are errors of the launch as well.
 #pragma once
 

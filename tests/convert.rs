@@ -8,7 +8,7 @@ mod skipped;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
@@ -463,6 +463,30 @@ fn an_untied_assistant_without_an_embedding_is_converted() {
             verify(&VerifyOptions { assistant: Some(checkpoint.path().to_owned()), ..VerifyOptions::default() });
         assert!(findings.iter().all(|finding| finding.outcome == Outcome::Passed), "{findings:?}");
     }
+}
+
+/// Progress counts the bytes of tensors, and ends with all of them.
+#[test]
+fn progress_ends_with_the_total() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let last = Arc::new(Mutex::new(None));
+    let sink = last.clone();
+    let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> =
+        Some(Arc::new(move |progress: Progress| *sink.lock().expect("the last progress") = Some(progress)));
+    let ends_with = |bytes: u64| {
+        let last = last.lock().expect("the last progress").take();
+        assert_eq!(last, Some(Progress { loaded: bytes, total: bytes }));
+    };
+
+    let to_file = ToGgufOptions { progress: progress.clone(), ..options(Outtype::F16) };
+    ends_with(to_gguf(&open(&demo("target")), at("f16.gguf"), &to_file).expect("a file").bytes);
+    let gguf = open(&at("f16.gguf"));
+    let to_mix = QuantizeOptions { progress: progress.clone(), ..QuantizeOptions::new(Mix::Q8_0) };
+    let quantized = quantize(&gguf, at("q8_0.gguf"), &to_mix).expect("a file");
+    ends_with(quantized.iter().map(|tensor| tensor.bytes).sum());
+    let back = ToHuggingFaceOptions { progress, ..ToHuggingFaceOptions::default() };
+    ends_with(to_hugging_face(&gguf, at("back"), &back).expect("a directory").bytes);
 }
 
 /// What a caller cancels after the first write leaves no new file, and an old one as it was.

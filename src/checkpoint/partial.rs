@@ -58,10 +58,6 @@ impl Partial {
         self.total = Some(total);
     }
 
-    pub(crate) fn total(&self) -> Option<u64> {
-        self.total
-    }
-
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let result = self.file.write_all(bytes);
         self.checked(result)?;

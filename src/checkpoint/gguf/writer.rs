@@ -287,9 +287,9 @@ pub struct TensorWriter {
 }
 
 impl TensorWriter {
-    /// Bytes of the whole file once it is finished.
+    /// Bytes of all tensors, without metadata and padding.
     pub fn total_bytes(&self) -> u64 {
-        self.out.total().unwrap_or(self.out.len())
+        self.tensors.iter().fold(0u64, |sum, tensor| sum.saturating_add(tensor.len))
     }
 
     /// Appends `bytes` to the tensor `name`. Tensors are written in declaration order, each in any number of

@@ -1,5 +1,6 @@
 //! Perplexity over a text: `cargo run --release --example perplexity -- README.md`.
 
+use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -66,10 +67,15 @@ fn command(args: Args) -> Result<()> {
     // The default zones would hold a whole window.
     let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, exact: none, ..defaults };
     let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
+    let on_terminal = stderr().is_terminal();
     let result = perplexity(&engine, &tokens, &options, |so_far| {
-        eprint!("\r{}: {:.4} ", count(so_far.windows, "window"), so_far.value());
+        if on_terminal {
+            eprint!("\r{}: {:.4} ", count(so_far.windows, "window"), so_far.value());
+        }
     })?;
-    eprintln!();
+    if on_terminal {
+        eprintln!();
+    }
     if args.json {
         let report = serde_json::json!({
             "perplexity": result.value(),

@@ -1085,7 +1085,8 @@ fn perplexity_of_a_text() {
     assert_eq!((&report["windows"], &report["scored_tokens"]), (&2.into(), &62.into()));
     let value = number(&report["perplexity"]);
     assert!(value > 1.0 && value < 4096.0, "{value}");
-    let (line, _) = succeeds("perplexity", &arguments);
+    let (line, progress) = succeeds("perplexity", &arguments);
+    assert_eq!(progress, "", "stderr is not a terminal");
     assert!(line.starts_with(&format!("perplexity {value:.4} +/- ")), "{line}");
     assert!(line.ends_with(" over 62 tokens in 2 windows\n"), "{line}");
     let (one, _) = succeeds("perplexity", &[&arguments[..3], &["--windows", "1"]].concat());

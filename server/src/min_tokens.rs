@@ -20,7 +20,7 @@ impl MinTokens {
     /// Takes `min_tokens`, for the stop tokens in `options`. `None` if nothing has to be excluded.
     ///
     /// # Errors
-    /// If it is more than the maximum, or stop strings or a format could end the text earlier.
+    /// If it is more than the maximum, or stop strings or a constraint could end the text earlier.
     pub fn of_request(
         fields: &mut Fields,
         engine: &Engine,
@@ -29,12 +29,12 @@ impl MinTokens {
     ) -> Result<Option<Self>, ApiError> {
         let tokens = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
         if tokens > options.max_tokens {
-            let problem = format!("is {tokens}, must be at most max_tokens, {}", options.max_tokens);
+            let problem = format!("is {tokens}, must be at most the maximum of tokens, {}", options.max_tokens);
             return Err(fields.error("min_tokens", problem));
         }
         let stop = &options.stop;
         if tokens > 0 && !(stop.strings.is_empty() && matches!(structured, Structured::Text)) {
-            let problem = "is supported only without stop strings and formats; omit it";
+            let problem = "is supported only without stop strings, formats, and forced or strict tool calls; omit it";
             return Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"));
         }
         let mut ends = stop.tokens.clone();

@@ -258,6 +258,16 @@ fn fields_that_are_wrong_are_named() {
             assert_eq!(error["param"], field, "{path} {more}");
         }
     }
+    // Other fields than `max_tokens` have the maximum, and calls are neither stop strings nor formats.
+    let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {}}}]});
+    for (path, more, problem) in [
+        ("/completion", json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
+        (RESPONSES, json!({"max_output_tokens": 2}), "is 3, must be at most the maximum of tokens, 2"),
+        (CHAT, strict, "is supported only without stop strings, formats, and forced or strict tool calls; omit it"),
+    ] {
+        let (_, error) = server.post(path, &body(path, with(&more, json!({"min_tokens": 3}))));
+        assert_eq!(error["error"]["message"], format!("min_tokens: {problem}"), "{path}");
+    }
     let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
     for (path, messages, kind) in [

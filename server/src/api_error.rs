@@ -157,7 +157,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The API of a route, whose format its errors have. llama.cpp's routes use OpenAI's.
+/// The API of a request, whose format its errors have. llama.cpp's routes use OpenAI's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     OpenAi,
@@ -165,9 +165,11 @@ pub(crate) enum Api {
 }
 
 impl Api {
-    /// The API of a path.
-    pub fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
+    /// The API of a request to `path`. Both have `/v1/models`, but only Anthropic's clients send a version.
+    pub fn of_request(path: &str, headers: &HeaderMap) -> Self {
+        let is_shared = path.starts_with("/v1/models");
+        let is_anthropic = path.starts_with("/v1/messages") || (is_shared && headers.contains_key("anthropic-version"));
+        if is_anthropic { Self::Anthropic } else { Self::OpenAi }
     }
 }
 

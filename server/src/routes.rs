@@ -68,12 +68,12 @@ fn generates(request: fn(&App, Fields) -> Result<Generate, ApiError>) -> MethodR
     })
 }
 
-/// Gives the request an id, checks its API key, and writes errors in the format of the route's API. The log has the
+/// Gives the request an id, checks its API key, and writes errors in the format of the request's API. The log has the
 /// route's pattern, and nothing of the path, the headers or the body.
 async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
-    let api = Api::of_path(request.uri().path());
+    let api = Api::of_request(request.uri().path(), request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
     request.extensions_mut().insert(RequestId(id.clone()));

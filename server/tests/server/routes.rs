@@ -249,6 +249,12 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("demo")));
     assert_eq!(model["created_at"], "1970-01-01T00:00:00Z");
     assert_eq!(server.get("/v1/models/other").0, 404);
+    // Errors, and the header of the id, are those of the client's API.
+    let other = agent().get(server.url("/v1/models/other")).header("anthropic-version", "2023-06-01");
+    let mut other = other.call().expect("an answer");
+    assert_eq!((other.status().as_u16(), other.headers().contains_key("request-id")), (404, true));
+    let error: Value = other.body_mut().read_json().expect("JSON");
+    assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("not_found_error")));
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
 
     let body = json!({"prompt": PROMPT, "max_tokens": 20, "ignore_eos": true, "speculative": {"type": "mtp", "draft_block_size": 3}});

@@ -311,10 +311,11 @@ fn a_draw_without_memory_does_not_bias_a_sampled_text() {
     let mut session = free.session(&small_sessions()).expect("a session");
     outcome(&mut session, &prompt, &plain(1));
     // Of two sequences, neither has a second page.
-    let limit = (2 * free.pages().held()).max(session.kv().bytes_at(256) as u64);
+    let limit = 2 * free.pages().held();
     drop(session);
     let small = engine(Some(limit));
-    let mut other = small.session(&small_sessions()).expect("a session");
+    let mut sessions: Vec<_> = (0..=TEXTS).map(|_| small.session(&small_sessions()).expect("a session")).collect();
+    let mut other = sessions.pop().expect("a session");
     outcome(&mut other, &prompt[..100], &plain(1));
     let unreadable = small.target().num_readable_tokens() as u32;
     let draws =
@@ -334,9 +335,8 @@ fn a_draw_without_memory_does_not_bias_a_sampled_text() {
     };
     options.stop.tokens = NEXT.to_vec();
     let mut drawn = 0;
-    for seed in 0..TEXTS {
+    for (seed, session) in (0..).zip(sessions) {
         let options = GenerateOptions { seed, ..options.clone() };
-        let session = small.session(&small_sessions()).expect("a session");
         let (ids, error, drafted) = run(&small, vec![(session, &prompt, &options)]).remove(0);
         assert_eq!((ids.len(), ids[0], error, drafted), (2, FIRST, None, 0), "seed {seed}");
         drawn += usize::from(ids[1] == NEXT[0]);

@@ -126,7 +126,7 @@ pub fn perplexity(
 fn check(engine: &Engine, tokens: &[u32], options: &PerplexityOptions) -> Result<()> {
     let (window, target) = (options.window, engine.target());
     if window < 4 {
-        return Err(Error::argument("window", format!("is {window} tokens, must be at least 4")));
+        return Err(Error::argument("window", format!("is {window}, must be at least 4 tokens")));
     }
     if options.max_windows == Some(0) {
         return Err(Error::argument("max_windows", "is 0, must be at least 1; omit it to read the whole text"));

@@ -1490,7 +1490,7 @@ fn counts_of_nothing_are_refused() {
             &["tests/command_lines.rs", "--windows", "0"],
             "--windows: is 0, must be at least 1; omit it to read the whole text",
         ),
-        ("perplexity", &["tests/command_lines.rs", "--window", "3"], "--window: is 3 tokens, must be at least 4"),
+        ("perplexity", &["tests/command_lines.rs", "--window", "3"], "--window: is 3, must be at least 4 tokens"),
         ("perplexity", &[utf8(&empty)], &format!("{}: prompt: is empty; give some text to continue", utf8(&empty))),
         ("quantize", &of_quantize, "--threads must be from 1 to 1024, or 0 for all hardware threads"),
     ];

@@ -178,7 +178,8 @@ impl Planned {
 fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
     let experts = || gguf.tensors().any(|tensor| tensor.name().contains(mix::EXPERTS));
     if options.mix == Mix::MXFP4_MOE && options.rules == Rules::Mixed && !experts() {
-        let problem = "mxfp4_moe quantizes experts, but the file has none; use iq4_xs, or pure rules";
+        let problem =
+            "mxfp4_moe quantizes experts, but the file has none; use iq4_xs, or one type for all (pure rules)";
         return Err(Error::argument("mix", problem));
     }
     let values: Vec<usize> =

@@ -33,10 +33,10 @@ pub fn file(path: &Path) -> Result<String> {
     file_within(path, u64::MAX)
 }
 
-/// As [`file`], of at most `limit` bytes.
+/// As [`file()`], of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`file`], or if it is longer.
+/// As [`file()`], or if it is longer.
 pub fn file_within(path: &Path, limit: u64) -> Result<String> {
     read(path, File::open(path).map_err(|cause| error(path, cause.to_string()))?, limit)
 }

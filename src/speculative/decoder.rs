@@ -10,6 +10,7 @@ use super::chain::{ChainDraft, extend_drafts};
 use super::decode_state::FirstToken;
 use super::proposal::{Call, count_call};
 use super::round_result::PassTiming;
+use super::work::{Work, WorkRows};
 use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSequences, Proposal, RoundResult};
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
@@ -28,14 +29,6 @@ pub(crate) struct SpeculativeDecoder {
 pub(crate) struct Snapshot {
     state: SequenceState,
     device: Option<Sequence>,
-}
-
-/// A sequence's work in a pass.
-pub(crate) enum Work {
-    /// Read some tokens of a prompt. After the last ones, a token is drawn.
-    Prompt { ids: Vec<u32>, is_last: bool },
-    /// Verify a draft.
-    Verify(Box<Proposal>),
 }
 
 /// Receives an emitted token, and returns whether the text ends with it.
@@ -319,54 +312,6 @@ fn one_pass(steps: &[Step<'_>]) -> bool {
         (Some(first), Some(device)) => first.shares_passes(device),
         _ => false,
     })
-}
-
-impl Work {
-    /// Rows of its pass.
-    pub fn num_rows(&self) -> usize {
-        match self {
-            Work::Prompt { ids, .. } => ids.len(),
-            Work::Verify(proposal) => 1 + proposal.planned_len,
-        }
-    }
-
-    /// Its rows and tokens, as counted by other sequences' planners.
-    pub fn counts(&self) -> OtherSequences {
-        let rows = self.num_rows();
-        match self {
-            Work::Prompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
-            Work::Verify(_) => OtherSequences { rows, tokens: 1, prompt_rows: 0 },
-        }
-    }
-
-    /// Begins its round. Prompts are committed whole or not at all.
-    fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<Round<'s>> {
-        match self {
-            Work::Prompt { .. } => state.begin_whole_round(rows),
-            Work::Verify(_) => state.begin_round(rows),
-        }
-    }
-
-    /// Its rows, and what it requests of them.
-    fn rows(&self, drafting: &Drafting) -> WorkRows {
-        match self {
-            Work::Prompt { ids, is_last } => {
-                let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
-                let hidden = if drafting.drafters.reads().hidden { OutputRows::All } else { logits };
-                WorkRows { ids: ids.clone(), logits, hidden }
-            }
-            Work::Verify(proposal) => {
-                WorkRows { ids: drafting.rows(proposal), logits: OutputRows::All, hidden: OutputRows::All }
-            }
-        }
-    }
-}
-
-/// The rows of a work: their tokens, and which of them have logits and hidden states.
-struct WorkRows {
-    ids: Vec<u32>,
-    logits: OutputRows,
-    hidden: OutputRows,
 }
 
 /// A step whose rows are in a pass. `R`: which of them have outputs, or the outputs' indices in [`Output`].

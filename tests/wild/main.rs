@@ -12,6 +12,8 @@ mod gguf_writer;
 mod per_layer_config;
 #[path = "../twins/published.rs"]
 mod published;
+#[path = "../refusal/mod.rs"]
+mod refusal;
 mod sampling;
 mod tokenizers;
 #[path = "../twins/mod.rs"]
@@ -33,6 +35,7 @@ use foretoken::{
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use gguf_writer::*;
 use published::BF16;
+use refusal::refused;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use twins::{Change, STRIKE_END, Tensors, Twin, Vocabulary};
@@ -105,15 +108,6 @@ fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) ->
 fn least(row: &[f32]) -> f32 {
     let least = row.iter().copied().fold(f32::INFINITY, f32::min);
     if row.iter().filter(|x| **x == least).count() > 1 { least } else { f32::NEG_INFINITY }
-}
-
-/// Checks that `result` is a one-line error that contains everything in `about`.
-#[track_caller]
-fn refused<T>(result: Result<T>, about: &[&str]) {
-    let Err(error) = result else { panic!("accepted; an error with {about:?} was expected") };
-    let message = error.to_string();
-    assert!(message.lines().count() == 1 && message.len() < 600, "not one line: {message:?}");
-    about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not say {part:?}"));
 }
 
 /// The norm of the differences relative to that of `want`.

@@ -163,6 +163,20 @@ fn caps_grow_back() {
     }
 }
 
+/// The largest caps double without overflow: one of 0 would end the drafts of its key.
+#[test]
+fn the_largest_caps_stay() {
+    let text: Vec<u32> = (10..60).chain([14, 15, 16]).collect();
+    for most in [1 << (usize::BITS - 1), usize::MAX] {
+        let mut drafter = NgramMapK::new(map(3, most, 1));
+        drafter.begin(&text);
+        for _ in 0..3 {
+            assert_eq!(draft(&mut drafter, &text, 8).len(), 8, "{most}");
+            observe(&mut drafter, &text, accept_result(8, 8));
+        }
+    }
+}
+
 /// The majority continuation is drafted, not the latest.
 #[test]
 fn the_voted_continuation_is_drafted() {

@@ -36,6 +36,7 @@ impl Cap {
     /// Doubles after a fully accepted draft, else falls to one more than were accepted. It is never 0, so a key that
     /// failed once is tried again with a single token.
     pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
-        self.tokens = if accepted == drafted { (2 * self.tokens).min(most) } else { (accepted + 1).min(most) };
+        self.tokens =
+            if accepted == drafted { self.tokens.saturating_mul(2).min(most) } else { (accepted + 1).min(most) };
     }
 }

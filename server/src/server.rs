@@ -38,7 +38,7 @@ pub struct ServerOptions {
     pub address: SocketAddr,
     /// The model's name in requests and responses.
     pub model: String,
-    /// Maximum number of requests that are decoded in parallel. Default: 4.
+    /// Maximum number of requests that are decoded in parallel, from 1 to 1024. Default: 4.
     pub parallel: usize,
     /// Maximum number of requests that wait in the queue. Default: 64.
     pub max_queue: usize,
@@ -100,6 +100,8 @@ pub struct Server {
 /// Maximum number of a request's header fields, and bytes of its head.
 const MAX_HEADERS: usize = 64;
 const MAX_HEAD: usize = 64 << 10;
+/// Maximum number of parallel requests: memory is allocated for all of them at the start.
+const MAX_PARALLEL: usize = 1024;
 /// Time to send the errors of aborted requests, after the drain timeout.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that the engine thread then has for its current pass.
@@ -116,7 +118,11 @@ impl Server {
     /// If the address is not available, a limit is 0, an option is out of range, the prefix cache's directory
     /// does not exist, or the K/V cache does not fit.
     pub async fn bind(engine: &Engine, options: ServerOptions) -> anyhow::Result<Self> {
-        anyhow::ensure!(options.parallel > 0, "parallel is 0, must be at least 1");
+        let parallel = options.parallel;
+        anyhow::ensure!(
+            (1..=MAX_PARALLEL).contains(&parallel),
+            "parallel is {parallel}, must be from 1 to {MAX_PARALLEL}"
+        );
         anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
         let context = check(engine, &options)?;
         let address = options.address;

@@ -95,6 +95,14 @@ async fn a_missing_cache_directory_is_said_at_the_start() {
     assert!(error.starts_with(&format!("{}: is not a directory", directory.display())), "{error}");
 }
 
+#[tokio::test]
+async fn more_parallel_requests_than_can_be_held_are_refused() {
+    for parallel in [0, 1025, usize::MAX] {
+        let error = Server::bind(engine(), ServerOptions { parallel, ..options() }).await.err().expect("an error");
+        assert_eq!(error.to_string(), format!("parallel is {parallel}, must be from 1 to 1024"));
+    }
+}
+
 /// The largest limits are as none, not more than deadlines and permits can count.
 #[test]
 fn the_largest_limits_serve() {

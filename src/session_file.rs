@@ -128,7 +128,7 @@ impl Engine {
         let hidden_bytes = if header.last.is_some() { 4 * width } else { 0 };
         let kv_bytes = state.kv().written_bytes(header.len);
         let recurrent_bytes = header.recurrent.saturating_mul(4);
-        file.check_size(&[4 * header.len, hidden_bytes, kv_bytes, recurrent_bytes])?;
+        file.check_size(&[header.len.saturating_mul(4), hidden_bytes, kv_bytes, recurrent_bytes])?;
 
         let mut tokens: Vec<u32> = file.numbers(header.len, u32::from_le_bytes)?;
         let newest = match header.last {

@@ -37,6 +37,16 @@ impl Recurrent for DecayingSum {
     fn bytes(&self) -> usize {
         size_of_val(&self.committed)
     }
+    fn save(&self) -> Option<Vec<f32>> {
+        Some(self.committed.to_vec())
+    }
+    fn load(&mut self, values: &[f32]) -> bool {
+        let fits = values.len() == self.committed.len();
+        if fits {
+            self.committed.copy_from_slice(values);
+        }
+        fits
+    }
 }
 
 fn step(sum: [f32; 4], x: &[f32; 4]) -> [f32; 4] {
@@ -201,4 +211,34 @@ fn forks_go_on_and_rewinding_is_refused() {
     assert_eq!(write(&mut fork, &[7], &plain(10)), write(&mut session, &[7], &plain(10)));
     assert!(matches!(session.rewind(3), Err(Error::Argument { name: "len", .. })));
     assert_eq!(fork.tokens(), session.tokens());
+}
+
+/// A model without K and V has a context of any length, and so can a damaged file.
+#[test]
+fn session_files_of_impossible_lengths_are_refused() {
+    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
+        .expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    write(&mut session, &[2, 3, 5], &plain(10));
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("session");
+    session.save(&path).expect("saved");
+    let mut loaded = engine.load_session(&path).expect("the session");
+    assert_eq!(write(&mut loaded, &[7], &plain(10)), write(&mut session, &[7], &plain(10)));
+
+    let file = std::fs::read(&path).expect("a file");
+    let begins = file.iter().position(|byte| *byte == b'{').expect("a header") - 4;
+    let (magic, rest) = file.split_at(begins);
+    let (len, rest) = rest.split_first_chunk().expect("a length");
+    let (header, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).expect("JSON");
+    header["max_context"] = usize::MAX.into();
+    for len in [1 << (usize::BITS - 2), usize::MAX] {
+        (header["len"], header["written"]) = (len.into(), len.into());
+        let header = header.to_string();
+        let damaged = [magic, &(header.len() as u32).to_le_bytes(), header.as_bytes(), rest].concat();
+        std::fs::write(&path, damaged).expect("a file");
+        let error = engine.load_session(&path).err().expect("an error").to_string();
+        assert!(error.ends_with("it is damaged or truncated"), "{error}");
+    }
 }

@@ -101,7 +101,8 @@ fn prompts(args: &Args, listed: Option<&[String]>, engine: &Engine) -> Result<Ve
     if let Some(texts) = listed {
         return texts.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
     }
-    let context = args.kv.context.unwrap_or_else(|| engine.target().max_position_embeddings());
+    // A context that does not fit memory is refused here, before as many tokens are made.
+    let context = engine.session(&args.kv.options())?.kv().max_context();
     let len = args.prompt_tokens;
     ensure!((1..=context).contains(&len), "--prompt-tokens is {len}, must be from 1 to the context of {context}");
     let most = args.sequences.iter().copied().max().unwrap_or(1);

@@ -89,7 +89,7 @@ const DRAFTED: usize = 3;
 pub fn ids(engine: &Engine, count: usize) -> Vec<u32> {
     let vocab = engine.target().vocab_size() as u32;
     let first = 300.min(vocab / 2);
-    (0..count as u32).map(|i| first + i.wrapping_mul(7919) % (vocab - first)).collect()
+    (0..count).map(|i| first + (i as u32).wrapping_mul(7919) % (vocab - first)).collect()
 }
 
 /// The median; NaN if there are no values.

@@ -1382,6 +1382,19 @@ fn depths_beyond_the_context_are_refused() {
     }
 }
 
+/// More tokens than a u32 counts, in a context that would have them.
+#[cfg(target_os = "linux")]
+#[test]
+fn batch_refuses_a_context_that_does_not_fit_memory() {
+    let target = demo("target");
+    let arguments = ["--model", utf8(&target), "--context", "1125899906842624", "--prompt-tokens", "4294967297"];
+    let Output { status, stderr, .. } = run("batch", &[&arguments[..], &["--threads", "1"]].concat());
+    let errors = text(&stderr);
+    let line = errors.lines().last().unwrap_or_default();
+    let what = "Error: K and V of a context of 1125899906842624: needs ";
+    assert!(status.code() == Some(1) && line.starts_with(what), "{errors}");
+}
+
 #[test]
 fn batch_warns_on_stderr() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -166,6 +166,22 @@ fn the_ends_of_texts_in_any_file_are_the_same() {
     }
 }
 
+/// A GGUF file's ids are signed: one of 2^31 or more would be another one, or none.
+#[test]
+fn ids_that_a_gguf_file_cannot_have_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    for field in ["eos_token_id", "suppress_tokens"] {
+        for id in [1u32 << 31, u32::MAX] {
+            changed(&demo("target"), &at("source"), "generation_config.json", |config| config[field] = json!([1, id]));
+            let refused = to_gguf(&open(&at("source")), at("x.gguf"), &options(Outtype::F16));
+            let error = refused.expect_err("an id").to_string();
+            let what = format!("has token {id} in {field}, but a GGUF file's ids are at most 2147483647; remove it");
+            assert!(error.contains(&what) && !at("x.gguf").exists(), "{error}");
+        }
+    }
+}
+
 /// The publisher's parameters, unless the other format cannot represent them, and the tokens that are never written.
 #[test]
 fn the_sampling_parameters_are_the_same() {

@@ -104,8 +104,15 @@ fn declare_generation(file: &mut GgufWriter, source: &Checkpoint, eos: &[u32]) -
             let problem = format!("has {} tokens in {field}, but a GGUF file may have {MAX_IDS}", ids.len());
             return Err(Error::file(source.path(), format!("{problem}; remove some from its JSON files")));
         }
+        let signed = |id: &u32| {
+            i32::try_from(*id).map_err(|_| {
+                let problem = format!("has token {id} in {field}, but a GGUF file's ids are at most {}", i32::MAX);
+                Error::file(source.path(), format!("{problem}; remove it from its JSON files"))
+            })
+        };
+        let ids: Vec<i32> = ids.iter().map(signed).collect::<Result<_>>()?;
         if !ids.is_empty() {
-            file.array(&format!("tokenizer.ggml.{name}"), ids.iter().map(|id| *id as i32))?;
+            file.array(&format!("tokenizer.ggml.{name}"), ids)?;
         }
     }
     match source.sampling_defaults()? {

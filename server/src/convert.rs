@@ -1,9 +1,7 @@
 //! Conversions between the fields of requests and responses and the library's types.
 
-use std::sync::Arc;
-
 use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role};
-use foretoken::sampler::{LogitBias, LogitsProcessor};
+use foretoken::sampler::LogitBias;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
@@ -18,7 +16,7 @@ use crate::defaults::GenerateDefaults;
 use crate::fields::{Fields, kind};
 use crate::ignored::defaults_in_use;
 use crate::min_tokens::MinTokens;
-use crate::processors::Processors;
+use crate::processors::add_processor;
 use crate::sampling::sampling;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -102,14 +100,18 @@ pub(crate) fn common(
     let breakers = strings(fields, "dry_sequence_breakers")?;
     let speculation = speculation(fields, engine, &defaults.speculation)?;
     let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
-    let options = GenerateOptions {
+    let mut options = GenerateOptions {
         max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
         sampling,
         seed: seed(fields, defaults)?,
         speculation,
-        logits_processor: logits_processor(fields, engine, defaults)?,
+        logits_processor: defaults.logits_processor.clone(),
         ..GenerateOptions::default()
     };
+    let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
+    if !biases.is_empty() {
+        add_processor(&mut options, LogitBias { biases });
+    }
     options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
     Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output, min_tokens: None })
 }
@@ -117,20 +119,6 @@ pub(crate) fn common(
 /// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
     Ok(common(&mut Fields::parse(b"{}")?, engine, defaults, &defaults.sampling, None)?.options)
-}
-
-fn logits_processor(
-    fields: &mut Fields,
-    engine: &Engine,
-    defaults: &GenerateDefaults,
-) -> Result<Option<Arc<dyn LogitsProcessor>>> {
-    let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
-    let bias: Option<Arc<dyn LogitsProcessor>> =
-        if biases.is_empty() { None } else { Some(Arc::new(LogitBias { biases })) };
-    Ok(match (defaults.logits_processor.clone(), bias) {
-        (Some(first), Some(bias)) => Some(Arc::new(Processors(vec![first, bias]))),
-        (one, other) => one.or(other),
-    })
 }
 
 /// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's array of pairs, in

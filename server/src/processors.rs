@@ -7,7 +7,7 @@ use foretoken::sampler::LogitsProcessor;
 
 /// Processors that are applied in order.
 #[derive(Debug)]
-pub(crate) struct Processors(pub Vec<Arc<dyn LogitsProcessor>>);
+struct Processors(Vec<Arc<dyn LogitsProcessor>>);
 
 impl LogitsProcessor for Processors {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {

@@ -27,7 +27,8 @@ pub(crate) fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
     Err(Error::file(path, format!("{kind}; {expected} is expected here")))
 }
 
-/// A JSON object, with the file and the nesting it was found in.
+/// A JSON object, with the file and the nesting it was found in: what the models' configurations are read from
+/// ([`TextConfig::target`](crate::gemma4::TextConfig::target)).
 #[derive(Clone, Debug)]
 pub struct Fields {
     path: PathBuf,
@@ -65,12 +66,12 @@ impl Fields {
     }
 
     /// The names of all fields.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
     }
 
     /// The value of a field; absent and `null` are the same.
-    pub fn get(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         self.looked_for.borrow_mut().insert(name.to_owned());
         self.object.get(name).filter(|value| !value.is_null())
     }
@@ -79,7 +80,7 @@ impl Fields {
     ///
     /// # Errors
     /// If there is one.
-    pub fn refuse_misspelt(&self) -> Result<()> {
+    pub(crate) fn refuse_misspelt(&self) -> Result<()> {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.names().collect()) {
             None => Ok(()),
@@ -97,7 +98,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is missing or not an object.
-    pub fn object(&self, name: &str) -> Result<Self> {
+    pub(crate) fn object(&self, name: &str) -> Result<Self> {
         self.optional_object(name)?.ok_or_else(|| self.error(name, "is missing"))
     }
 
@@ -105,7 +106,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is not an object.
-    pub fn optional_object(&self, name: &str) -> Result<Option<Self>> {
+    pub(crate) fn optional_object(&self, name: &str) -> Result<Option<Self>> {
         let nested = |object: &Map<_, _>| Self {
             path: self.path.clone(),
             nesting: format!("{}{name}.", self.nesting),
@@ -119,7 +120,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is not a positive integer below 2^31 (so that products of two sizes cannot overflow).
-    pub fn size(&self, name: &str, default: Option<usize>) -> Result<usize> {
+    pub(crate) fn size(&self, name: &str, default: Option<usize>) -> Result<usize> {
         match self.optional_size(name)?.or(default) {
             Some(0) => Err(self.error(name, "is 0")),
             Some(size) => Ok(size),
@@ -142,7 +143,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is not an integer from 0 to 2^31.
-    pub fn optional_size(&self, name: &str) -> Result<Option<usize>> {
+    pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>> {
         self.typed(name, "an integer from 0 to 2147483647", |value| {
             value.as_u64().filter(|size| *size < 1 << 31).map(|size| size as usize)
         })
@@ -152,7 +153,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is not a finite number.
-    pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
+    pub(crate) fn optional_number(&self, name: &str) -> Result<Option<f64>> {
         self.typed(name, "a number", |value| value.as_f64().filter(|x| x.is_finite()))
     }
 
@@ -160,7 +161,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is something else.
-    pub fn flag(&self, name: &str) -> Result<bool> {
+    pub(crate) fn flag(&self, name: &str) -> Result<bool> {
         Ok(self.optional_flag(name)?.unwrap_or(false))
     }
 
@@ -168,7 +169,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is something else.
-    pub fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
+    pub(crate) fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
@@ -176,7 +177,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is missing or something else.
-    pub fn string(&self, name: &str) -> Result<String> {
+    pub(crate) fn string(&self, name: &str) -> Result<String> {
         self.optional_string(name)?.ok_or_else(|| self.error(name, "is missing"))
     }
 
@@ -184,7 +185,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is something else.
-    pub fn optional_string(&self, name: &str) -> Result<Option<String>> {
+    pub(crate) fn optional_string(&self, name: &str) -> Result<Option<String>> {
         self.typed(name, "a string", |value| value.as_str().map(str::to_owned))
     }
 
@@ -192,7 +193,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is something else.
-    pub fn optional_strings(&self, name: &str) -> Result<Option<Vec<String>>> {
+    pub(crate) fn optional_strings(&self, name: &str) -> Result<Option<Vec<String>>> {
         self.typed(name, "a list of strings", |value| {
             value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
         })
@@ -213,12 +214,12 @@ impl Fields {
     }
 
     /// An error about a field.
-    pub fn error(&self, name: &str, problem: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> Error {
         Error::Config { path: self.path.clone(), field: format!("{}{name}", self.nesting), problem: problem.into() }
     }
 
     /// An error about a field whose value is not implemented.
-    pub fn unsupported(&self, name: &str, problem: impl Into<String>) -> Error {
+    pub(crate) fn unsupported(&self, name: &str, problem: impl Into<String>) -> Error {
         let what = format!("{}{name}", self.nesting);
         Error::Unsupported { path: Some(self.path.clone()), what, problem: problem.into() }
     }

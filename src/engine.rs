@@ -28,7 +28,16 @@ pub struct Engine {
     pub(crate) parts: Arc<Parts>,
 }
 
+/// Where the models are from: errors say where what is missing could be.
+#[derive(Clone, Copy)]
+enum Origin {
+    Checkpoint,
+    /// [`Engine::from_model`].
+    Caller,
+}
+
 pub(crate) struct Parts {
+    origin: Origin,
     pub(crate) sources: Sources,
     /// The target and drafter on a device, if one is used.
     pub(crate) models: Option<Arc<Models>>,
@@ -54,6 +63,7 @@ impl Parts {
         let (threads, cost) = (pool.current_num_threads(), sources.model.step_cost());
         let machine = Machine { processor, threads, step_bytes: cost.bytes, step_multiply_adds: cost.multiply_adds };
         Self {
+            origin: Origin::Caller,
             sources,
             models: None,
             tokenizer: None,
@@ -114,6 +124,7 @@ impl Engine {
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let processor = models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name());
         let parts = Parts {
+            origin: Origin::Checkpoint,
             models,
             tokenizer: tokenizer.map(Arc::new),
             chat,
@@ -205,14 +216,18 @@ impl Engine {
     /// The tokenizer.
     ///
     /// # Errors
-    /// If the checkpoint has none; token ids work without.
+    /// If the checkpoint has none, or [`ModelOptions`] had none; token ids work without.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.shared_tokenizer().map(|tokenizer| &**tokenizer)
     }
 
     fn shared_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         let missing = || {
-            Error::Tokenizer("the checkpoint has no tokenizer (tokenizer.json); use token ids instead of text".into())
+            let problem = match self.parts.origin {
+                Origin::Checkpoint => "the checkpoint has no tokenizer (tokenizer.json); use",
+                Origin::Caller => "the engine was made without a tokenizer; set ModelOptions::tokenizer, or use",
+            };
+            Error::Tokenizer(format!("{problem} token ids instead of text"))
         };
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
@@ -249,12 +264,20 @@ impl Engine {
         self.chat_template()?.encode(self.tokenizer()?, messages, options)
     }
 
-    /// The checkpoint's chat template.
+    /// The checkpoint's chat template, or that of [`ModelOptions`].
     ///
     /// # Errors
     /// If it has none, or it does not compile.
     pub fn chat_template(&self) -> Result<&ChatTemplate> {
-        let missing = || Error::Template("the checkpoint has no chat template; use a plain prompt instead".into());
+        let missing = || {
+            let problem = match self.parts.origin {
+                Origin::Checkpoint => "the checkpoint has no chat template; use",
+                Origin::Caller => {
+                    "the engine was made without a chat template; set ModelOptions::chat_template, or use"
+                }
+            };
+            Error::Template(format!("{problem} a plain prompt instead"))
+        };
         match &self.parts.chat {
             Ok(template) => template.as_ref().ok_or_else(missing),
             Err(problem) => Err(Error::Template(format!("{problem}; use a plain prompt, or another template"))),

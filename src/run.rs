@@ -67,7 +67,7 @@ impl Run {
             return Err(Error::argument("prompt", "is empty; pass at least one token"));
         }
         if engine.parts.tokenizer.is_none() && options.stop.strings.iter().any(|stop| !stop.is_empty()) {
-            return Err(Error::argument("stop.strings", "need a tokenizer, and the checkpoint has none; omit them"));
+            return Err(Error::argument("stop.strings", "need a tokenizer, and the engine has none; omit them"));
         }
         let vocab = decoder.backend.model.num_readable_tokens();
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {

@@ -564,4 +564,13 @@ fn a_callers_model_has_a_tokenizer_and_options() {
 
     let Err(error) = with(vec![target.vocab_size() as u32]) else { panic!("a token outside the vocabulary") };
     assert!(error.to_string().contains("end_of_generation: token id"), "{error}");
+
+    // There is no checkpoint that could have a file.
+    let bare = Engine::from_model(target, ModelOptions { threads: Some(1), ..ModelOptions::default() });
+    let bare = bare.expect("an engine");
+    let (Err(tokenizer), Err(template)) = (bare.tokenizer(), bare.chat_template()) else { panic!("none was given") };
+    for (error, option) in [(tokenizer, "ModelOptions::tokenizer"), (template, "ModelOptions::chat_template")] {
+        let error = error.to_string();
+        assert!(error.contains(option) && !error.contains("checkpoint"), "{error}");
+    }
 }

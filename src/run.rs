@@ -371,14 +371,7 @@ impl Run {
             self.learn(session);
         }
         if let Some(tracer) = self.tracer.take() {
-            tracer.end(match self.finish {
-                Some(FinishReason::EndOfText | FinishReason::StopString | FinishReason::Constraint) => "stop",
-                Some(FinishReason::MaxTokens) => "length",
-                Some(FinishReason::Context) => "context",
-                Some(FinishReason::Cancelled) => "cancelled",
-                Some(FinishReason::Error) => "error",
-                None => "dropped",
-            });
+            tracer.end(self.finish.map_or("dropped", FinishReason::name));
         }
     }
 }

@@ -25,6 +25,21 @@ pub enum FinishReason {
     Error,
 }
 
+impl FinishReason {
+    /// Its name in traces and in the commands' JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::StopString => "stop_string",
+            Self::Constraint => "constraint",
+            Self::MaxTokens => "max_tokens",
+            Self::Context => "context",
+            Self::Cancelled => "cancelled",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// Decodes emitted tokens and detects stop conditions.
 pub(crate) struct Detokenizer {
     stop_tokens: Vec<u32>,

@@ -17,7 +17,8 @@ use crate::{Error, Result};
 ///
 /// A generation's lines, by their `event`: one `begin` with the prompt's size and the drafters, one `first` with the
 /// token drawn from the prompt's pass, a `round` each with the decision, the draft, the accept result and microseconds,
-/// a `cancelled` for a discarded draft, and one `end`. A round's `path` is `sync` if it was drafted before its pass,
+/// a `cancelled` for a discarded draft, and one `end`, whose `finish` is the name of the
+/// [`FinishReason`](crate::FinishReason), or `dropped`. A round's `path` is `sync` if it was drafted before its pass,
 /// `lazy` if it was drafted in parallel with the caller, and `skip` if nothing was drafted.
 #[derive(Clone)]
 pub struct Trace {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use foretoken::kv::KvCache;
-use foretoken::{FinishReason, Sampling, Session, Statistics};
+use foretoken::{Sampling, Session, Statistics};
 use serde_json::{Value, json};
 
 /// A number of things, by their noun, whose plural ends in s.
@@ -38,19 +38,6 @@ pub fn sampling(sampling: &Sampling) -> String {
          unless overridden by an option",
         rarer.concat()
     )
-}
-
-/// The name in JSON of why a generation ended.
-pub fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::EndOfText => "end_of_text",
-        FinishReason::StopString => "stop_string",
-        FinishReason::Constraint => "constraint",
-        FinishReason::MaxTokens => "max_tokens",
-        FinishReason::Context => "context",
-        FinishReason::Cancelled => "cancelled",
-        _ => "error",
-    }
 }
 
 /// Rounds, drafters and measured costs, a line each.

@@ -621,7 +621,10 @@ fn the_speed_up_is_left_out_where_it_is_not_known() {
 
 #[test]
 fn the_keys_of_generate_json() {
-    let report = json("generate", &["fn main() {", "--json", "--max-tokens", "12", "--threads", "1", "--ignore-eos"]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let trace = directory.path().join("trace");
+    let arguments = ["fn main() {", "--json", "--max-tokens", "12", "--threads", "1", "--ignore-eos"];
+    let report = json("generate", &[&arguments[..], &["--trace", utf8(&trace)]].concat());
     let all = [
         "acceptance_rate",
         "accepted",
@@ -678,6 +681,10 @@ fn the_keys_of_generate_json() {
         tokens.len() == 12 && report["generated_tokens"] == 12 && !report["text"].as_str().expect("text").is_empty()
     );
     assert!(report["simulated_acceptance"] == false && report["finish_reason"] == "max_tokens", "{report}");
+    // A trace has the same names.
+    let trace = std::fs::read_to_string(&trace).expect("a trace");
+    let end: Value = serde_json::from_str(trace.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&end["event"], &end["finish"]), (&Value::from("end"), &report["finish_reason"]));
     // The first token comes from the prompt's pass.
     let rounds = number(&report["rounds"]);
     assert!((number(&report["tokens_per_round"]) * rounds - 11.0).abs() < 1e-9, "{report}");

@@ -92,7 +92,7 @@ fn generate(args: Args) -> Result<ExitCode> {
     drop(generation);
     if args.json {
         let mut own = reply.json(&tokens, load_seconds);
-        own["finish_reason"] = serde_json::json!(finish_reason.map(report::finish_reason));
+        own["finish_reason"] = serde_json::json!(finish_reason.map(FinishReason::name));
         if let Err(error) = &written {
             own["error"] = serde_json::json!(error.to_string());
         }

@@ -455,8 +455,10 @@ impl fmt::Display for Statistics {
         if self.tokens_of_rounds() > 0.0 {
             write!(f, " at {:.1} tokens/s", self.decode_tokens_per_second())?;
         }
-        if !self.speculation.drafters.is_empty() {
-            write!(f, ", {} of {} drafted tokens accepted", self.accepted, self.drafted)?;
+        match self.drafted {
+            _ if self.speculation.drafters.is_empty() => {}
+            0 => write!(f, ", no draft was verified")?,
+            drafted => write!(f, ", {} of {drafted} drafted tokens accepted", self.accepted)?,
         }
         if let Some(speed_up) = self.speed_up() {
             write!(f, ", {speed_up:.2}x the estimated speed without speculation")?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use foretoken::kv::KvCache;
+use foretoken::speculative::DrafterStats;
 use foretoken::{Sampling, Session, Statistics};
 use serde_json::{Value, json};
 
@@ -40,16 +41,21 @@ pub fn sampling(sampling: &Sampling) -> String {
     )
 }
 
+/// In place of figures about the drafts that were verified.
+const NO_DRAFT: &str = "no draft was verified";
+
 /// Rounds, drafters and measured costs, a line each.
 pub fn details(s: &Statistics, kv_bytes: usize) -> String {
+    let accepted = match s.drafted {
+        0 => NO_DRAFT.into(),
+        drafted => format!("{:.0} % of {} accepted", 100.0 * s.acceptance_rate(), count(drafted, "draft")),
+    };
     let mut text = format!(
-        "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {:.0} % of {} accepted; {:.1} MiB of KV cache\n",
+        "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {accepted}; {:.1} MiB of KV cache\n",
         count(s.prompt_tokens, "prompt token"),
         s.prefill_tokens_per_second(),
         count(s.rounds, "round"),
         s.tokens_per_round(),
-        100.0 * s.acceptance_rate(),
-        count(s.drafted, "draft"),
         kv_bytes as f64 / f64::from(1 << 20),
     );
     if !s.speculation.drafters.is_empty() {
@@ -60,13 +66,15 @@ pub fn details(s: &Statistics, kv_bytes: usize) -> String {
 }
 
 fn drafters(s: &Statistics) -> String {
-    let line = |d: &foretoken::speculative::DrafterStats| {
+    let line = |d: &DrafterStats| {
+        let (name, calls) = (d.kind.map_or("", |kind| kind.name()), count(d.calls, "call"));
+        if d.drafts == 0 {
+            return format!("{name}: {calls}, {NO_DRAFT}; {:.1} ms\n", ms(d.draft));
+        }
         let at = d.accepted_at.iter().zip(&d.drafted_at).map(|(a, n)| format!("{:.0}", 100.0 * *a as f64 / *n as f64));
         format!(
-            "{}: {}, {} verified, {} at least partly accepted; {} verified, {} accepted; {:.2} tokens per draft; acceptance \
-             by position (%): {}; {:.1} ms\n",
-            d.kind.map_or("", |kind| kind.name()),
-            count(d.calls, "call"),
+            "{name}: {calls}, {} verified, {} at least partly accepted; {} verified, {} accepted; {:.2} tokens per draft; \
+             acceptance by position (%): {}; {:.1} ms\n",
             count(d.drafts, "draft"),
             d.accepted_drafts,
             count(d.drafted, "token"),

@@ -605,6 +605,27 @@ fn the_speed_up_is_plain_decoding_over_the_time_taken() {
     assert_eq!(sum.speed_up(), None);
 }
 
+/// Texts so short that the planner has verified no draft yet.
+#[test]
+fn no_verified_draft_is_said() {
+    let mut s = Statistics {
+        generations: 1,
+        generated_tokens: 6,
+        rounds: 5,
+        decode: Duration::from_secs(1),
+        ..Statistics::default()
+    };
+    let calls = DrafterStats { kind: Some(DrafterKind::Mtp), calls: 5, proposed: 5, ..DrafterStats::default() };
+    s.speculation.drafters = vec![calls];
+    assert_eq!(s.to_string(), "6 tokens at 5.0 tokens/s, no draft was verified");
+    let details = foretoken_tools::report::details(&s, 0);
+    for part in
+        ["5 rounds, 1.00 tokens per round, no draft was verified; ", "\nmtp: 5 calls, no draft was verified; 0.0 ms\n"]
+    {
+        assert!(details.contains(part), "{details} has no {part:?}");
+    }
+}
+
 /// Where the planner measured plain steps there is an estimate; where every round has the same rows there is none.
 #[test]
 fn the_speed_up_is_left_out_where_it_is_not_known() {
@@ -944,7 +965,8 @@ fn the_doctors_command_generates() {
     let script = format!("{} {arguments} --max-tokens 4", utf8(Path::new(&generate)));
     let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
     let lines = text(&output.stderr);
-    assert!(output.status.success() && lines.contains("drafted tokens accepted"), "{script}: {lines}");
+    let drafts = ["drafted tokens accepted", "no draft was verified"].iter().any(|part| lines.contains(part));
+    assert!(output.status.success() && drafts, "{script}: {lines}");
 }
 
 /// Directory to GGUF, GGUF to fewer bits, and GGUF to a directory; all of them load and go on writing.

@@ -609,6 +609,7 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         (Constraint::json_schema("{\"type\": "), "not valid JSON"),
         (Constraint::json_schema("[".repeat(100_000)), "not valid JSON"),
         (Constraint::regex("a(b"), "a(b"),
+        (Constraint::regex(r"[^\s\S]"), "no text satisfies it; allow at least one"),
         (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 nested brackets"),
         (Constraint::lark("start: missing\n"), "missing"),
         (Constraint::lark(""), ""),

@@ -10,7 +10,7 @@ use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use super::errors::{one_line, refused};
+use super::errors::{NO_TOKEN, one_line, refused};
 use super::schema::{self, SchemaProblem};
 use super::vocabulary::vocabulary;
 use super::{Constraint, ConstraintLimits, ConstraintState, Grammar};
@@ -199,9 +199,10 @@ fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &Constrain
     let mut begun = matcher.deep_clone();
     let forced = begun.compute_ff_tokens();
     let begins = begun.consume_tokens(&forced).and_then(|()| begun.compute_mask_or_eos());
-    match begins {
+    match begins.map_err(one_line) {
         Ok(_) => Ok(matcher),
-        Err(error) => Err(format!("no text satisfies it within its limits ({})", one_line(error))),
+        Err(problem) if problem == NO_TOKEN => Err("no text satisfies it; allow at least one".into()),
+        Err(problem) => Err(format!("no text satisfies it within its limits ({problem})")),
     }
 }
 

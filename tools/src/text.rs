@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use foretoken::sampler::{Breakers, Dry, Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
@@ -81,15 +81,15 @@ pub struct Chain {
     /// DRY: multiplier of the penalty on tokens that extend a repetition. Default: 0 (off).
     #[arg(long, value_name = "X")]
     pub dry_multiplier: Option<f32>,
-    /// DRY: growth of the penalty with every repeated token.
-    #[arg(long, value_name = "X", default_value_t = 1.75)]
-    pub dry_base: f32,
-    /// DRY: length of repetitions that is not penalized.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub dry_allowed_length: usize,
-    /// DRY: number of last tokens to consider; -1 for all.
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
-    pub dry_penalty_last_n: i64,
+    /// DRY: growth of the penalty with every repeated token. Default: 1.75.
+    #[arg(long, value_name = "X")]
+    pub dry_base: Option<f32>,
+    /// DRY: length of repetitions that is not penalized. Default: 2.
+    #[arg(long, value_name = "N")]
+    pub dry_allowed_length: Option<usize>,
+    /// DRY: number of last tokens to consider; -1 for all. Default: -1.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    pub dry_penalty_last_n: Option<i64>,
     /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it.
     /// Default: newline, colon, double quote, asterisk.
     #[arg(long, value_name = "STRING")]
@@ -120,8 +120,10 @@ impl Text {
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors
-    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, or a file cannot be read.
+    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, a parameter of a sampler that is off
+    /// was given, or a file cannot be read.
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
+        self.chain.check_unused(sampling)?;
         let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
@@ -182,6 +184,31 @@ impl Chain {
         Ok(Sampling { dry, xtc: Some(self.xtc(base.xtc)), ..self.sampling(engine, base)? })
     }
 
+    /// `base` is that of [`Chain::sampling`]. A server's options are not checked: requests turn samplers on.
+    ///
+    /// # Errors
+    /// If a parameter of a sampler that is off was given.
+    fn check_unused(&self, base: &Sampling) -> Result<()> {
+        let Penalties { repeat, frequency, presence, .. } = self.penalties(base.penalties);
+        let penalizes = repeat != 1.0 || frequency != 0.0 || presence != 0.0;
+        let xtc = self.xtc(base.xtc).probability != 0.0;
+        let dry = self.dry_multiplier.unwrap_or(0.0) != 0.0;
+        let of_dry = "DRY is off; pass --dry-multiplier";
+        let of_penalties = "all penalties are off; pass --repeat-penalty, --presence-penalty or --frequency-penalty";
+        let given = [
+            ("--repeat-last-n", self.repeat_last_n.is_some() && !penalizes, of_penalties),
+            ("--dry-base", self.dry_base.is_some() && !dry, of_dry),
+            ("--dry-allowed-length", self.dry_allowed_length.is_some() && !dry, of_dry),
+            ("--dry-penalty-last-n", self.dry_penalty_last_n.is_some() && !dry, of_dry),
+            ("--dry-sequence-breaker", !self.dry_sequence_breaker.is_empty() && !dry, of_dry),
+            ("--xtc-threshold", self.xtc_threshold.is_some() && !xtc, "XTC is off; pass --xtc-probability"),
+        ];
+        match given.iter().find(|(_, is_unused, _)| *is_unused) {
+            Some((option, _, problem)) => bail!("{option}: {problem}, or omit it"),
+            None => Ok(()),
+        }
+    }
+
     fn penalties(&self, base: Penalties) -> Penalties {
         Penalties {
             repeat: self.repeat_penalty.unwrap_or(base.repeat),
@@ -205,9 +232,9 @@ impl Chain {
         let given = self.dry_sequence_breaker.iter().map(String::as_str);
         Dry {
             multiplier: self.dry_multiplier.unwrap_or(0.0),
-            base: self.dry_base,
-            allowed_length: self.dry_allowed_length,
-            last_n: usize::try_from(self.dry_penalty_last_n).ok(),
+            base: self.dry_base.unwrap_or(1.75),
+            allowed_length: self.dry_allowed_length.unwrap_or(2),
+            last_n: self.dry_penalty_last_n.and_then(|n| usize::try_from(n).ok()),
             breakers: match self.dry_sequence_breaker.is_empty() {
                 true => breakers(tokenizer, BREAKERS),
                 false => breakers(tokenizer, given.filter(|string| *string != "none")),

@@ -314,7 +314,7 @@ fn options_without_effect_are_refused() {
     let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
-    let cases: [(&str, &[&str], &str); 16] = [
+    let cases: [(&str, &[&str], &str); 23] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -322,6 +322,13 @@ fn options_without_effect_are_refused() {
         ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
+        ("generate", &["--dry-base", "2"], "--dry-base: DRY is off; pass --dry-multiplier, or omit it"),
+        ("generate", &["--dry-multiplier", "0", "--dry-allowed-length", "3"], "--dry-allowed-length: DRY is off; "),
+        ("generate", &["--dry-penalty-last-n", "-1"], "--dry-penalty-last-n: DRY is off; "),
+        ("batch", &["--dry-sequence-breaker", "none"], "--dry-sequence-breaker: DRY is off; "),
+        ("generate", &["--xtc-threshold", "0.2"], "--xtc-threshold: XTC is off; pass --xtc-probability, or omit it"),
+        ("generate", &["--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; pass --repeat-penalty, "),
+        ("generate", &["--repeat-penalty", "1", "--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; "),
         ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
         ("batch", &["--prompt-tokens", "8"], "not provided: --model"),
         ("batch", &["x", "--model", target, "--prompt-tokens", "8"], "cannot be used with"),

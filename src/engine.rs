@@ -1,7 +1,7 @@
 //! The engine: loaded models, thread pool and shared caches.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Once};
 
 use foretoken_kernels::Isa;
 use parking_lot::Mutex;
@@ -55,6 +55,8 @@ pub(crate) struct Parts {
     /// Plans batches of this engine's sequences.
     pub(crate) batches: Mutex<BatchPlanner>,
     pub(crate) sessions: AtomicU64,
+    /// Warns of the first session whose context is longer than the model was trained for.
+    pub(crate) long_context: Once,
 }
 
 impl Parts {
@@ -77,6 +79,7 @@ impl Parts {
             costs: Mutex::new(Costs::new(machine)),
             batches: Mutex::default(),
             sessions: AtomicU64::new(0),
+            long_context: Once::new(),
         }
     }
 

@@ -56,6 +56,13 @@ impl Session {
             }
             None => (model.new_state(&options.kv, pages)?, None),
         };
+        let (context, trained) = (state.kv().max_context(), model.max_position_embeddings());
+        if context > trained {
+            // Once: a server opens a session for every request.
+            engine.parts.long_context.call_once(|| {
+                tracing::warn!(context, trained, "the context is longer than the model was trained for; lower it");
+            });
+        }
         let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
         if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(

@@ -18,7 +18,8 @@ pub struct KvOptions {
     pub layers: Vec<LayerFormat>,
     /// Storage of layers with K = V. Default: V alone.
     pub k_eq_v: KEqV,
-    /// Maximum positions. Default: the model's maximum, or the largest that fits memory.
+    /// Maximum positions. More than the model's maximum, which it was trained for, are possible, with a warning.
+    /// Default: the model's maximum, or the largest that fits memory.
     pub max_context: Option<usize>,
     /// Rows that one round may stage (a prefill chunk, a verify batch). Sliding layers retain this many rows beyond
     /// their window, so that a round can be rolled back. Default: 512.

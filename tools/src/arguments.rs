@@ -416,7 +416,8 @@ pub struct Kv {
     /// Type of the cached values, likewise.
     #[arg(long, value_name = "T")]
     pub cache_type_v: Option<KvFormat>,
-    /// Context size in tokens. Default: the maximum of the model, or the largest that fits memory.
+    /// Context size in tokens, with a warning if the model was trained for less. Default: the maximum of the model, or
+    /// the largest that fits memory.
     #[arg(long, visible_alias = "ctx-size", value_name = "N")]
     pub context: Option<usize>,
 }

@@ -793,6 +793,24 @@ fn coarse_keys_are_warned_of() {
     }
 }
 
+/// More context than the model was trained for is possible, and the user is told once, however many sequences there are.
+#[test]
+fn contexts_beyond_the_trained_length_are_warned_of() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, "fn main() {\nstruct A\nimpl B\n").expect("a file");
+    let prompts = utf8(&path);
+    for (name, prompt, context, warned) in
+        [("generate", "x", "8192", 0), ("generate", "x", "8193", 1), ("batch", prompts, "8193", 1)]
+    {
+        let (_, stderr) = succeeds(name, &[prompt, "--max-tokens", "1", "--threads", "1", "--context", context]);
+        let warnings: Vec<_> = stderr.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warnings.len(), warned, "{name} --context {context}: {stderr}");
+        let says = |line: &&str| line.contains("longer than the model was trained for") && line.contains("8192");
+        assert!(warnings.iter().all(says), "{stderr}");
+    }
+}
+
 /// In-situ quantization holds the quantized weights, not the file beside them.
 #[test]
 fn quantizing_while_loading_does_not_hold_the_file() {

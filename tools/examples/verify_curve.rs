@@ -12,6 +12,7 @@ use foretoken_kernels::measure::int8_multiply_adds;
 use foretoken_tools::arguments::pair;
 use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
+use foretoken_tools::progress::StatusLine;
 use foretoken_tools::report::count;
 use serde_json::json;
 
@@ -68,7 +69,9 @@ fn command(args: Args) -> Result<()> {
         ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
     check_depth(&args, &engine)?;
-    measure_all(&args, &engine)
+    let measured = measure_all(&args, &engine)?;
+    print(&args, &engine, &measured);
+    Ok(())
 }
 
 /// Checks that what is measured fits the context.
@@ -87,22 +90,45 @@ fn check_depth(args: &Args, engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
-    let target = engine.target();
+/// What is printed.
+struct Measured {
+    /// Prompt tokens per second.
+    prefill: f64,
+    /// Milliseconds of verifying 1, 2, ... rows.
+    ms: Vec<f64>,
+    /// Milliseconds of a draft step.
+    draft_ms: Option<f64>,
+    rollbacks: Vec<Rollback>,
+    /// GB/s, and billions of multiply-adds per second, at best.
+    read: Option<f64>,
+    peak: Option<f64>,
+}
+
+fn measure_all(args: &Args, engine: &Engine) -> Result<Measured> {
+    let status = StatusLine::new(&format!("measuring a prompt of {PREFILL} tokens"));
     let mut probe = Probe::new(engine, &SessionOptions::default())?;
     let prefill = PREFILL as f64 / probe.read(&measure::ids(engine, PREFILL))?.as_secs_f64();
     drop(probe);
 
+    status.set(&format!("measuring passes over 1 to {MOST_ROWS} rows"));
     let rows: Vec<usize> = (1..=MOST_ROWS).collect();
     let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
-    let ms: Vec<f64> = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
-    let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
+    let ms = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
     let draft_ms = engine.has_mtp().then(|| measure::median(curve.draft));
+    status.set("measuring rollbacks");
     let rollbacks = measure::rollback(engine, args.depth, &ROUNDS, ROLLBACKS * args.repeats)?;
+    status.set("measuring the read bandwidth");
+    let read = measure::read_bandwidth(engine);
+    status.set("measuring the multiply rate");
+    let peak = if engine.device().is_none() { peak_multiply_adds(engine) } else { None };
+    Ok(Measured { prefill, ms, draft_ms, rollbacks, read, peak })
+}
+
+fn print(args: &Args, engine: &Engine, measured: &Measured) {
+    let (target, Measured { prefill, ms, draft_ms, rollbacks, read, peak }) = (engine.target(), measured);
+    let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
     // Share of a round including its drafts.
     let share = |r: &Rollback| r.rollback / (r.verify + r.rollback + draft_ms.unwrap_or(0.0) * (r.rows - 1) as f64);
-    let read = measure::read_bandwidth(engine);
-    let peak = if engine.device().is_none() { peak_multiply_adds(engine) } else { None };
     let processor = || format!("{}, {}", count(engine.threads(), "thread"), engine.isa().name());
     let computes = engine.device().unwrap_or_else(processor);
     if args.json {
@@ -123,12 +149,12 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
             "device": engine.device(),
         });
         println!("{report}");
-        return Ok(());
+        return;
     }
     let (bytes, multiply_adds) = (target.step_cost().bytes as f64 / 1e9, target.step_cost().multiply_adds as f64 / 1e9);
     println!("{computes}, depth {}", args.depth);
     let known = |x: Option<f64>, unit: &str| x.map_or("unknown".into(), |x| format!("{x:.1} {unit}"));
-    println!("reads {} and multiplies {} at best", known(read, "GB/s"), known(peak, "G/s"));
+    println!("reads {} and multiplies {} at best", known(*read, "GB/s"), known(*peak, "G/s"));
     println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds per row\n");
     println!("rows      ms   v(B)   GB/s  of best   G/s");
     for (rows, (ms, v)) in (1..).zip(ms.iter().zip(&v)) {
@@ -140,12 +166,11 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     if let Some(draft_ms) = draft_ms {
         println!("\na draft step takes {draft_ms:.3} ms");
     }
-    for r in &rollbacks {
+    for r in rollbacks {
         let (rows, keep, ms, percent) = (r.rows, r.keep, r.rollback, 100.0 * share(r));
         println!("a round of {rows} rows that commits {keep} replays them in {ms:.3} ms, {percent:.1} % of the round");
     }
     println!("a prompt of {PREFILL} tokens is processed at {prefill:.0} tokens/s");
-    Ok(())
 }
 
 /// Billions of 8-bit multiply-adds per second on all threads; `None` if the processor has no instruction for them.

@@ -90,3 +90,32 @@ impl Drop for Line {
         self.erase();
     }
 }
+
+/// A line on stderr that says what a command is doing, erased when it is dropped. Nothing is written if stderr is not a
+/// terminal.
+pub struct StatusLine {
+    terminal: bool,
+}
+
+impl StatusLine {
+    /// A line with this text.
+    pub fn new(text: &str) -> Self {
+        let line = Self { terminal: stderr().is_terminal() };
+        line.set(text);
+        line
+    }
+
+    /// Replaces the text.
+    pub fn set(&self, text: &str) {
+        if self.terminal {
+            // Failing to draw must not stop the command.
+            let _ = write!(stderr(), "\r{text}\x1b[K");
+        }
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        self.set("");
+    }
+}

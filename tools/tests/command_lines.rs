@@ -1236,6 +1236,34 @@ fn verify_curve_measures_sixteen_row_counts() {
     }
 }
 
+/// On a terminal a line says what is being measured, and is erased at the end.
+#[cfg(unix)]
+#[test]
+fn verify_curve_says_what_it_measures() {
+    use std::io::Read;
+    use std::os::fd::FromRawFd;
+    use std::ptr::null_mut;
+    let (mut terminal, mut end) = (-1, -1);
+    // SAFETY: the first two are places for descriptors, the others may be null.
+    assert_eq!(unsafe { libc::openpty(&raw mut terminal, &raw mut end, null_mut(), null_mut(), null_mut()) }, 0);
+    // SAFETY: they were opened above, and nothing else owns them.
+    let (mut terminal, end) = unsafe { (File::from_raw_fd(terminal), File::from_raw_fd(end)) };
+    let mut command = example("verify_curve");
+    command.args(["--json", "--repeats", "1", "--depth", "1", "--threads", "1"]).stdout(Stdio::null()).stderr(end);
+    let mut child = command.spawn().expect("a run");
+    // It holds this process's other end.
+    drop(command);
+    let mut shown = Vec::new();
+    // On Linux, an error is what follows the last byte.
+    drop(terminal.read_to_end(&mut shown));
+    assert!(child.wait().expect("an end").success());
+    let shown = text(&shown);
+    for part in ["\rmeasuring passes over 1 to 16 rows\x1b[K", "\rmeasuring the read bandwidth\x1b[K"] {
+        assert!(shown.contains(part), "{shown:?} has no {part:?}");
+    }
+    assert!(shown.ends_with("\r\x1b[K"), "{shown:?}");
+}
+
 #[test]
 fn depth_measures_formats_in_turn() {
     let arguments = ["--depths", "200,64", "--kv", "f16,turbo3", "--repeats", "1", "--threads", "1"];

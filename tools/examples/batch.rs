@@ -7,12 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
-use foretoken::{DraftPipeline, Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId};
+use foretoken::{
+    DraftPipeline, Engine, FinishReason, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId,
+};
+use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::println;
 use foretoken_tools::report::count;
 use foretoken_tools::{arguments, demo, describe, input, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.
+///
+/// Ctrl-C ends the texts that are being written, and no others are begun; a second one ends the command. The exit code
+/// is 130 then.
 ///
 /// Example: batch prompts.txt --sequences 8 --max-tokens 64
 ///
@@ -44,7 +50,8 @@ struct Args {
     text: foretoken_tools::text::Text,
     #[command(flatten)]
     kv: arguments::Kv,
-    /// Print one JSON object: the figures with --measure, otherwise a text for every prompt.
+    /// Print one JSON object: the figures with --measure, otherwise the text of every prompt, why it ended (null if it
+    /// was not begun), and its error.
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +67,7 @@ fn main() -> ExitCode {
     foretoken_tools::run(command)
 }
 
-fn command(args: Args) -> Result<()> {
+fn command(args: Args) -> Result<ExitCode> {
     ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
     ensure!(args.measure.is_some() || args.sequences.len() == 1, "--sequences is a list only with --measure");
     // v(N) is a pass over N rows.
@@ -78,7 +85,7 @@ fn command(args: Args) -> Result<()> {
     let speculation = args.drafting.options(&engine, DraftPipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
-        Some(times) => gains(&args, &engine, &prompts, &options, times),
+        Some(times) => gains(&args, &engine, &prompts, &options, times).map(|()| ExitCode::SUCCESS),
         None => texts(&args, &engine, &prompts, &options),
     }
 }
@@ -115,62 +122,95 @@ fn scheduler_options(args: &Args) -> SchedulerOptions {
     SchedulerOptions { max_rows: args.max_rows, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() }
 }
 
-/// Prints the text of prompt `i`.
-fn print(i: usize, text: &str, error: Option<&str>) -> std::io::Result<()> {
-    let error = error.map(|error| format!("\n== {} failed: {error}", i + 1)).unwrap_or_default();
-    writeln!(std::io::stdout(), "== {}\n{text}{error}", i + 1)
+/// What was written after a prompt.
+#[derive(Clone, Default)]
+struct Written {
+    text: String,
+    /// `None` if the prompt was not begun, or could not be.
+    finish_reason: Option<FinishReason>,
+    error: Option<String>,
 }
 
-/// Continues all prompts, `--sequences` at a time.
-fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
+impl Written {
+    /// Prints the text of prompt `i`.
+    fn print(&self, i: usize) -> std::io::Result<()> {
+        let error = self.error.as_ref().map(|error| format!("\n== {} failed: {error}", i + 1)).unwrap_or_default();
+        writeln!(std::io::stdout(), "== {}\n{}{error}", i + 1, self.text)
+    }
+}
+
+/// Continues all prompts, `--sequences` at a time, up to Ctrl-C.
+fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<ExitCode> {
+    cancel_on_interrupt(options.cancel.clone());
     let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
-    let (mut texts, mut errors) = (vec![String::new(); prompts.len()], vec![None; prompts.len()]);
+    let mut written = vec![Written::default(); prompts.len()];
     let (mut next, mut printed, mut tokens) = (0, 0, 0);
     let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let begins = |next: usize| next < prompts.len() && !options.cancel.is_cancelled();
     let start = Instant::now();
-    while next < prompts.len() || scheduler.is_active() {
-        while running.len() < most && next < prompts.len() {
+    while begins(next) || scheduler.is_active() {
+        while running.len() < most && begins(next) {
             match add(&mut scheduler, engine, &args.kv, &prompts[next], options) {
                 Ok(id) => running.push((id, next)),
-                Err(error) => errors[next] = Some(describe::<Args>(&error)),
+                Err(error) => written[next].error = Some(describe::<Args>(&error)),
             }
             next += 1;
         }
         for event in scheduler.step() {
             let Some((_, prompt)) = running.iter().find(|(id, _)| *id == event.id) else { continue };
+            let of_prompt = &mut written[*prompt];
             match event.piece {
                 Ok(piece) => {
-                    texts[*prompt] += &piece.text;
+                    of_prompt.text += &piece.text;
                     tokens += piece.tokens.len();
                 }
-                Err(error) => errors[*prompt] = Some(describe::<Args>(&error.into())),
+                Err(error) => of_prompt.error = Some(describe::<Args>(&error.into())),
             }
             if event.finish_reason.is_some() {
+                of_prompt.finish_reason = event.finish_reason;
                 scheduler.remove(event.id);
                 running.retain(|(id, _)| *id != event.id);
             }
         }
-        // In order, each as soon as those before it are complete: an interrupted run has written them.
+        // In order, each as soon as those before it are complete: a killed run has written them.
         while !args.json && printed < next && running.iter().all(|(_, prompt)| *prompt != printed) {
-            print(printed, &texts[printed], errors[printed].as_deref())?;
+            written[printed].print(printed)?;
             printed += 1;
         }
     }
     let seconds = start.elapsed().as_secs_f64();
     if args.json {
-        let report = serde_json::json!({
-            "texts": texts, "errors": errors, "generated_tokens": tokens, "seconds": seconds,
-        });
-        writeln!(std::io::stdout(), "{report}")?;
+        writeln!(std::io::stdout(), "{}", json(&written, tokens, seconds))?;
     }
-    let per_second = tokens as f64 / seconds;
-    let (all, tokens) = (count(prompts.len(), "prompt"), count(tokens, "token"));
-    eprintln!("{all}, {most} at a time: {tokens} at {per_second:.1} tokens/s in total");
-    let mut failed = errors.iter().enumerate().filter_map(|(i, error)| Some((i + 1, error.as_ref()?)));
+    let all = count(prompts.len(), "prompt");
+    let begun = if next < prompts.len() { format!("{next} of {all}") } else { all };
+    let (per_second, tokens) = (tokens as f64 / seconds, count(tokens, "token"));
+    eprintln!("{begun}, {most} at a time: {tokens} at {per_second:.1} tokens/s in total");
+    let is_cut = |of: &Written| of.finish_reason == Some(FinishReason::Cancelled);
+    let is_interrupted = next < prompts.len() || written.iter().any(is_cut);
+    failures(&written)?;
+    Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// One JSON object, with a list over all prompts for each kind of result.
+fn json(written: &[Written], tokens: usize, seconds: f64) -> serde_json::Value {
+    serde_json::json!({
+        "texts": written.iter().map(|of| &of.text).collect::<Vec<_>>(),
+        "finish_reasons": written.iter().map(|of| of.finish_reason.map(FinishReason::name)).collect::<Vec<_>>(),
+        "errors": written.iter().map(|of| &of.error).collect::<Vec<_>>(),
+        "generated_tokens": tokens,
+        "seconds": seconds,
+    })
+}
+
+/// # Errors
+/// If a prompt failed.
+fn failures(written: &[Written]) -> Result<()> {
+    let mut failed = written.iter().enumerate().filter_map(|(i, of)| Some((i + 1, of.error.as_ref()?)));
     match failed.next() {
         Some((first, error)) => {
-            bail!("{} of {} prompts failed; prompt {first}: {error}", 1 + failed.count(), prompts.len())
+            bail!("{} of {} prompts failed; prompt {first}: {error}", 1 + failed.count(), written.len())
         }
         None => Ok(()),
     }

@@ -719,17 +719,11 @@ fn the_keys_of_generate_json() {
     assert!(number(&report["accepted"]) <= number(&report["drafted"]) && number(&report["kv_bytes"]) > 0.0);
 }
 
-/// Ctrl-C ends the generation: what was generated is printed, and the exit code is that of SIGINT.
+/// A command that Ctrl-C reaches: a shell's job in the background would ignore the signal.
 #[cfg(unix)]
-#[test]
-fn an_interrupted_generation_is_printed() {
-    use std::io::{BufRead, BufReader, Read};
+fn interruptible(name: &str) -> Command {
     use std::os::unix::process::CommandExt;
-    let mut command = example("generate");
-    let arguments =
-        ["fn main() {", "--json", "--no-speculation", "--threads", "1", "--max-tokens", "4000", "--ignore-eos"];
-    command.args(arguments).args(["--trace", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A shell's job in the background would ignore the signal.
+    let mut command = example(name);
     // SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
@@ -737,24 +731,77 @@ fn an_interrupted_generation_is_printed() {
             Ok(())
         });
     }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Sends Ctrl-C after `count` lines with this part on stderr. The command's output, and what it wrote on stderr after
+/// these lines.
+#[cfg(unix)]
+fn interrupted_after(count: usize, part: &str, mut command: Command) -> (Output, String) {
+    use std::io::{BufRead, BufReader, Read};
     let mut child = command.spawn().expect("a run");
-    // The generation waits for the trace to be read: all of it is more than a pipe holds.
-    let mut trace = BufReader::new(child.stderr.take().expect("a pipe"));
-    let mut line = String::new();
-    while !line.contains(r#""event":"round""#) {
+    let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+    let (mut line, mut seen) = (String::new(), 0);
+    while seen < count {
         line.clear();
-        assert_ne!(trace.read_line(&mut line).expect("a line"), 0, "no round was traced");
+        assert_ne!(errors.read_line(&mut line).expect("a line"), 0, "{seen} lines had {part:?}");
+        seen += usize::from(line.contains(part));
     }
     // SAFETY: the child has not been waited for, so the id is its own.
     assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) }, 0);
     let mut rest = String::new();
-    trace.read_to_string(&mut rest).expect("the rest");
-    let output = child.wait_with_output().expect("an end");
+    errors.read_to_string(&mut rest).expect("the rest");
+    (child.wait_with_output().expect("an end"), rest)
+}
+
+/// Ctrl-C ends the generation: what was generated is printed, and the exit code is that of SIGINT.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_generation_is_printed() {
+    let mut command = interruptible("generate");
+    let arguments =
+        ["fn main() {", "--json", "--no-speculation", "--threads", "1", "--max-tokens", "4000", "--ignore-eos"];
+    // The generation waits for the trace to be read: all of it is more than a pipe holds.
+    command.args(arguments).args(["--trace", "-"]);
+    let (output, rest) = interrupted_after(1, r#""event":"round""#, command);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {rest}"));
     let tokens = report["tokens"].as_array().map_or(0, Vec::len);
     assert!(output.status.code() == Some(130) && report["finish_reason"] == "cancelled", "{}", output.status);
     assert!(tokens > 1 && tokens < 4000 && report["generated_tokens"] == tokens, "{tokens}");
     assert!(report["text"].as_str().is_some_and(|text| !text.is_empty()), "{report}");
+}
+
+/// Ctrl-C ends the texts that are being written: they are printed with those before them, and no others are begun.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_batch_is_printed() {
+    const PROMPTS: usize = 2000;
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, "fn main() {\n".repeat(PROMPTS)).expect("a file");
+    // A warning for every sequence: at the third, two texts are complete. The command waits for the warnings to be
+    // read: all of them are more than a pipe holds.
+    let arguments = ["--sequences", "1", "--max-tokens", "16", "--ignore-eos", "--no-speculation", "--threads", "1"];
+    let run = |more: &[&str]| {
+        let mut command = interruptible("batch");
+        command.arg(&path).args(arguments).args(["--cache-type-k", "turbo3"]).args(more);
+        let (output, rest) = interrupted_after(3, "keys in fewer than 5 bits", command);
+        assert_eq!(output.status.code(), Some(130), "{rest}");
+        (text(&output.stdout), rest)
+    };
+    let (stdout, rest) = run(&["--json"]);
+    let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {rest}"));
+    let list = |name: &str| report[name].as_array().expect("a list").clone();
+    let (texts, reasons) = (list("texts"), list("finish_reasons"));
+    let begun = reasons.iter().filter(|reason| !reason.is_null()).count();
+    assert!(begun > 2 && begun < PROMPTS && texts.len() == PROMPTS && reasons.len() == PROMPTS, "{begun}");
+    assert!(texts[0] != "" && texts[0] == texts[1] && reasons[..2] == ["max_tokens", "max_tokens"], "{report}");
+    assert!(texts[begun] == "" && list("errors").iter().all(Value::is_null), "{report}");
+    let line = rest.lines().last().unwrap_or_default();
+    assert!(line.starts_with(&format!("{begun} of {PROMPTS} prompts, 1 at a time: ")), "{line}");
+    let (printed, _) = run(&[]);
+    assert!(printed.starts_with("== 1\n") && printed.contains("\n== 3\n"), "{printed}");
 }
 
 /// Instruction sets by name: they write the same text where the demo pair's margins decide it, and
@@ -793,7 +840,7 @@ fn coarse_keys_are_warned_of() {
     }
 }
 
-/// More context than the model was trained for is possible, and the user is told once, however many sequences there are.
+/// More context than the model was trained for is possible, and the user is told once, not for every sequence.
 #[test]
 fn contexts_beyond_the_trained_length_are_warned_of() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -19,7 +19,11 @@ for crate in "$target"/package/tmp-crate/*.crate; do
     # -m: packaged files have one fixed time, at which cargo would take another version's build for this one's.
     tar -xmf "$crate" -C "$unpacked"
     name=$(basename "$crate" .crate)
+    # A link that was checked out or committed as a file has the path instead of the text.
+    for licence in LICENSE-*; do
+        cmp "$licence" "$unpacked/$name/$licence" || { echo "$name: $licence is not the licence's text; make it a link to ../$licence" >&2; exit 1; }
+    done
     echo "${name%-*} = { path = \"$name\" }" >>"$unpacked/Cargo.toml"
     du -h "$crate"
 done
-cargo check --offline --manifest-path "$unpacked/Cargo.toml" --target-dir "$target" -p foretoken -p foretoken-server --features foretoken/constraint,foretoken/hub,foretoken/cuda-prebuilt,foretoken/metal
+cargo check --offline --manifest-path "$unpacked/Cargo.toml" --target-dir "$target" -p foretoken -p foretoken-server --features foretoken/constraint,foretoken/hub,foretoken/stream,foretoken/cuda-prebuilt,foretoken/metal

@@ -359,11 +359,22 @@ fn requests_are_as_described() {
     let prompt = json!({"prompt": PROMPT, "max_tokens": 1});
     let chat = json!({"messages": messages, "max_tokens": 1});
     let response = json!({"input": items, "max_output_tokens": 1});
+    let (plain, no_schema) = (json!({"type": "text"}), json!({"type": "json_schema"}));
     let bodies = [
         ("/v1/chat/completions", &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
         ("/v1/completions", &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
         ("/v1/completions", &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
         ("/v1/completions", &prompt, json!({"echo": true}), json!({"echo": 1})),
+        ("/v1/completions", &prompt, json!({"logit_bias": {"300": "-1.5"}}), json!({"logit_bias": {"300": 1e31}})),
+        ("/v1/completions", &prompt, json!({"seed": u64::MAX}), json!({"seed": 1e30})),
+        (
+            "/v1/completions",
+            &prompt,
+            json!({"speculative": {"draft_block_size": 512}}),
+            json!({"speculative": {"draft_block_size": 513}}),
+        ),
+        ("/v1/chat/completions", &chat, json!({"logit_bias": [[300, -5], [301, false]]}), json!({"max_tokens": 0})),
+        ("/v1/responses", &response, json!({"text": {"format": plain}}), json!({"text": {"format": no_schema}})),
         ("/v1/responses", &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
         (
             "/v1/responses",
@@ -373,6 +384,7 @@ fn requests_are_as_described() {
         ),
         ("/v1/messages", &chat, json!({"tools": [tool], "stop_sequences": [""]}), json!({"tools": vec![tool; 1025]})),
         ("/completion", &prompt, json!({"response_fields": ["content"]}), json!({"response_fields": vec!["a"; 65]})),
+        ("/completion", &prompt, json!({"response_format": plain}), json!({"response_format": no_schema})),
     ];
     for (path, body, allowed, excluded) in &bodies {
         let allowed = with(&with(body, allowed), json!({"repetition_penalty": 1.5, "min_tokens": 1}));

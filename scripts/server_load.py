@@ -84,7 +84,7 @@ class Load:
         clients = [asyncio.create_task(self.client(lambda: not over.is_set(), drafts, done)) for _ in range(4)]
         await asyncio.sleep(seconds)
         while time.perf_counter() < begin + 2 * seconds:
-            self.read += 97
+            self.read = (self.read + 97) % len(ids)
             turned = ids[self.read:] + ids[:self.read]  # a new beginning: cached prefixes do not help
             start = time.perf_counter()
             await self.request(turned, 1, drafts)

@@ -101,7 +101,7 @@ CASES = {
 }
 
 
-def models(spec):
+def modules(spec):
     kw = {**BASE, **spec["cfg"]}
     if spec.get("moe"):
         kw.pop("intermediate_size")
@@ -169,7 +169,7 @@ def top_margin(row):
 
 def build(name, spec, seed, out):
     gen = torch.Generator().manual_seed(seed)
-    model, text, (layer_class, norm_class) = models(spec)
+    model, text, (layer_class, norm_class) = modules(spec)
     model = model.float().eval()
     decoder = model.get_decoder()
     cfg1 = copy.deepcopy(text)

@@ -120,9 +120,18 @@ await shot(page, "error");
 assert.equal(await text(), first, "the answer that was not replaced");
 assert.deepEqual(page.problems.filter((problem) => !problem.includes("400")), []);
 
-// Cleared while it is regenerated, the former answer does not come back.
+// A text that ends while a setting is changed leaves the focus there.
 await set(page, "temperature", "0");
 await page.route("**/v1/chat/completions", () => {}); // never answered
+await page.click("#again");
+await page.click("#settings summary");
+await page.focus("#system");
+await page.keyboard.press("Escape");
+await ended(page);
+assert.equal(await page.evaluate(() => document.activeElement.id), "system");
+await page.click("#settings summary");
+
+// Cleared while it is regenerated, the former answer does not come back.
 await page.click("#again");
 await page.evaluate(() => document.querySelector("#clear").click());
 await ended(page);

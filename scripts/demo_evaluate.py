@@ -113,7 +113,8 @@ class Pair:
 def windows_of(texts, count, front):
     """`count` prompts cut from the texts' tokens at random positions, equally many from each, with `front` before each."""
     g = torch.Generator().manual_seed(1)
-    starts = [torch.randint(len(ids) - 200, (count // len(texts),), generator=g).tolist() for ids in texts]
+    each = max(1, count // len(texts))
+    starts = [torch.randint(len(ids) - 200, (each,), generator=g).tolist() for ids in texts]
     return [front + ids[s: s + PROMPT] for ids, of_text in zip(texts, starts) for s in of_text]
 
 

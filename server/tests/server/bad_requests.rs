@@ -395,26 +395,34 @@ fn refusals_are_read_after_long_bodies() {
     }
 }
 
+/// A connection on which these bytes were sent.
+fn send(server: &TestServer, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    // The server may have closed already.
+    let _ = stream.write_all(bytes);
+    stream
+}
+
 #[test]
-fn heads_that_are_wrong_or_late() {
-    let options = foretoken_server::ServerOptions { idle_timeout: Duration::from_millis(500), ..options() };
-    let server = TestServer::start(options);
-    let send = |bytes: &[u8]| {
-        let mut stream = TcpStream::connect(server.address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
-        // The server may have closed already.
-        let _ = stream.write_all(bytes);
-        stream
-    };
-    let status = |stream: TcpStream| read_rest(stream).get(9..12).unwrap_or("").to_owned();
-    assert_eq!(status(send(b"what is this\r\n\r\n")), "400");
+fn heads_that_are_wrong() {
+    let server = TestServer::start(options());
+    let status = |bytes: &[u8]| read_rest(send(&server, bytes)).get(9..12).unwrap_or("").to_owned();
+    assert_eq!(status(b"what is this\r\n\r\n"), "400");
     let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
-    assert_eq!(status(send(many.as_bytes())), "431");
+    assert_eq!(status(many.as_bytes()), "431");
     let long = format!("GET /health HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(1 << 20));
-    assert_eq!(status(send(long.as_bytes())), "431");
-    // Half a head, and nothing after a response: both connections are closed by the server.
-    read_rest(send(b"GET /health HTTP/1.1\r\nhost: l"));
-    let kept = send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    assert_eq!(status(long.as_bytes()), "431");
+}
+
+/// Half a head, and nothing after a response: the server closes both connections.
+#[test]
+fn heads_that_are_late() {
+    let idle_timeout = Duration::from_secs(2);
+    let server = TestServer::start(foretoken_server::ServerOptions { idle_timeout, ..options() });
+    let kept = send(&server, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let half = send(&server, b"GET /health HTTP/1.1\r\nhost: l");
     assert!(read_head(&kept).starts_with("HTTP/1.1 200"));
     assert!(read_rest(kept).ends_with('}'));
+    read_rest(half);
 }

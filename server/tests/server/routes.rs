@@ -112,6 +112,7 @@ fn llama_cpp() {
     let again = server.ask("/completion", &json!({"prompt": PROMPT, "max_tokens": 12}));
     assert_eq!((&again["content"], &again["tokens_predicted"]), (&whole["content"], &json!(12)));
     assert_eq!(again["tokens_cached"], again["timings"]["cache_n"]);
+    assert!(again["tokens_cached"].is_u64(), "{again}");
     let both = server.ask("/completion", &json!({"prompt": PROMPT, "n_predict": 3, "max_tokens": 12}));
     assert_eq!(both["tokens_predicted"], 3);
     let word = json!({"prompt": PROMPT, "stop": ["\n"]});

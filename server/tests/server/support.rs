@@ -1,7 +1,7 @@
 //! A server of a test's own, and a client.
 
 use std::borrow::Borrow;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -231,11 +231,14 @@ pub fn read_head(stream: &TcpStream) -> String {
     head
 }
 
-/// Reads to the end of the connection.
+/// Reads to the end of the connection, which must come before the time that a read may take.
 pub fn read_rest(mut stream: TcpStream) -> String {
     let mut bytes = Vec::new();
     // A reset ends it, too.
-    let _ = stream.read_to_end(&mut bytes);
+    if let Err(error) = stream.read_to_end(&mut bytes) {
+        let is_open = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+        assert!(!is_open, "not closed after {} bytes: {error}", bytes.len());
+    }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

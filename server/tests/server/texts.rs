@@ -141,7 +141,8 @@ fn token_ids_and_log_probabilities() {
         let top = token["top_logprobs"].as_array().expect("a list");
         // Greedy: the token is the first of the most probable ones.
         assert_eq!((top.len(), &top[0]["token"], &top[0]["logprob"]), (2, &token["token"], &token["logprob"]));
-        assert!(top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64() && token["logprob"].as_f64() <= Some(0.0));
+        let [own, first, second] = [token, &top[0], &top[1]].map(|of| of["logprob"].as_f64().expect("a number"));
+        assert!(first >= second && own <= 0.0 && token["token"].is_string(), "{token}");
     }
     // Sampled: the token is in the list, whether it is one of the most probable ones or not.
     let body = json!({"prompt": PROMPT, "max_tokens": 24, "logprobs": 1, "temperature": 2.0, "seed": 5});

@@ -275,7 +275,6 @@ fn functions_that_transformers_or_others_add() {
 /// A template terminates, whatever it contains.
 #[test]
 fn hostile_templates_are_refused() {
-    let start = std::time::Instant::now();
     let prompt = |source: &str| render(source, &[Message::user("x".repeat(1 << 16))]);
     let loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
     refused(prompt(loops), &["chat template", "too many instructions"]);
@@ -292,7 +291,6 @@ fn hostile_templates_are_refused() {
     ] {
         refused(prompt(counts), &["chat template", about]);
     }
-    println!("{:?}", start.elapsed());
     // Long conversations are none of these.
     let long = vec![Message::user("Hello"); 20_000];
     let turns =

@@ -77,8 +77,8 @@ fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32
     let count = |far: &[f32]| far.iter().filter(|far| **far < 1e-3).count();
     for isa in Isa::available() {
         let rows = on_cpu(isa);
-        let far = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
-        let far: Vec<_> = device.iter().zip(&rows).map(far).collect();
+        assert_eq!(device.len(), rows.len(), "rows of logits");
+        let far: Vec<_> = device.iter().zip(&rows).map(|(a, b)| cases::max_difference(a, b)).collect();
         let most = far.iter().fold(0.0f32, |a, b| a.max(*b));
         println!("  {}: {} of {} rows within 1e-3, the others within {most:.2}", isa.name(), count(&far), far.len());
         nearest.iter_mut().zip(&far).for_each(|(nearest, far)| *nearest = nearest.min(*far));
@@ -182,6 +182,7 @@ fn rows_of_experts_are_those_of_each_alone() {
         let all = probe.logits(&text).expect("logits");
         for rows in [1, 8, 16, 17, 50] {
             let some = probe.logits(&text[..rows]).expect("logits");
+            assert_eq!(some.len() * text.len(), all.len() * rows, "{name} in {quantize:?}: logits of {rows} rows");
             let same = some.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{name} in {quantize:?}: the first {rows} rows");
         }
@@ -363,7 +364,7 @@ fn states_of_delta_nets() {
         logits.extend(probe.logits(&ids[47..50]).expect("logits"));
         logits
     });
-    let far = cpu.iter().zip(&device).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+    let far = cases::max_difference(&cpu, &device);
     assert!(far < 1e-4, "logits are {far} from the CPU's");
 }
 
@@ -628,7 +629,7 @@ fn recordings_reach_a_horizon() {
         }
         logits
     });
-    let far = cpu.iter().zip(&device).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+    let far = cases::max_difference(&cpu, &device);
     assert!(far < 1e-4, "logits are {far} from the CPU's");
 }
 

@@ -20,10 +20,9 @@ emulated::gpu::on_a_gpu!(cuda);
 #[test]
 fn too_much_memory_is_an_error_with_the_numbers() {
     let Some(device) = open() else { return };
-    let (free, total) = device.memory().expect("numbers");
+    let (_, total) = device.memory().expect("numbers");
     let error = device.zeroed::<u8>(2 * total).expect_err("more than there is");
     assert!(matches!(error, CudaError::OutOfMemory { requested, .. } if requested == Some(2 * total)), "{error}");
-    assert_eq!(device.memory().expect("numbers").0, free, "nothing stays allocated");
 }
 
 #[test]

@@ -129,6 +129,9 @@ fn messages_that_are_not_read_are_refused_by_name() {
         refused(list(json), &["messages", about]);
     }
     refused(Json::parse(&"[".repeat(100_000)), &["JSON", "cannot be parsed"]);
+    let nested = |levels: usize| Json::parse(&["[".repeat(levels), "]".repeat(levels)].concat());
+    nested(127).expect("JSON");
+    refused(nested(128), &["JSON", "cannot be parsed"]);
     let options = |tools: &str, name: &str| ChatOptions {
         tools: vec![Json::parse(tools).expect("JSON")],
         variables: vec![(name.into(), Json::from(true))],
@@ -282,8 +285,14 @@ fn hostile_templates_are_refused() {
     refused(prompt(output), &["chat template", "larger than 64 MiB"]);
     let calls = "{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}";
     assert!(matches!(prompt(calls), Err(Error::Template(_))));
-    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
-    refused(prompt(nested), &["chat template", "nests more than"]);
+    let nested = |levels: usize| {
+        let loops = format!("{{% for i in range({levels}) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}");
+        prompt(&format!("{{% set ns = namespace(x=[]) %}}{loops}{{{{ ns.x | tojson }}}}"))
+    };
+    assert_eq!(nested(128).expect("a prompt"), ["[".repeat(129), "]".repeat(129)].concat());
+    for levels in [129, 1000] {
+        refused(nested(levels), &["chat template", "nests more than 128 levels"]);
+    }
     for (counts, about) in [
         ("{% for i in range(10 ** 9) %}{% endfor %}", "range has too many elements"),
         ("{% set x = 'x' * 10 ** 10 %}", "repeated string is too large"),

@@ -634,6 +634,18 @@ fn an_interrupted_run_is_redone() {
     assert!(!partial.exists() && std::fs::read(&file).expect("the file") == whole);
 }
 
+/// ggml's names end within 64 bytes.
+#[test]
+fn names_of_tensors_fit_ggmls() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut file = GgufWriter::create(directory.path().join("names.gguf")).expect("a writer");
+    file.tensor(&"n".repeat(63), 0, &[32]).expect("a tensor");
+    for name in [String::new(), "n".repeat(64)] {
+        let error = file.tensor(&name, 0, &[32]).expect_err("a name").to_string();
+        assert!(error.contains(&format!("has a name of {} bytes, must have 1 to 63", name.len())), "{error}");
+    }
+}
+
 /// On a file system of two megabytes: the error is clear, and the old file is still there.
 #[test]
 fn a_full_disk_is_a_clear_error() {

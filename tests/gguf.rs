@@ -236,6 +236,9 @@ fn bad_metadata_are_refused() {
         false => array(&[inner]),
     });
     refused(key(b"key", nested), "nested");
+    let levels = |count: usize| (1..count).fold(raw_array(0, 0, &[]), |inner, _| array(&[inner]));
+    assert!(Gguf::from_bytes(sample().key("levels", levels(4)).bytes()).is_ok());
+    refused(key(b"key", levels(5)), "nested more than 4 deep");
     let long = "k".repeat(70_000);
     refused(key(long.as_bytes(), u32_value(1)), "key of 70000 bytes");
     for alignment in

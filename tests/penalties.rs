@@ -150,6 +150,44 @@ fn parameters_out_of_range_are_refused() {
     }
 }
 
+/// The ends of ranges are in them, and what is right behind is not.
+#[test]
+fn parameters_at_the_ends_of_their_ranges_are_accepted() {
+    let dry = |multiplier, base| Sampling {
+        dry: Some(Dry { multiplier, base, allowed_length: 1, ..Dry::default() }),
+        ..Sampling::default()
+    };
+    let filters = |top_p, min_p, typical_p, xtc: [f32; 2]| Sampling {
+        top_k: Some(1),
+        typical_p,
+        top_p,
+        min_p,
+        xtc: Some(Xtc { probability: xtc[0], threshold: xtc[1] }),
+        ..Sampling::default()
+    };
+    for (sampling, is_accepted) in [
+        (penalties(0.1, 100.0, -100.0, None), true),
+        (penalties(10.0, -100.0, 100.0, Some(0)), true),
+        (penalties(0.099, 0.0, 0.0, None), false),
+        (penalties(10.01, 0.0, 0.0, None), false),
+        (penalties(1.0, 100.1, 0.0, None), false),
+        (penalties(1.0, 0.0, 100.1, None), false),
+        (dry(0.0, 1.0), true),
+        (dry(100.0, 16.0), true),
+        (dry(100.1, 2.0), false),
+        (dry(1.0, 16.01), false),
+        (dry(1.0, 0.999), false),
+        (filters(1.0, 0.0, 1.0, [0.0, 0.0]), true),
+        (filters(f32::MIN_POSITIVE, 1.0, f32::MIN_POSITIVE, [1.0, 0.5]), true),
+        (filters(0.0, 0.0, 1.0, [0.0, 0.0]), false),
+        (filters(1.0, 1.001, 1.0, [0.0, 0.0]), false),
+        (filters(1.0, 0.0, 1.0, [1.001, 0.0]), false),
+        (filters(1.0, 0.0, 1.0, [0.0, 0.501]), false),
+    ] {
+        assert_eq!(sampling.check().is_ok(), is_accepted, "{sampling:?}");
+    }
+}
+
 /// All drafters, alone and together.
 const DRAFTERS: [&str; 9] = [
     "mtp",

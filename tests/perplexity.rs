@@ -43,7 +43,7 @@ fn second_halves_are_scored(isa: Isa) {
     .expect("a result");
     assert_eq!(windows, tokens.len() / window);
 
-    let (mut sum, mut count) = (0.0, 0);
+    let (mut sum, mut squares, mut count) = (0.0, 0.0, 0);
     for text in tokens.chunks_exact(window) {
         let mut ids = text.to_vec();
         ids[0] = 2;
@@ -52,15 +52,43 @@ fn second_halves_are_scored(isa: Isa) {
         let logits = values(&output.logits);
         for (row, next) in logits.chunks_exact(4096).zip(&ids[1..]).skip(window / 2) {
             let total: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
-            sum += total.ln() - f64::from(row[*next as usize]);
-            count += 1;
+            let surprise = total.ln() - f64::from(row[*next as usize]);
+            (sum, squares, count) = (sum + surprise, squares + surprise * surprise, count + 1);
         }
     }
-    let want = (sum / f64::from(count)).exp();
+    let (mean, count) = (sum / f64::from(count), f64::from(count));
+    let want = mean.exp();
     assert!((result.value() / want - 1.0).abs() < 1e-9, "{} is not {want}", result.value());
+    let want = want * ((squares / count - mean * mean) / (count - 1.0)).sqrt();
+    assert!((result.error() / want - 1.0).abs() < 1e-6, "{} is not {want}", result.error());
     // It was trained on Rust; a uniform model has 4096. Two short windows say less.
     let most = if isa == Isa::best() { 100.0 } else { 400.0 };
     assert!(result.value() < most && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
+}
+
+/// The shortest and odd windows, texts of whole windows and of some tokens more, and a number of windows. The last token
+/// of a window predicts none.
+#[test]
+fn full_windows_are_counted() {
+    let engine = engine(Isa::best());
+    let text: Vec<u32> = (0..15).map(|i| 300 + i * 7).collect();
+    let measure = |len: usize, window, max_windows| {
+        let options = PerplexityOptions { max_windows, ..options(window) };
+        perplexity(&engine, &text[..len], &options, |_| {}).expect("a result")
+    };
+    for (len, window, max_windows, windows, scored) in [
+        (4, 4, None, 1, 1),
+        (7, 4, None, 1, 1),
+        (8, 4, None, 2, 2),
+        (15, 5, None, 3, 6),
+        (15, 5, Some(1), 1, 2),
+        (15, 5, Some(2), 2, 4),
+        (15, 5, Some(9), 3, 6),
+    ] {
+        let result = measure(len, window, max_windows);
+        assert_eq!((result.windows, result.tokens), (windows, scored), "{len} in {window}, at most {max_windows:?}");
+    }
+    assert_eq!(measure(15, 5, Some(1)), measure(5, 5, None));
 }
 
 /// The rows of a round may be fewer than those whose logits are taken at once.

@@ -53,3 +53,22 @@ impl ApiKeys {
         found.into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_at_most_the_maximum_of_bytes() {
+        let longest = "k".repeat(MAX_KEY);
+        let longer = format!("{longest}k");
+        let keys = ApiKeys::new(vec![longest.clone()]).expect("the longest key");
+        let admits = |key: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-api-key", key.parse().expect("a header"));
+            keys.admit(&headers)
+        };
+        assert_eq!([&*longest, &longest[1..], &*longer].map(admits), [true, false, false]);
+        assert!(ApiKeys::new(vec![longer]).is_err() && ApiKeys::new(vec![String::new()]).is_err());
+    }
+}

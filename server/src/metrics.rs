@@ -246,3 +246,31 @@ impl Text {
 fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A time that is a bound is in the bucket that ends there; one beyond the last bound is in the one without.
+    #[test]
+    fn buckets_end_at_their_bounds() {
+        let histogram = Histogram::default();
+        for nanoseconds in [0, 1_000_000, 1_000_001, 5_000_000, 600_000_000_000, 600_000_000_001] {
+            histogram.observe(Duration::from_nanos(nanoseconds));
+        }
+        let mut written = Text { text: String::new(), label: "model_name=\"m\"".into() };
+        written.histogram("h", "Help.", &histogram);
+        for (line, count) in [
+            ("h_bucket{model_name=\"m\",le=\"0.001\"}", 2),
+            ("h_bucket{model_name=\"m\",le=\"0.005\"}", 4),
+            ("h_bucket{model_name=\"m\",le=\"0.01\"}", 4),
+            ("h_bucket{model_name=\"m\",le=\"120\"}", 4),
+            ("h_bucket{model_name=\"m\",le=\"600\"}", 5),
+            ("h_bucket{model_name=\"m\",le=\"+Inf\"}", 6),
+            ("h_count{model_name=\"m\"}", 6),
+        ] {
+            let line = format!("{line} {count}");
+            assert!(written.text.lines().any(|other| other == line), "no {line} in {}", written.text);
+        }
+    }
+}

@@ -201,6 +201,8 @@ mod tests {
             assert_eq!(call(text), Some(("f".into(), arguments.into())), "{text}");
         }
         assert_eq!(call("call:a.b-c_d{}").map(|(name, _)| name).as_deref(), Some("a.b-c_d"));
+        let deepest = format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH));
+        assert_eq!(call(&format!("call:f{{a:{deepest}}}")), Some(("f".into(), format!("{{\"a\":{deepest}}}"))));
     }
 
     #[test]
@@ -224,7 +226,7 @@ mod tests {
             "call:f{a:x{}}",
             "call:'f'{}",
             &format!("call:f{{a:{}", "[".repeat(100_000)),
-            &format!("call:f{{a:{}{}}}", "[".repeat(101), "]".repeat(101)),
+            &format!("call:f{{a:{}{}}}", "[".repeat(MAX_DEPTH + 1), "]".repeat(MAX_DEPTH + 1)),
         ] {
             assert_eq!(call(text), None, "{}", &text[..text.len().min(40)]);
         }

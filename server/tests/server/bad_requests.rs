@@ -70,6 +70,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"stream": true, "stream_options": {"usage": true}}), "stream_options.usage"),
         (TEXT, json!({"logprobs": 21}), "logprobs"),
         (TEXT, json!({"logprobs": true}), "logprobs"),
+        ("/completion", json!({"n_probs": 21}), "n_probs"),
         (TEXT, json!({"speculative": true}), "speculative"),
         (TEXT, json!({"speculative": {"type": "magic"}}), "speculative.type"),
         (TEXT, json!({"speculative": {"type": "ngram-mod:n=1000000000"}}), "speculative.type"),
@@ -99,6 +100,11 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
         (
             CHAT,
+            json!({"tools": [{"type": "function", "function": {"name": "a".repeat(129)}}]}),
+            "tools[0].function.name",
+        ),
+        (
+            CHAT,
             json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}),
             "tools[0].function.parameters",
         ),
@@ -115,6 +121,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"logit_bias": [[5, 3e38], [5, 3e38]]}), "logit_bias"), // their sum is infinite
         (TEXT, json!({"logit_bias": {"5": "-2e30"}}), "logit_bias"),
         (TEXT, json!({"logit_bias": 1}), "logit_bias"),
+        (TEXT, json!({"logit_bias": vec![(5, 0); 1025]}), "logit_bias"),
         (CHAT, json!({"chat_template_kwargs": {"enable_thinking": 1}}), "chat_template_kwargs.enable_thinking"),
         (CHAT, json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
         (RESPONSES, json!({"input": []}), "input"),
@@ -295,6 +302,32 @@ fn fields_that_are_wrong_are_named() {
         }
     }
     assert_eq!(server.metric("vllm:prompt_tokens_total"), 0.0, "a prompt was read");
+}
+
+/// What is refused above begins right behind these.
+#[test]
+fn the_largest_values_are_served() {
+    let server = TestServer::start(options());
+    let tool = |name: String| json!({"type": "function", "function": {"name": name}});
+    for (path, more) in [
+        (TEXT, json!({"prompt": vec!["a"; 64]})),
+        (TEXT, json!({"stop": vec!["x"; 16]})),
+        (TEXT, json!({"stop": "x".repeat(1024)})),
+        (TEXT, json!({"stop_token_ids": vec![5; 1024]})),
+        (TEXT, json!({"logprobs": 20})),
+        ("/completion", json!({"n_probs": 20})),
+        ("/completion", json!({"response_fields": vec!["content"; 64]})),
+        (TEXT, json!({"logit_bias": vec![(5, 0); 1024]})),
+        (TEXT, json!({"logit_bias": {"5": "-1e30"}})),
+        (CHAT, json!({"tools": [tool("a".repeat(128))]})),
+        (CHAT, json!({"tools": (0..1024).map(|i| tool(format!("f{i}"))).collect::<Vec<_>>()})),
+        (CHAT, json!({"n": 8})),
+        (TEXT, json!({"min_tokens": 2, "max_tokens": 2})),
+        (TEXT, json!({"top_p": 1, "min_p": 1, "typical_p": 1, "xtc_probability": 1, "xtc_threshold": 0.5})),
+        (TEXT, json!({"dry_multiplier": 100, "dry_base": 16, "dry_sequence_breakers": vec!["a"; 16]})),
+    ] {
+        server.ask(path, &with(&with(&body(path, json!({})), json!({"max_tokens": 1})), more));
+    }
 }
 
 #[test]

@@ -437,6 +437,9 @@ fn request_ids_and_keys() {
 
     assert_eq!(models("x-request-id", "my-id_1.2").1, "my-id_1.2");
     assert_eq!(models("x-request-id", "not a plain id").1.len(), 32);
+    let longest = "a".repeat(64);
+    assert_eq!(models("x-request-id", &longest).1, longest);
+    assert_eq!(models("x-request-id", &format!("{longest}a")).1.len(), 32);
     // Anthropic's clients read another header.
     for (path, is_anthropics) in
         [("/v1/messages", true), ("/v1/messages/count_tokens", true), ("/v1/completions", false)]

@@ -114,6 +114,7 @@ fn what_is_written_is_read() {
         let nested: Vec<Vec<_>> = nested.map(|inner| inner.iter().filter_map(Value::as_u64).collect()).collect();
         assert_eq!(nested, [vec![1, 2], vec![3]]);
 
+        assert_eq!(gguf.tensors().len(), file.tensors.len());
         for (written, info) in file.tensors.iter().zip(gguf.tensors()) {
             let tensor = gguf.tensor(info.name()).expect("a readable tensor").expect("the tensor");
             assert_eq!(tensor.shape.iter().map(|size| *size as u64).collect::<Vec<_>>(), written.shape);

@@ -160,7 +160,7 @@ fn launches_are_those_of_the_roofline_model() {
         list(&options, folders, [["q8_0", "f32"]; 2], KvPreset::Balanced);
     }
 
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("device-launches.json");
+    let file = at("launches.json");
     std::fs::write(&file, Value::from(lists).to_string()).expect("a file");
     let script = root.join("scripts/device_launches.py");
     let output = Command::new("python3").arg(script).arg(&file).output().expect("python3");

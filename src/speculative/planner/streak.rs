@@ -51,7 +51,7 @@ mod tests {
             accepted.iter().for_each(|accepted| streak.observe(Some(*accepted)));
             std::iter::from_fn(|| streak.is_paused().then(|| streak.observe(None))).count()
         };
-        assert_eq!([0; 4].map(|_| pause_after([0, 0])), [1, 2, 4, 8]);
+        assert_eq!([0; 8].map(|_| pause_after([0, 0])), [1, 2, 4, 8, 16, 32, 32, 32]);
         assert_eq!(pause_after([0, 3]), 0);
         assert_eq!(pause_after([0, 0]), 1);
     }

@@ -161,14 +161,18 @@ impl Team {
     fn follow(&self) {
         let (mut polls, mut since, mut seen) = (0, Instant::now(), 0);
         while !self.ended.load(Ordering::Relaxed) {
-            let any = self.take_tasks();
+            // Before tasks are taken: a thread that has seen a region does not leave without having tried.
             let tasks = self.tasks.load(Ordering::Relaxed);
-            if tasks != seen {
+            let any = self.take_tasks();
+            // Regions of equally many tasks may look the same.
+            if any || tasks != seen {
                 (since, seen) = (Instant::now(), tasks);
             }
+            // The first region follows its invitation, however late.
+            let begun = tasks > 0;
             if any {
                 polls = 0;
-            } else if pause(&mut polls) && since.elapsed() > IDLE_LIMIT {
+            } else if pause(&mut polls) && begun && since.elapsed() > IDLE_LIMIT {
                 return self.left.store(true, Ordering::Relaxed);
             }
         }

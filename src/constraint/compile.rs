@@ -1,4 +1,4 @@
-//! Compiles constraints, each once per engine.
+//! Compiles constraints, and caches each once per engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,13 +64,18 @@ impl Compiler {
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
         let matcher = Arc::new(on_large_stack(&constraint.limits, || compile(&factory, constraint))?);
+        self.insert(constraint, matcher.clone());
+        Ok(ConstraintState::new(&matcher, vocab_size))
+    }
+
+    /// Caches `constraint`, in place of what another thread that compiled it at the same time cached.
+    fn insert(&self, constraint: &Constraint, matcher: Arc<Matcher>) {
         let mut compiled = self.compiled.lock();
+        compiled.retain(|(cached, _)| cached != constraint);
         if compiled.len() == MAX_CACHED {
             compiled.pop_front();
         }
-        compiled.push_back((constraint.clone(), matcher.clone()));
-        drop(compiled);
-        Ok(ConstraintState::new(&matcher, vocab_size))
+        compiled.push_back((constraint.clone(), matcher));
     }
 
     /// Whether `constraint` is cached; if so, it is evicted after all others.
@@ -243,4 +248,26 @@ fn nesting(grammar: &str) -> usize {
         most = most.max(depth);
     }
     most
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Two generations that find a constraint missing both compile it.
+    #[test]
+    fn what_two_threads_compile_takes_one_place() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::read(path, 4096).expect("the demo model's"));
+        let (compiler, [first, second]) = (Compiler::default(), ["[ab]", "[bc]"].map(Constraint::regex));
+        for constraint in [&first, &second] {
+            compiler.state(constraint, &tokenizer, 4096, &[1]).expect("compiled");
+        }
+        let matcher = compiler.cached(&second).expect("the second");
+        compiler.insert(&first, matcher);
+        let cached: Vec<_> = compiler.compiled.lock().iter().map(|(constraint, _)| constraint.clone()).collect();
+        assert_eq!(cached, [second, first]);
+    }
 }

@@ -78,9 +78,15 @@ pub(crate) struct Ticket(Arc<AtomicUsize>);
 impl Ticket {
     /// A place, if fewer than `limit` are taken.
     pub fn take(taken: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
-        let one_more = |taken: usize| (taken < limit).then_some(taken + 1);
-        taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-        Some(Self(taken.clone()))
+        Self::take_all(taken, limit, 1)?.pop()
+    }
+
+    /// So many places, if as many of `limit` are free. In one step: requests that took them one by one could refuse
+    /// each other and all leave.
+    pub fn take_all(taken: &Arc<AtomicUsize>, limit: usize, places: usize) -> Option<Vec<Self>> {
+        let with_all = |taken: usize| taken.checked_add(places).filter(|taken| *taken <= limit);
+        taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, with_all).ok()?;
+        Some((0..places).map(|_| Self(taken.clone())).collect())
     }
 }
 
@@ -163,9 +169,32 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::Barrier;
     use std::task::Waker;
+    use std::thread;
 
     use super::*;
+
+    /// Of two requests that ask at once for more than half of the places, one has them.
+    #[test]
+    fn requests_for_several_places_do_not_refuse_each_other() {
+        let (taken, together) = (Arc::default(), Barrier::new(2));
+        let request = || {
+            let one = |_: usize| {
+                together.wait();
+                let tickets = Ticket::take_all(&taken, 1500, 1000);
+                // Both have asked.
+                together.wait();
+                tickets.is_some()
+            };
+            (0..200).map(one).collect::<Vec<_>>()
+        };
+        let [first, second] = thread::scope(|scope| {
+            [scope.spawn(request), scope.spawn(request)].map(|thread| thread.join().expect("no panic"))
+        });
+        assert!(first.iter().zip(&second).all(|(first, second)| first != second));
+        assert_eq!(taken.load(Ordering::Relaxed), 0);
+    }
 
     /// Forks can have tokens before the first generation's beginning was seen: none of them is lost.
     #[tokio::test]

@@ -75,7 +75,7 @@ impl Worker {
 
     /// Reserves as many places in the queue; `None` if fewer are free.
     pub fn admit(&self, places: usize) -> Option<Vec<Ticket>> {
-        (0..places).map(|_| Ticket::take(&self.taken, self.limit)).collect()
+        Ticket::take_all(&self.taken, self.limit, places)
     }
 
     /// Maximum number of running and waiting requests.

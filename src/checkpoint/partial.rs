@@ -116,10 +116,10 @@ fn create_locked(path: &Path, partial: &Path) -> Result<File> {
     let mut _leftover = None;
     for _ in 0..2 {
         match File::options().write(true).create_new(true).open(partial) {
-            Ok(file) => return lock(path, file),
+            Ok(file) => return lock_named(path, partial, file),
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
                 let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;
-                _leftover = Some(lock(path, file)?);
+                _leftover = Some(lock_named(path, partial, file)?);
                 tracing::warn!(path = %partial.display(), "replacing the file of an interrupted run");
                 std::fs::remove_file(partial).map_err(Error::io(partial))?;
             }
@@ -127,6 +127,30 @@ fn create_locked(path: &Path, partial: &Path) -> Result<File> {
         }
     }
     Err(busy(path))
+}
+
+/// Locks `file`, which was opened under the name `partial`. Who has the lock may remove the name, or publish the file.
+///
+/// # Errors
+/// If another writer has the lock, or had it since: the name is that of another file or of none then.
+fn lock_named(path: &Path, partial: &Path, file: File) -> Result<File> {
+    let file = lock(path, file)?;
+    if is_named(&file, partial) { Ok(file) } else { Err(busy(path)) }
+}
+
+/// Whether `name` is the name of the open `file`.
+#[cfg(unix)]
+fn is_named(file: &File, name: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let same =
+        |(file, named): (std::fs::Metadata, std::fs::Metadata)| (file.dev(), file.ino()) == (named.dev(), named.ino());
+    file.metadata().ok().zip(std::fs::metadata(name).ok()).is_some_and(same)
+}
+
+/// The same as far as this system tells.
+#[cfg(not(unix))]
+fn is_named(_: &File, name: &Path) -> bool {
+    name.exists()
 }
 
 fn lock(path: &Path, file: File) -> Result<File> {
@@ -151,4 +175,34 @@ fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error 
         _ => return Error::io(path)(cause),
     };
     Error::io(path)(io::Error::new(cause.kind(), problem))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Of two writers that find a file, the slower one locks it when the other has already replaced it, or has even
+    /// published the new one.
+    #[test]
+    fn a_replaced_file_is_not_replaced_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, partial) = (directory.path().join("file"), directory.path().join("file.partial"));
+        std::fs::write(&partial, "of a killed run").expect("written");
+        let found = || File::options().write(true).open(&partial).expect("the partial file");
+        let leftover = found();
+        assert!(lock_named(&path, &partial, found()).is_ok());
+        let mut first = Partial::create(&path).expect("the faster writer");
+        let new = found();
+        let refused = |file| lock_named(&path, &partial, file).expect_err("another writer").to_string();
+        for file in [leftover.try_clone().expect("a handle"), new.try_clone().expect("a handle")] {
+            let problem = refused(file);
+            assert!(problem.contains("being written by another process"), "{problem}");
+        }
+        first.put(b"whole").expect("written");
+        first.publish().expect("published");
+        for file in [leftover, new] {
+            refused(file);
+        }
+        assert_eq!(std::fs::read(&path).expect("the file"), b"whole");
+    }
 }

@@ -118,6 +118,12 @@ impl Generation {
         self.session.as_ref().expect("the session is there until it is taken").engine()
     }
 
+    /// Whether its end may wait for a draft.
+    #[cfg(feature = "stream")]
+    pub(crate) fn is_drafting(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_drafting)
+    }
+
     /// Ends the generation after the last round that it yielded, and returns the session.
     pub fn into_session(mut self) -> Session {
         self.end();

@@ -272,6 +272,12 @@ impl Session {
         };
     }
 
+    /// Whether a draft is being made, or was and not taken.
+    #[cfg(feature = "stream")]
+    pub(crate) fn is_drafting(&self) -> bool {
+        matches!(self.phase, Phase::Drafting(_))
+    }
+
     /// Cancels the draft that is being made, if any.
     pub(crate) fn cancel_draft(&self) {
         if let Phase::Drafting(pending) = &self.phase {

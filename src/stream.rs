@@ -15,7 +15,8 @@ use crate::speculative::Cancel;
 use crate::{Error, Result};
 
 /// Yields a [`Piece`] per round: [`Generation::into_stream`] (feature `stream`). Dropping it cancels this generation
-/// before its next pass, and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions).
+/// before its next pass, and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions). If it computes
+/// or drafts at the moment, its memory is freed on the engine's threads when that ends.
 #[must_use = "a stream computes nothing until it is polled"]
 pub struct GenerationStream {
     state: State,
@@ -107,8 +108,24 @@ impl Stream for GenerationStream {
 
 impl Drop for GenerationStream {
     fn drop(&mut self) {
-        if !matches!(self.state, State::Ended) {
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        if !matches!(state, State::Ended) {
             self.cancel.cancel();
+        }
+        let generation = match state {
+            State::Idle(generation) => Some(generation),
+            // The last reference, unless the pass still runs: then its thread drops the generation.
+            State::Running(job) => {
+                let done = Arc::into_inner(job).and_then(|job| job.into_inner().done);
+                done.and_then(|done| done.ok()).map(|(generation, _)| generation)
+            }
+            State::Ended => None,
+        };
+        if let Some(generation) = generation.filter(|generation| generation.is_drafting()) {
+            // Its end waits for the draft's current token, whose job may wait for others: not on this thread.
+            let engine = generation.engine().clone();
+            // A panic on a thread of the pool would end the process.
+            engine.parts.pool.spawn(move || drop(catch_unwind(AssertUnwindSafe(|| drop(generation)))));
         }
     }
 }

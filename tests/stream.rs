@@ -3,13 +3,19 @@
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Wake, Waker};
 
+use foretoken::rand::rngs::StdRng;
+use foretoken::speculative::{
+    self, BlockSize, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
+};
 use foretoken::{
     DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use futures_core::Stream;
+use parking_lot::Mutex;
 
 /// Wakes a thread that is parked.
 struct Unpark(std::thread::Thread);
@@ -97,4 +103,68 @@ fn a_dropped_stream_cancels_no_other() {
     let mut both = [begin(), begin()];
     options.cancel.cancel();
     assert_eq!(both.each_mut().map(rest), [0, 0]);
+}
+
+/// Calls a function before every token that it drafts.
+struct Slow(Arc<dyn Fn() + Send + Sync>);
+
+impl Drafter for Slow {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn draft(
+        &mut self,
+        _: &speculative::Context<'_>,
+        most: usize,
+        draft: &mut Draft,
+        _: &mut StdRng,
+    ) -> foretoken::Result<()> {
+        while draft.tokens.len() < most {
+            (self.0)();
+            draft.tokens.push(9);
+        }
+        Ok(())
+    }
+}
+
+/// The thread that drops a stream does not wait for the draft that is being made, whether the piece before it was
+/// polled or not.
+#[test]
+fn a_dropped_stream_does_not_wait_for_its_draft() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(demo) }).expect("the demo");
+    for polls in [1, 2] {
+        let ((begun, has_begun), (go, may_go)) = (channel(), channel::<()>());
+        let may_go = Mutex::new(may_go);
+        let wait = Arc::new(move || {
+            let _ = begun.send(());
+            // Until the other end is dropped.
+            let _ = may_go.lock().recv();
+        });
+        let custom = CustomDrafter::new("slow", move || Box::new(Slow(wait.clone())));
+        let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom)]);
+        let (block, pipeline) = (BlockSize::Fixed(9), DraftPipeline::Ahead);
+        let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let options = GenerateOptions { max_tokens: 64, speculation, stop, ..GenerateOptions::default() };
+        let session = engine.session(&SessionOptions::default()).expect("a session");
+        let mut stream = Box::pin(session.into_generation(&[5, 6], &options).expect("a generation").into_stream());
+        let mut poll = || stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop()));
+        assert!(poll().is_pending());
+        // The only thread makes it, so the piece before it is complete.
+        has_begun.recv().expect("a draft");
+        if polls == 2 {
+            assert!(matches!(poll(), Poll::Ready(Some(Ok(piece))) if piece.tokens.len() == 1));
+        }
+        drop(stream);
+        drop((go, options));
+        // No second token is drafted, and the drafter is dropped after the sequence.
+        assert!(has_begun.recv().is_err(), "{polls} polls");
+        assert_eq!(engine.pages().held(), 0, "{polls} polls");
+    }
 }

@@ -6,6 +6,9 @@ use crate::Result;
 ///
 /// Called for every verified row in order, up to the first rejected draft, so that its effect on the text is the same
 /// with and without speculation. It runs before the penalties and filters of [`Sampling`](crate::Sampling).
+///
+/// On a device it is called within the pass whose logits it modifies, so it must not open or run sessions of the same
+/// engine: they would wait for that pass forever.
 pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
     /// `-inf` excludes a token.

@@ -84,6 +84,9 @@ pub enum DraftCost {
 
 /// Proposes tokens. They affect only the speed: the text is always the target's.
 ///
+/// On a device, [`Drafter::read_prompt`] and [`Drafter::observe`] are called within the target's pass, so they must not
+/// open or run sessions of the same engine: they would wait for that pass forever.
+///
 /// A custom drafter is listed with [`DrafterOptions::Custom`](super::DrafterOptions::Custom):
 ///
 /// ```

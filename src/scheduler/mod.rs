@@ -19,7 +19,7 @@ use crate::options::GenerateOptions;
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
-use crate::speculative::{OtherSequences, Proposing, Step, Work, complete, run_pass};
+use crate::speculative::{OtherSequences, PassMode, Proposing, Step, Work, complete, run_pass};
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
@@ -266,11 +266,11 @@ impl Scheduler {
                 events.push(slot.event(Ok(piece)));
             }
         }
-        let (mut out_of_memory, done) = engine.run(|| {
-            let out_of_memory = self.plan(&mut events);
+        let (mode, mut out_of_memory, done) = engine.run(|| {
+            let (mode, out_of_memory) = self.plan(&mut events);
             self.drop_prefixes();
             self.draft(&mut events);
-            (out_of_memory, self.pass())
+            (mode, out_of_memory, self.pass())
         });
         let time = start.elapsed();
         let (mut pass, mut tokens) = (OtherSequences::default(), 0);
@@ -298,7 +298,7 @@ impl Scheduler {
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().drafting.chooses()) {
-            engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
+            engine.parts.batches.lock().observe(pass.tokens, mode, tokens, start.elapsed());
         }
         for slot in &mut self.slots {
             // The error follows the text before it.
@@ -350,18 +350,20 @@ impl Scheduler {
     }
 
     /// Plans each running generation's part of the next pass. A generation that fails to plan ends, but if memory is
-    /// exhausted for the state before its prompt, it waits; the error is returned.
-    fn plan(&mut self, events: &mut Vec<Event>) -> Option<Error> {
+    /// exhausted for the state before its prompt, it waits; the error is returned with the pass's mode.
+    fn plan(&mut self, events: &mut Vec<Event>) -> (PassMode, Option<Error>) {
         if !self.slots.iter().any(Slot::takes_part) {
             self.slots.iter_mut().for_each(|slot| slot.waits = false);
         }
         let mut left = self.max_rows;
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
-        let drafts = self.engine.parts.batches.lock().drafts(decoding.len());
+        let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let mut of_prompts = self.chunks.rows(decoding.len());
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
-        let drafts = drafts && (reading.is_empty() || of_prompts == 0);
+        if self.plain || !reading.is_empty() && of_prompts > 0 {
+            mode = PassMode::Plain;
+        }
         // Sequences not planned yet emit at least one token, in one row.
         let mut others = OtherSequences { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         let mut out_of_memory = None;
@@ -373,7 +375,7 @@ impl Scheduler {
             }
             let max_rows = if reads {
                 left.min(of_prompts).max(1)
-            } else if self.plain || (!drafts && session.decoder().drafting.chooses()) {
+            } else if self.plain || (mode == PassMode::Plain && session.decoder().drafting.chooses()) {
                 1
             } else {
                 usize::MAX
@@ -397,7 +399,7 @@ impl Scheduler {
                 Err(error) => events.push(slot.fail(error)),
             }
         }
-        out_of_memory
+        (mode, out_of_memory)
     }
 
     /// Runs the draft models for all sequences together. A sequence whose draft fails ends.

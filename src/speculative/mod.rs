@@ -61,7 +61,7 @@ pub(crate) use decode_state::FirstToken;
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, complete, run_pass};
 pub(crate) use drafters::{MAX_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;
-pub(crate) use planner::{BatchPlanner, median};
+pub(crate) use planner::{BatchPlanner, PassMode, median};
 pub(crate) use proposal::Proposal;
 pub(crate) use round_result::RoundResult;
 pub(crate) use settings::{Order, Settings};

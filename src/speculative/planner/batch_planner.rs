@@ -17,7 +17,17 @@ use super::tuning::Tuning;
 /// .984, 64 .969. Averaging over trials gains nothing.
 const TRIAL: usize = 16;
 
-/// Modes by number of sequences, rounded up to a power of two.
+/// How the sequences of a pass decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassMode {
+    /// Those whose planners choose may draft.
+    WithDrafts,
+    /// Those draft nothing.
+    Plain,
+}
+
+/// Modes by number of sequences, rounded up to a power of two. All schedulers of an engine share it: one may plan a
+/// pass before another has observed its own.
 #[derive(Clone, Debug, Default)]
 pub struct BatchPlanner {
     up_to: BTreeMap<usize, Mode>,
@@ -35,37 +45,44 @@ struct Mode {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Speed {
+    passes: usize,
     tokens: usize,
     time: Duration,
 }
 
 impl BatchPlanner {
-    /// Whether the `sequences` sequences of the next pass draft. A single one always may: its planner knows all costs.
-    pub fn drafts(&self, sequences: usize) -> bool {
-        sequences <= 1 || self.up_to.get(&sequences.next_power_of_two()).is_none_or(Mode::drafts)
+    /// The mode of the next pass of `sequences` sequences. A single one always may draft: its planner knows all costs.
+    pub fn mode(&self, sequences: usize) -> PassMode {
+        let drafts = sequences <= 1 || self.up_to.get(&sequences.next_power_of_two()).is_none_or(Mode::drafts);
+        if drafts { PassMode::WithDrafts } else { PassMode::Plain }
     }
 
     /// Records a pass of `sequences` sequences without prompts that emitted `tokens` tokens in
     /// `time`, proposing and accepting included.
-    pub fn observe(&mut self, sequences: usize, tokens: usize, time: Duration) {
+    pub fn observe(&mut self, sequences: usize, mode: PassMode, tokens: usize, time: Duration) {
         if sequences > 1 && tokens > 0 && !time.is_zero() {
-            self.up_to.entry(sequences.next_power_of_two()).or_default().observe(tokens, time);
+            self.up_to.entry(sequences.next_power_of_two()).or_default().observe(mode, tokens, time);
         }
     }
 }
 
 impl Mode {
     fn drafts(&self) -> bool {
-        if self.passes < TRIAL { self.passes.is_multiple_of(2) } else { self.advantage > 0.0 }
+        if self.passes < TRIAL { self.with_drafts.passes <= self.plain.passes } else { self.advantage > 0.0 }
     }
 
-    fn observe(&mut self, tokens: usize, time: Duration) {
+    fn observe(&mut self, mode: PassMode, tokens: usize, time: Duration) {
         if self.passes < TRIAL {
-            let speed = if self.drafts() { &mut self.with_drafts } else { &mut self.plain };
-            *speed = Speed { tokens: speed.tokens + tokens, time: speed.time + time };
+            let speed = match mode {
+                PassMode::WithDrafts => &mut self.with_drafts,
+                PassMode::Plain => &mut self.plain,
+            };
+            *speed = Speed { passes: speed.passes + 1, tokens: speed.tokens + tokens, time: speed.time + time };
         }
         self.passes += 1;
-        if self.passes == TRIAL {
+        // If memory was short, no pass may have had drafts: the last comparison holds then.
+        let compares = self.with_drafts.passes > 0 && self.plain.passes > 0;
+        if self.passes == TRIAL && compares {
             self.advantage = (self.with_drafts.per_second() / self.plain.per_second()).ln();
             let lost = 0.5 * (1.0 - (-self.advantage.abs()).exp()); // of the time of a trial
             self.next = (TRIAL as f64 * (lost / Tuning::default().exploration).max(1.0)) as usize;
@@ -96,8 +113,10 @@ mod tests {
         let mut slow = 1.0_f64;
         for _ in 0..4000 {
             slow = (slow * rng.random_range(0.9..1.1)).clamp(0.7, 1.5); // due to other processes
-            let (mean, emitted) = if planner.drafts(8) { with_drafts } else { plain };
-            planner.observe(8, emitted, Duration::from_secs_f64(1e-3 * mean * slow * rng.random_range(0.75..1.25)));
+            let mode = planner.mode(8);
+            let (mean, emitted) = if mode == PassMode::WithDrafts { with_drafts } else { plain };
+            let seconds = 1e-3 * mean * slow * rng.random_range(0.75..1.25);
+            planner.observe(8, mode, emitted, Duration::from_secs_f64(seconds));
             (tokens, ms) = (tokens + emitted as f64, ms + mean);
         }
         tokens / ms / (with_drafts.1 as f64 / with_drafts.0).max(plain.1 as f64 / plain.0)
@@ -120,10 +139,24 @@ mod tests {
     fn powers_of_two_are_tried_apart() {
         let mut planner = BatchPlanner::default();
         for _ in 0..TRIAL {
-            let (ms, tokens) = if planner.drafts(8) { (8, 12) } else { (4, 8) };
-            planner.observe(8, tokens, Duration::from_millis(ms));
+            let mode = planner.mode(8);
+            let (ms, tokens) = if mode == PassMode::WithDrafts { (8, 12) } else { (4, 8) };
+            planner.observe(8, mode, tokens, Duration::from_millis(ms));
         }
-        assert!(!planner.drafts(8) && !planner.drafts(5));
-        assert!(planner.drafts(9) && planner.drafts(4) && planner.drafts(1));
+        assert_eq!([8, 5].map(|sequences| planner.mode(sequences)), [PassMode::Plain; 2]);
+        assert_eq!([9, 4, 1].map(|sequences| planner.mode(sequences)), [PassMode::WithDrafts; 3]);
+    }
+
+    /// Two schedulers of an engine plan a pass each before either has observed one.
+    #[test]
+    fn passes_count_in_the_mode_that_they_had() {
+        let mut planner = BatchPlanner::default();
+        for _ in 0..TRIAL / 2 {
+            for mode in [planner.mode(8), planner.mode(8)] {
+                let ms = if mode == PassMode::WithDrafts { 4 } else { 8 };
+                planner.observe(8, mode, 8, Duration::from_millis(ms));
+            }
+        }
+        assert_eq!(planner.mode(8), PassMode::WithDrafts);
     }
 }

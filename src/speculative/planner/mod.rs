@@ -22,7 +22,7 @@ mod costs;
 mod streak;
 mod tuning;
 
-pub(crate) use batch_planner::BatchPlanner;
+pub(crate) use batch_planner::{BatchPlanner, PassMode};
 pub use block::{BlockSize, MtpPreset};
 pub(crate) use costs::median;
 pub use costs::{Costs, Estimate, Machine};

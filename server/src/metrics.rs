@@ -40,8 +40,9 @@ pub(crate) struct Metrics {
 
 #[derive(Default)]
 struct Histogram {
-    counts: [AtomicU64; SECONDS.len()],
-    count: AtomicU64,
+    /// Times up to each bound and above the one before, and those above all. Their sum is the number of times: a count
+    /// of its own could be read before a time is in both.
+    counts: [AtomicU64; SECONDS.len() + 1],
     nanoseconds: AtomicU64,
 }
 
@@ -200,11 +201,9 @@ fn add(to: &mut Vec<u64>, counts: &[usize]) {
 
 impl Histogram {
     fn observe(&self, time: Duration) {
-        if let Some(at) = SECONDS.iter().position(|bound| time.as_secs_f64() <= *bound) {
-            self.counts[at].fetch_add(1, Relaxed);
-        }
+        let at = SECONDS.partition_point(|bound| *bound < time.as_secs_f64());
+        self.counts[at].fetch_add(1, Relaxed);
         self.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-        self.count.fetch_add(1, Relaxed);
     }
 }
 
@@ -232,14 +231,13 @@ impl Text {
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.head(name, help, "histogram");
         let (bucket, mut below) = (format!("{name}_bucket"), 0);
-        for (bound, count) in SECONDS.iter().zip(&histogram.counts) {
+        let bounds = SECONDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(&histogram.counts) {
             below += count.load(Relaxed);
             self.line(&bucket, &format!("le=\"{bound}\""), below as f64);
         }
-        let count = histogram.count.load(Relaxed) as f64;
-        self.line(&bucket, "le=\"+Inf\"", count);
         self.line(&format!("{name}_sum"), "", histogram.nanoseconds.load(Relaxed) as f64 / 1e9);
-        self.line(&format!("{name}_count"), "", count);
+        self.line(&format!("{name}_count"), "", below as f64);
     }
 }
 
@@ -270,6 +268,12 @@ mod tests {
             ("h_count{model_name=\"m\"}", 6),
         ] {
             let line = format!("{line} {count}");
+            assert!(written.text.lines().any(|other| other == line), "no {line} in {}", written.text);
+        }
+        // A time that is only in its bucket yet: another thread is between the two additions.
+        histogram.counts[0].fetch_add(1, Relaxed);
+        written.histogram("half", "Help.", &histogram);
+        for line in ["half_bucket{model_name=\"m\",le=\"+Inf\"} 7", "half_count{model_name=\"m\"} 7"] {
             assert!(written.text.lines().any(|other| other == line), "no {line} in {}", written.text);
         }
     }

@@ -165,6 +165,25 @@ fn cancelling_ends_the_draft_after_its_token() {
     assert_eq!((generation.finish_reason(), drafted.load(Ordering::Relaxed)), (Some(FinishReason::Cancelled), 1));
 }
 
+/// A scheduler with a prefix cache waits for the draft of a leaked generation, as the session itself does.
+#[test]
+fn the_session_of_a_leaked_generation_is_scheduled() {
+    let engine = demo(1);
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let ahead = options("mtp", BlockSize::Fixed(4), DraftPipeline::Ahead, 24);
+    let mut generation = session.generate(&[5, 6], &ahead).expect("a generation");
+    generation.next().expect("a piece").expect("no error");
+    std::mem::forget(generation);
+    let cached = SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&engine, cached);
+    scheduler.add(session, &[7], &plain(4)).expect("a sequence");
+    let mut tokens = 0;
+    while scheduler.is_active() {
+        tokens += scheduler.step().into_iter().map(|event| event.piece.expect("a piece").tokens.len()).sum::<usize>();
+    }
+    assert_eq!(tokens, 4);
+}
+
 /// Two sessions of one engine with different options, from two threads.
 #[test]
 fn sessions_differ() {

@@ -126,7 +126,7 @@ impl Scheduler {
     /// Adds a generation if `check` passes for its session and the number of rows that are left to read.
     fn place(
         &mut self,
-        session: Session,
+        mut session: Session,
         prompt: &[u32],
         options: &GenerateOptions,
         check: fn(&mut Self, &mut Session, usize) -> Result<()>,
@@ -139,6 +139,8 @@ impl Scheduler {
         if let Err(error) = self.prefixes.as_ref().map_or(Ok(()), PrefixCache::check) {
             return refuse(session, error);
         }
+        // A leaked generation may still be drafting.
+        session.wait();
         let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
         let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
         let cached = known.as_ref().map_or(0, |known| known.tokens().len());

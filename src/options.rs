@@ -210,6 +210,8 @@ pub struct Stop {
     pub tokens: Vec<u32>,
     /// Stop strings. They are not part of the text.
     pub strings: Vec<String>,
+    /// Stop strings within the text of so many first tokens do not end it, and are part of it. Default: 0.
+    pub min_tokens: usize,
 }
 
 /// Handling of the checkpoint's end-of-generation tokens.

@@ -44,6 +44,9 @@ impl FinishReason {
 pub(crate) struct Detokenizer {
     stop_tokens: Vec<u32>,
     stop_strings: Vec<String>,
+    /// Tokens whose text may have stop strings, and the bytes of `text` that are theirs.
+    unsearched_tokens: usize,
+    unsearched: usize,
     decoder: StreamDecoder,
     text: String,               // decoded, not emitted
     control: Vec<ControlToken>, // offsets in `text`
@@ -60,6 +63,8 @@ impl Detokenizer {
         Self {
             stop_tokens,
             stop_strings,
+            unsearched_tokens: stop.min_tokens,
+            unsearched: 0,
             decoder: StreamDecoder::default(),
             text: String::new(),
             control: Vec::new(),
@@ -84,6 +89,10 @@ impl Detokenizer {
                 self.control.push(ControlToken { id: token, at: self.text.len() });
             }
         }
+        if self.unsearched_tokens > 0 {
+            self.unsearched_tokens -= 1;
+            self.unsearched = self.text.len();
+        }
         let found = self.find();
         if let Some(at) = found {
             self.text.truncate(at);
@@ -98,14 +107,16 @@ impl Detokenizer {
         Ok(self.ended.is_some())
     }
 
-    /// Where the first stop string begins. None has a control token within it: the texts on both sides are separate.
+    /// Where the first stop string begins that ends behind the text that is not searched. None has a control token within
+    /// it: the texts on both sides are separate.
     fn find(&self) -> Option<usize> {
         let ends = self.control.iter().map(|control| control.at).chain([self.text.len()]);
         let mut begin = 0;
         let mut parts = ends.map(|end| (std::mem::replace(&mut begin, end), end));
         parts.find_map(|(begin, end)| {
             let part = &self.text[begin..end];
-            self.stop_strings.iter().filter_map(|stop| part.find(stop)).min().map(|at| begin + at)
+            let find = |stop: &String| find_ending_behind(part, stop, self.unsearched.saturating_sub(begin));
+            self.stop_strings.iter().filter_map(find).min().map(|at| begin + at)
         })
     }
 
@@ -130,8 +141,15 @@ impl Detokenizer {
         let keep = (begin..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
         let keep = keep.unwrap_or(self.text.len());
         let rest = self.text.split_off(keep);
+        self.unsearched = self.unsearched.saturating_sub(keep);
         Ok((std::mem::replace(&mut self.text, rest), std::mem::take(&mut self.control)))
     }
+}
+
+/// Where `stop` first begins in `text`, so that it ends behind the first `bytes`.
+fn find_ending_behind(text: &str, stop: &str, bytes: usize) -> Option<usize> {
+    let from = text.ceil_char_boundary((bytes + 1).saturating_sub(stop.len()));
+    text[from..].find(stop).map(|at| from + at)
 }
 
 #[cfg(test)]
@@ -158,25 +176,54 @@ mod tests {
             ("xn<|channel>{}zy", "xn|{", true),
             ("xna<|channel>", "xna|", false),
         ] {
-            let ids = ids(&tokenizer, text);
             for taken_at_once in [1, 2, 100] {
-                let (mut end, mut written) = (Detokenizer::new(&stop, &[]), String::new());
-                for round in ids.chunks(taken_at_once) {
-                    let ends = round.iter().any(|token| end.push(Some(&tokenizer), *token).expect("a token"));
-                    let (mut text, control) = end.take(Some(&tokenizer), end.ended).expect("text");
-                    let is_last_control = round.last().is_some_and(|token| tokenizer.is_control(*token));
-                    assert!(ends || !is_last_control || end.text.is_empty(), "held: {:?}", end.text);
-                    control.iter().rev().for_each(|control| text.insert(control.at, '|'));
-                    written += &text;
-                    if ends {
-                        break;
-                    }
-                }
-                written += &end.take(Some(&tokenizer), Some(FinishReason::MaxTokens)).expect("text").0;
-                let stopped = end.ended == Some(FinishReason::StopString);
+                let (written, finish) = write(&tokenizer, &stop, text, taken_at_once);
+                let stopped = finish == Some(FinishReason::StopString);
                 assert_eq!((written.as_str(), stopped), (want, stops), "{text:?}, {taken_at_once} at a time");
             }
         }
+    }
+
+    /// A stop string that ends within the text of the first tokens is text. One that only begins there ends the text.
+    #[test]
+    fn the_first_tokens_may_have_stop_strings() {
+        let tokenizer = tokenizer();
+        for (text, min_tokens, want, stops) in [
+            ("xabyabz", 0, "x", true),
+            ("xabyabz", 2, "x", true),
+            ("xabyabz", 3, "xaby", true),
+            ("xabyabz", 6, "xabyabz", false),
+            ("aaaz", 2, "a", true),
+            ("xab<|channel>abz", 3, "xab|", true),
+            ("xab<|channel>abz", 5, "xab|", true),
+            ("xab<|channel>abz", 6, "xab|abz", false),
+        ] {
+            let strings = if text.starts_with('a') { vec!["aa".into()] } else { vec!["ab".into()] };
+            let stop = Stop { strings, min_tokens, ..Stop::default() };
+            for taken_at_once in [1, 2, 3, 100] {
+                let (written, finish) = write(&tokenizer, &stop, text, taken_at_once);
+                let stopped = finish == Some(FinishReason::StopString);
+                assert_eq!((written.as_str(), stopped), (want, stops), "{text:?}, {min_tokens}, {taken_at_once}");
+            }
+        }
+    }
+
+    /// The text that is emitted, with `|` for control tokens, and how it ended by itself.
+    fn write(tokenizer: &Tokenizer, stop: &Stop, text: &str, taken_at_once: usize) -> (String, Option<FinishReason>) {
+        let (mut end, mut written) = (Detokenizer::new(stop, &[]), String::new());
+        for round in ids(tokenizer, text).chunks(taken_at_once) {
+            let ends = round.iter().any(|token| end.push(Some(tokenizer), *token).expect("a token"));
+            let (mut text, control) = end.take(Some(tokenizer), end.ended).expect("text");
+            let is_last_control = round.last().is_some_and(|token| tokenizer.is_control(*token));
+            assert!(ends || !is_last_control || end.text.is_empty(), "held: {:?}", end.text);
+            control.iter().rev().for_each(|control| text.insert(control.at, '|'));
+            written += &text;
+            if ends {
+                break;
+            }
+        }
+        written += &end.take(Some(tokenizer), Some(FinishReason::MaxTokens)).expect("text").0;
+        (written, end.ended)
     }
 
     /// The text's control tokens, by their names, and one token for each other character.

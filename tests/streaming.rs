@@ -188,7 +188,7 @@ fn spelling(directory: &Path, words: &[&str], tokens: usize) -> (Engine, Vec<u32
 }
 
 fn greedy(max_tokens: usize, strings: Vec<String>) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, tokens: Vec::new(), strings };
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, strings, ..Stop::default() };
     GenerateOptions { max_tokens, stop, speculation: Speculation::Off, ..GenerateOptions::default() }
 }
 

@@ -34,6 +34,9 @@ pub(crate) async fn answer(
     let names = names(generate.prompt_field, prompts.len());
     let tickets = find_breakers(app, tickets, &mut generate.common).await?;
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
+    if let Some(least) = &generate.common.min_tokens {
+        encoded.iter().try_for_each(|prompt| least.check(prompt.len(), app.context))?;
+    }
     let seeds = prompt_seeds(&generate.common, encoded.len());
     let output = |(index, parser): (usize, _)| ChoiceOutput {
         engine: app.engine.clone(),

@@ -41,7 +41,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let strings = convert::strings(&mut fields, "stop_sequences")?;
     let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), Some(most))?;
     common.options.stop = convert::stop(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;

@@ -80,7 +80,7 @@ pub(crate) struct Common {
     /// Whether frequency and presence penalties count generated tokens only, as in OpenAI's API: unless the request has
     /// llama.cpp's `repeat_last_n`.
     pub penalizes_output: bool,
-    /// The least tokens of a text, if stop tokens could end it earlier.
+    /// The least tokens of a text, if the request has a minimum.
     pub min_tokens: Option<MinTokens>,
 }
 
@@ -293,7 +293,7 @@ pub(crate) fn stop(fields: &mut Fields, strings: Vec<String>) -> Result<Stop> {
         return Err(fields.error("stop_token_ids", problem));
     }
     let tokens = token_ids(fields, "stop_token_ids", &list)?;
-    Ok(Stop { end_of_generation, tokens, strings })
+    Ok(Stop { end_of_generation, tokens, strings, ..Stop::default() })
 }
 
 /// Token ids in an array.
@@ -386,14 +386,22 @@ pub(crate) fn check_length(app: &App, bytes: usize) -> foretoken::Result<()> {
     }
 }
 
-/// Which stop string ended a text of these tokens: the first one behind the last control token, as none has one within
-/// it. Of several at the same place, the longest.
+/// Which stop string ended a text of these tokens: one behind the last control token, as none has one within it, that
+/// ends with the last token, as those before it were not looked for (`min_tokens`). Of several the first one, at the same
+/// place the longest.
 pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
     let tokenizer = engine.tokenizer().ok()?;
-    let last = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;
-    let bytes: Vec<u8> = last.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+    let part = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;
+    let bytes: Vec<u8> = part.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
     let text = String::from_utf8_lossy(&bytes);
-    let found = strings.iter().filter_map(|string| Some((text.find(string.as_str())?, string)));
+    let own_bytes = part.last().map_or(0, |token| tokenizer.token_bytes(*token).len());
+    // Without the bytes of a character that the last token completes.
+    let before = text.floor_char_boundary(text.len().saturating_sub(own_bytes));
+    let find = |string: &String| {
+        let from = text.ceil_char_boundary((before + 1).saturating_sub(string.len()));
+        text[from..].find(string.as_str()).map(|at| from + at)
+    };
+    let found = strings.iter().filter_map(|string| Some((find(string)?, string)));
     found.min_by_key(|(at, string)| (*at, std::cmp::Reverse(string.len()))).map(|(_, string)| string.clone())
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let mut common = convert::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
     common.penalizes_output = false;
     common.options.stop = convert::stop(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;

@@ -1,4 +1,4 @@
-//! vLLM's `min_tokens`: the tokens that end a text are excluded before it has that many.
+//! vLLM's `min_tokens`: the tokens that end a text are excluded before it has that many, and stop strings are text.
 
 use foretoken::sampler::LogitsProcessor;
 use foretoken::{EndOfGeneration, Engine, GenerateOptions, Result};
@@ -17,14 +17,14 @@ pub(crate) struct MinTokens {
 }
 
 impl MinTokens {
-    /// Takes `min_tokens`, for the stop tokens in `options`. `None` if nothing has to be excluded.
+    /// Takes `min_tokens`, for the stop conditions in `options`. `None` if it is 0.
     ///
     /// # Errors
-    /// If it is more than the maximum, or stop strings or a constraint could end the text earlier.
+    /// If it is more than the maximum, or a constraint could end the text earlier.
     pub fn of_request(
         fields: &mut Fields,
         engine: &Engine,
-        options: &GenerateOptions,
+        options: &mut GenerateOptions,
         structured: &Structured,
     ) -> Result<Option<Self>, ApiError> {
         let tokens = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
@@ -32,22 +32,37 @@ impl MinTokens {
             let problem = format!("is {tokens}, must be at most the maximum of tokens, {}", options.max_tokens);
             return Err(fields.error("min_tokens", problem));
         }
-        let stop = &options.stop;
-        if tokens > 0 && !(stop.strings.is_empty() && matches!(structured, Structured::Text)) {
-            let problem = "is supported only without stop strings, formats, and forced or strict tool calls; omit it";
+        if tokens > 0 && !matches!(structured, Structured::Text) {
+            let problem = "is supported only without formats, and forced or strict tool calls; omit it";
             return Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"));
         }
+        let stop = &mut options.stop;
+        stop.min_tokens = tokens;
         let mut ends = stop.tokens.clone();
         if stop.end_of_generation == EndOfGeneration::Stops {
             ends.extend(engine.end_of_generation());
         }
-        Ok(Some(Self { tokens, ends }).filter(|least| least.tokens > 0 && !least.ends.is_empty()))
+        Ok((tokens > 0).then_some(Self { tokens, ends }))
+    }
+
+    /// # Errors
+    /// If the context has no room for it after so many tokens of a prompt.
+    pub fn check(&self, prompt_tokens: usize, context: usize) -> Result<(), ApiError> {
+        // The last token of a text has no place in the context.
+        let room = context.saturating_sub(prompt_tokens) + 1;
+        if self.tokens <= room {
+            return Ok(());
+        }
+        let problem = format!("is {}, but the context of {context} has room for {room} after the prompt", self.tokens);
+        Err(ApiError::field("min_tokens", problem + "; lower it, or raise the server's --context"))
     }
 
     /// Applies it to a generation from so many tokens.
     pub fn apply(&self, options: &mut GenerateOptions, prompt_tokens: usize) {
-        let until = prompt_tokens.saturating_add(self.tokens);
-        add_processor(options, ExcludedEnds { until, ends: self.ends.clone() });
+        if !self.ends.is_empty() {
+            let until = prompt_tokens.saturating_add(self.tokens);
+            add_processor(options, ExcludedEnds { until, ends: self.ends.clone() });
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let structured = tools.constrain(&chat.options, structured)?;
     let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&app.engine, &mut common.options.stop);
     let choices = openai::choices(&mut fields, app.parallel)?;

@@ -34,7 +34,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let structured = tools.constrain(&chat.options, structured)?;
     let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
     common.options.stop = convert::stop(&mut fields, Vec::new())?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     take_unsupported(&mut fields)?;

@@ -240,7 +240,6 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"samplers": ["temperature"], "dry_multiplier": 1}), "samplers"),
         (TEXT, json!({"samplers": ["top_k", "temperature"], "typical_p": 0.5}), "samplers"),
         (TEXT, json!({"min_tokens": -1}), "min_tokens"),
-        (TEXT, json!({"min_tokens": 2, "stop": "x"}), "min_tokens"),
         (TEXT, json!({"min_tokens": 3, "max_tokens": 2}), "min_tokens"),
         (TEXT, json!({"min_tokens": 2, "response_format": {"type": "json_object"}}), "min_tokens"),
         (TEXT, json!({"samplers": ["temperature", "top_k"]}), "samplers"),
@@ -265,16 +264,20 @@ fn fields_that_are_wrong_are_named() {
             assert_eq!(error["param"], field, "{path} {more}");
         }
     }
-    // Other fields than `max_tokens` have the maximum, and calls are neither stop strings nor formats.
+    // Other fields than `max_tokens` have the maximum, as the context does, and calls are no formats.
     let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {}}}]});
     for (path, more, problem) in [
         ("/completion", json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
         (RESPONSES, json!({"max_output_tokens": 2}), "is 3, must be at most the maximum of tokens, 2"),
-        (CHAT, strict, "is supported only without stop strings, formats, and forced or strict tool calls; omit it"),
+        (CHAT, strict, "is supported only without formats, and forced or strict tool calls; omit it"),
     ] {
         let (_, error) = server.post(path, &body(path, with(&more, json!({"min_tokens": 3}))));
         assert_eq!(error["error"]["message"], format!("min_tokens: {problem}"), "{path}");
     }
+    let problem =
+        "but the context of 8192 has room for 8190 after the prompt; lower it, or raise the server's --context";
+    let (status, error) = server.post(TEXT, &json!({"prompt": [2, 5, 6], "min_tokens": 8191, "ignore_eos": true}));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!(format!("min_tokens: is 8191, {problem}"))));
     let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
     for (path, messages, kind) in [

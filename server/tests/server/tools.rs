@@ -619,6 +619,25 @@ fn stop_strings_after_invalid_bytes() {
     assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
 }
 
+/// As in vLLM: stop strings that end within the first tokens are text. The one that ended the text is named.
+#[test]
+fn stop_strings_end_no_text_before_its_minimum() {
+    let (server, script) = start();
+    script.set_tokens(&["E", "N", "D", "x", "E", "N", "D", "!"]);
+    for (least, text, word) in [(2, "E", "ND"), (3, "END", "x"), (4, "ENDxE", "ND")] {
+        let body = json!({"prompt": "fn", "stop": ["ND", "x"], "min_tokens": least});
+        let whole = server.ask("/completion", &body);
+        assert_eq!((&whole["content"], &whole["stopping_word"]), (&json!(text), &json!(word)), "{least}: {whole}");
+        let chunks = server.chunks("/v1/completions", &with(&body, json!({"stream": true})));
+        let pieces = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+        assert_eq!(pieces.collect::<String>(), text, "{least}");
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "max_tokens": 9, "min_tokens": least,
+            "stop_sequences": ["ND", "x"]});
+        let whole = server.ask("/v1/messages", &body);
+        assert_eq!((&whole["content"][0]["text"], &whole["stop_sequence"]), (&json!(text), &json!(word)), "{whole}");
+    }
+}
+
 /// Tokens within a character are their bytes, and offsets are those of the text.
 #[test]
 fn log_probabilities_of_parts_of_characters() {

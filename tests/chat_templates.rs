@@ -341,6 +341,53 @@ fn who_opens_the_reasoning_is_seen_in_the_prompt() {
     }
 }
 
+/// As transformers' `continue_final_message`: the prompt ends with the last message's text, which the template may trim.
+#[test]
+fn a_final_message_is_continued() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let tokenizer = Tokenizer::read(demo, 1 << 20).expect("a tokenizer");
+    let options = ChatOptions { generation_prompt: GenerationPrompt::Continue, ..ChatOptions::default() };
+    let turns = "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}[end]\n{% endfor %}\
+        {% if add_generation_prompt %}[assistant]\n<think>\n{% endif %}";
+    let trimming = template(&turns.replace("m.content", "m.content | trim")).expect("a template");
+    let turns = template(turns).expect("a template");
+    for (text, trimmed) in [
+        ("Sure: ", "Sure:"),
+        ("a\n", "a"),
+        ("  b ", "b"),
+        ("user", "user"), // stands earlier as well
+        ("", ""),
+        (" \n", ""),
+        ("<eos>", "<eos>"),
+    ] {
+        let messages = [Message::user("a user"), Message::assistant(text)];
+        for (template, want) in [(&turns, text), (&trimming, trimmed)] {
+            let prompt = template.render(&messages, &options).expect("a prompt");
+            assert_eq!(prompt, format!("[user]\na user[end]\n[assistant]\n{want}"));
+            let ids = template.encode(&tokenizer, &messages, &options).expect("ids");
+            // The name of a control token is text.
+            assert_eq!(tokenizer.decode(&ids).expect("a text"), prompt);
+        }
+    }
+    assert_eq!(turns.reasoning_start(&ChatOptions::default()), ReasoningStart::Prompt);
+    assert_eq!(turns.reasoning_start(&options), ReasoningStart::Reply);
+    let gemma = template(&read("gemma_tools.jinja")).expect("a template");
+    let parts = Content::Parts(vec![Part::Text("It".into()), Part::Text(" is ".into())]);
+    for (content, want) in [("It is ".into(), "It is"), (parts, "Itis")] {
+        let messages = [Message::user("q"), Message::new(Role::Assistant, content)];
+        let prompt = gemma.render(&messages, &options).expect("a prompt");
+        assert!(prompt.ends_with(&format!("<|turn>model\n{want}")), "{prompt}");
+    }
+    let call = ToolCall { id: None, name: "f".into(), arguments: Json::parse("{}").expect("JSON") };
+    for last in [Message::user("q"), Message { tool_calls: vec![call], ..Message::assistant("a") }] {
+        refused(turns.render(&[last], &options), &["messages", "must be the assistant's"]);
+    }
+    refused(turns.render(&[], &options), &["messages", "must be the assistant's"]);
+    let forgetful = template("{{ messages[0].content }}").expect("a template");
+    let messages = [Message::user("q"), Message::assistant("a")];
+    refused(forgetful.render(&messages, &options), &["chat template", "cannot be continued"]);
+}
+
 /// A template strips the channels that an assistant's message spells, also where names in messages are text.
 #[test]
 fn channels_in_a_history_are_stripped() {

@@ -58,11 +58,12 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
 fn chat(app: &App, fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
-    let messages = messages::anthropic(fields)?;
+    let (messages, generation_prompt) = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
         tools: tools.list.clone(),
         thinking: tools::anthropic_thinking(fields)?.unwrap_or(app.defaults.thinking),
+        generation_prompt,
         variables: app.defaults.variables.clone(),
         ..ChatOptions::default()
     };

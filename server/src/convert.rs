@@ -1,6 +1,6 @@
 //! Conversions between the fields of requests and responses and the library's types.
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role};
+use foretoken::chat::{ChatOptions, ChatTemplate, GenerationPrompt, Message, Role};
 use foretoken::sampler::LogitBias;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -48,7 +48,8 @@ impl Chat {
 fn takes_late_system(template: &ChatTemplate, options: &ChatOptions) -> bool {
     const TEXT: &str = "a late system message";
     let messages = [Message::user("a"), Message::assistant("b"), Message::system(TEXT), Message::user("c")];
-    let options = ChatOptions { tools: Vec::new(), ..options.clone() };
+    let generation_prompt = GenerationPrompt::default();
+    let options = ChatOptions { tools: Vec::new(), generation_prompt, ..options.clone() };
     template.render(&messages, &options).is_ok_and(|prompt| prompt.contains(TEXT))
 }
 

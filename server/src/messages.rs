@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use foretoken::chat::{Content, Json, Message, Role, ToolCall};
+use foretoken::chat::{Content, GenerationPrompt, Json, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -68,11 +68,6 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether the last message is the model's.
-    pub fn ends_with_assistant(&self) -> bool {
-        self.messages.last().is_some_and(|message| message.role == Role::Assistant)
-    }
-
     pub fn into_messages(self) -> Vec<Message> {
         self.messages
     }
@@ -103,6 +98,24 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Vec<Message>> {
         openai_message(Fields::of(value, &format!("messages[{i}]"))?, &mut conversation)?;
     }
     Ok(conversation.into_messages())
+}
+
+/// Takes vLLM's `add_generation_prompt` and `continue_final_message`.
+///
+/// # Errors
+/// If both are true.
+pub(crate) fn generation_prompt(fields: &mut Fields) -> Result<GenerationPrompt> {
+    let adds = fields.flag("add_generation_prompt")?;
+    let continues = fields.flag("continue_final_message")?.unwrap_or(false);
+    match (continues, adds) {
+        (true, Some(true)) => {
+            let problem = "cannot be combined with add_generation_prompt: true; omit one of them";
+            Err(fields.error("continue_final_message", problem))
+        }
+        (true, _) => Ok(GenerationPrompt::Continue),
+        (false, Some(false)) => Ok(GenerationPrompt::Omit),
+        (false, _) => Ok(GenerationPrompt::Add),
+    }
 }
 
 fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result<()> {
@@ -171,18 +184,16 @@ pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
     Ok(ToolCall { id: None, name, arguments })
 }
 
-/// The messages of Anthropic's API.
+/// The messages of Anthropic's API. The last one is continued if it is the model's.
 ///
 /// # Errors
-/// If one is malformed, the result of an unknown call, or the last one is the model's.
-pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
+/// If one is malformed, or the result of an unknown call.
+pub(crate) fn anthropic(fields: &mut Fields) -> Result<(Vec<Message>, GenerationPrompt)> {
     let mut conversation = Conversation::default();
     if let Some(system) = text_of(fields, "system")? {
         conversation.push(Message::system(without_billing_header(&system)));
     }
-    let list = list(fields)?;
-    let last = list.len() - 1;
-    for (i, value) in list.into_iter().enumerate() {
+    for (i, value) in list(fields)?.into_iter().enumerate() {
         let mut message = Fields::of(value, &format!("messages[{i}]"))?;
         let role = match message.string("role")?.as_deref() {
             Some("user") => Role::User,
@@ -203,13 +214,11 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
             let text = text.ok_or_else(|| message.error("content", "is required: a string or an array of blocks"))?;
             conversation.push(Message::new(role, text));
         }
-        if i == last && conversation.ends_with_assistant() {
-            let problem = "prefilling the assistant's message is not supported; the last message must be the user's";
-            return Err(message.error("role", problem));
-        }
         message.end()?;
     }
-    Ok(conversation.into_messages())
+    let messages = conversation.into_messages();
+    let continues = messages.last().is_some_and(|message| message.role == Role::Assistant);
+    Ok((messages, if continues { GenerationPrompt::Continue } else { GenerationPrompt::Add }))
 }
 
 /// A system prompt without the header of `key=value;` fields that Claude Code puts before it: one of them changes with

@@ -32,7 +32,9 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     };
     let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
+    let generation_prompt = messages::generation_prompt(&mut fields)?;
+    let thinking = tools::thinking(&mut fields, &app.defaults)?;
+    let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..thinking };
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;

@@ -17,16 +17,25 @@ const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 /// # Errors
 /// If the text already contains all marks.
 pub(super) fn mark(values: &[Value], names: &ControlNames) -> Result<Option<(Vec<Value>, char)>> {
-    let text = serde_json::to_string(values).map_err(|e| Error::Template(e.to_string()))?;
-    let used: HashSet<char> = text.chars().filter(|c| MARKS.contains(c)).collect();
-    let free = MARKS.into_iter().find(|mark| !used.contains(mark));
+    let free = unused(values)?;
     let mark = free.unwrap_or(*MARKS.start());
     let marked: Vec<Value> = values.iter().map(|value| marked(value, names, mark)).collect();
     match free {
         _ if marked == values => Ok(None),
         Some(mark) => Ok(Some((marked, mark))),
-        None => Err(Error::Template("the messages contain every private-use character; remove some".into())),
+        None => Err(none_left()),
     }
+}
+
+/// A mark that the values do not contain; `None` if they contain all.
+pub(super) fn unused(values: &[Value]) -> Result<Option<char>> {
+    let text = serde_json::to_string(values).map_err(|e| Error::Template(e.to_string()))?;
+    let used: HashSet<char> = text.chars().filter(|c| MARKS.contains(c)).collect();
+    Ok(MARKS.into_iter().find(|mark| !used.contains(mark)))
+}
+
+pub(super) fn none_left() -> Error {
+    Error::Template("the messages contain every private-use character; remove some".into())
 }
 
 fn marked(value: &Value, names: &ControlNames, mark: char) -> Value {

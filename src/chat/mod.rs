@@ -35,6 +35,7 @@
 mod call;
 mod call_grammar;
 mod channels;
+mod continued;
 mod json;
 mod language;
 mod marks;

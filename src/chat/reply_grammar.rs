@@ -168,7 +168,8 @@ struct Reasoning {
 }
 
 fn reasoning(tokenizer: &Tokenizer, options: &ChatOptions) -> Reasoning {
-    let thinks = options.thinking == Thinking::On;
+    // None follows a text that is continued.
+    let thinks = options.thinking == Thinking::On && options.generation_prompt != GenerationPrompt::Continue;
     if let (Some(open), Some(close)) = (marker(tokenizer, Marker::OpenChannel), marker(tokenizer, Marker::CloseChannel))
     {
         let start = format!("(<[{open}]> TEXT? <[{close}]>)? ");

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use minijinja::{Environment, Value};
 
 use super::channels;
+use super::continued;
 use super::json::Json;
 use super::language::{environment, strftime};
 use super::marks;
@@ -28,7 +29,7 @@ pub enum Thinking {
     On,
 }
 
-/// Whether a prompt ends with the start of the model's turn.
+/// Whether a prompt ends with the start of the model's turn, or within it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GenerationPrompt {
     /// Yes: the model answers.
@@ -36,6 +37,9 @@ pub enum GenerationPrompt {
     Add,
     /// No: it ends with the last message.
     Omit,
+    /// It ends with the text of the last message, which is the assistant's and goes on: transformers'
+    /// `continue_final_message`.
+    Continue,
 }
 
 /// What opens the reasoning of a reply (`<think>`).
@@ -68,7 +72,7 @@ pub struct ChatOptions {
     /// JSON schemas of the tools that the model may call, in transformers' format: `{"type": "function", "function":
     /// {"name": .., "description": .., "parameters": ..}}`. Default: none.
     pub tools: Vec<Json>,
-    /// The template's `add_generation_prompt`. Default: added.
+    /// The template's `add_generation_prompt`, or the last message continued. Default: added.
     pub generation_prompt: GenerationPrompt,
     /// How control token names in messages and tools are tokenized. Default: as text.
     pub control_tokens: ControlTokens,
@@ -214,18 +218,22 @@ impl ChatTemplate {
     /// Renders a conversation to a prompt.
     ///
     /// # Errors
-    /// If the template refuses the messages, executes more than 20 million instructions or writes more than 64 MiB, or
-    /// an option is invalid. Values built in template variables are not limited, because minijinja's operators cannot be
-    /// checked: a template that repeatedly doubles a text exhausts memory, and one that prints a namespace that contains
-    /// itself, or drops a list nested a million times, the stack.
+    /// If the template refuses the messages, does not write the text that is to be continued, executes more than 20
+    /// million instructions or writes more than 64 MiB, or an option is invalid. Values built in template variables are
+    /// not limited, because minijinja's operators cannot be checked: a template that repeatedly doubles a text exhausts
+    /// memory, and one that prints a namespace that contains itself, or drops a list nested a million times, the stack.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
-        let (messages, tools) = values(messages, options);
-        self.render_values(messages, tools, options)
+        let (messages, end) = continued::tagged(messages, options)?;
+        let (messages, tools) = values(&messages, options);
+        continued::cut(self.render_values(messages, tools, options)?, end)
     }
 
     /// What opens the reasoning of replies, by the end of a short prompt: templates of fine-tunes may ignore
-    /// `enable_thinking`, or always open it.
+    /// `enable_thinking`, or always open it. None follows a text that is continued.
     pub fn reasoning_start(&self, options: &ChatOptions) -> ReasoningStart {
+        if options.generation_prompt == GenerationPrompt::Continue {
+            return ReasoningStart::Reply;
+        }
         let options = ChatOptions { tools: Vec::new(), ..options.clone() };
         match self.render(&[Message::user("a")], &options) {
             Ok(prompt) if prompt.trim_end().ends_with("<think>") => ReasoningStart::Prompt,
@@ -244,13 +252,14 @@ impl ChatTemplate {
         }
         // Templates would not find them once they are marked.
         let messages: Vec<_> = messages.iter().map(|message| without_channels(tokenizer, message)).collect();
+        let (messages, end) = continued::tagged(&messages, options)?;
         let (messages, tools) = values(&messages, options);
         let num_messages = messages.len();
         let values = [messages, tools].concat();
         let marked = marks::mark(&values, tokenizer.control_names())?;
         let (mut messages, mark) = marked.map_or((values, None), |(values, mark)| (values, Some(mark)));
         let tools = messages.split_off(num_messages);
-        let prompt = self.render_values(messages, tools, options)?;
+        let prompt = continued::cut(self.render_values(messages, tools, options)?, end)?;
         mark.map_or_else(|| tokenizer.encode(&prompt), |mark| tokenizer.encode_marked(&prompt, mark))
     }
 
@@ -298,7 +307,7 @@ fn without_channels(tokenizer: &Tokenizer, message: &Message) -> Message {
 }
 
 /// The messages and the tools as seen by templates.
-fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
+pub(super) fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
     (messages.iter().map(Message::value).collect(), options.tools.iter().map(|Json(tool)| tool.clone()).collect())
 }
 

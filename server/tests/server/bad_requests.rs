@@ -196,7 +196,11 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"logprobs": 2}), "logprobs"),
         (MESSAGES, json!({"max_tokens": null}), "max_tokens"),
         (MESSAGES, json!({"system": 3}), "system"),
-        (MESSAGES, json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
+        (
+            MESSAGES,
+            json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f"}]}]}),
+            "messages", // a call is not continued
+        ),
         ("/completion", json!({"n_predict": -2}), "n_predict"),
         ("/completion", json!({"max_tokens": -2}), "max_tokens"),
         ("/completion", json!({"response_fields": [1]}), "response_fields[0]"),
@@ -221,8 +225,11 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"echo": true, "logprobs": 0}), "echo"),
         (TEXT, json!({"echo": 1}), "echo"),
         (CHAT, json!({"echo": true}), "echo"),
-        (CHAT, json!({"add_generation_prompt": false}), "add_generation_prompt"),
-        (CHAT, json!({"continue_final_message": true}), "continue_final_message"),
+        (CHAT, json!({"add_generation_prompt": 0}), "add_generation_prompt"),
+        (CHAT, json!({"add_generation_prompt": true, "continue_final_message": true}), "continue_final_message"),
+        (CHAT, json!({"continue_final_message": true}), "messages"), // the last one is the user's
+        (RESPONSES, json!({"add_generation_prompt": false}), "add_generation_prompt"),
+        (TEXT, json!({"continue_final_message": true}), "continue_final_message"),
         (TEXT, json!({"suffix": "}"}), "suffix"),
         (TEXT, json!({"best_of": 3}), "best_of"),
         (TEXT, json!({"best_of": 3, "n": 2}), "best_of"),

@@ -97,6 +97,27 @@ fn one_call_if_calls_are_not_parallel() {
     }
 }
 
+/// A reply that continues a message is text, where other prompts open the reasoning.
+#[test]
+fn a_continued_message_is_text() {
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
+    let template = ChatTemplate::new(source.into(), String::new(), String::new()).expect("a template");
+    let tokenizer = engine().tokenizer().expect("a tokenizer");
+    let mut ids = tokenizer.encode("sunny.").expect("tokens");
+    ids.push(tokenizer.id("<|im_end|>").expect("a token"));
+    let script = Script(Arc::new(Mutex::new(ids)));
+    let defaults = GenerateDefaults { logits_processor: Some(Arc::new(script)), ..GenerateDefaults::default() };
+    let options = ServerOptions { defaults, chat_template: Some(template), ..options() };
+    let server = TestServer::start_on(engine().clone(), options);
+    let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is "}]);
+    for (continues, name) in [(true, "content"), (false, "reasoning_content")] {
+        let body = json!({"messages": messages, "continue_final_message": continues, "max_tokens": 20});
+        let message = server.ask("/v1/chat/completions", &body)["choices"][0]["message"].clone();
+        assert_eq!(message[name], "sunny.", "{message}");
+    }
+}
+
 /// The token that ends a call is a stop token of replies with one call. Where no call is, its text is part of the reply;
 /// without tools it stops nothing.
 #[test]

@@ -363,6 +363,12 @@ fn requests_are_as_described() {
     let (plain, no_schema) = (json!({"type": "text"}), json!({"type": "json_schema"}));
     let bodies = [
         ("/v1/chat/completions", &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
+        (
+            "/v1/chat/completions",
+            &chat,
+            json!({"add_generation_prompt": false}),
+            json!({"add_generation_prompt": false, "continue_final_message": 1}),
+        ),
         ("/v1/completions", &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
         ("/v1/completions", &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
         ("/v1/completions", &prompt, json!({"echo": true}), json!({"echo": 1})),

@@ -588,6 +588,53 @@ fn parts_are_in_order() {
     );
 }
 
+/// A final message is continued if it is asked for, on Anthropic's route always; the prompt is as transformers cuts it.
+#[test]
+fn a_final_message_is_continued() {
+    let (server, script) = start();
+    script.set("raining.<|tool_call>call:now{}<tool_call|>");
+    let messages = json!([{"role": "user", "content": "Umbrella?"}, {"role": "assistant", "content": "It is "}]);
+    let prompt = |more: Value| {
+        let body = with(&json!({"messages": messages}), more);
+        server.ask("/apply-template", &body)["prompt"].as_str().expect("a prompt").to_owned()
+    };
+    let continued = json!({"continue_final_message": true, "add_generation_prompt": false});
+    for (more, end) in [
+        (json!({}), "It is<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
+        (json!({"add_generation_prompt": false}), "<|turn>model\nIt is<turn|>\n"),
+        (json!({"continue_final_message": true}), "<|turn>model\nIt is"),
+        (continued.clone(), "<|turn>model\nIt is"),
+    ] {
+        assert!(prompt(more.clone()).ends_with(end), "{more}");
+    }
+    let tokens = |more: Value| {
+        let text = prompt(with(&with(&continued, json!({"tools": tools()})), more));
+        let tokens = server.ask("/tokenize", &json!({"content": text, "add_special": true}))["tokens"].clone();
+        json!(tokens.as_array().expect("a list").len())
+    };
+
+    let thinking = json!({"reasoning_effort": "high"});
+    let body = with(&json!({"messages": messages, "tools": tools(), "n": 2}), with(&continued, &thinking));
+    let whole = server.ask(CHAT, &body);
+    for choice in whole["choices"].as_array().expect("a list") {
+        let message = &choice["message"];
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("raining."), &Value::Null));
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "now");
+        assert_eq!(choice["finish_reason"], "tool_calls");
+    }
+    assert_eq!(whole["usage"]["prompt_tokens"], tokens(thinking));
+    let chunks = server.chunks(CHAT, &with(&body, json!({"n": 1, "stream": true})));
+    let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+    assert_eq!(deltas().filter_map(|delta| delta["content"].as_str()).collect::<String>(), "raining.");
+    assert_eq!(deltas().filter(|delta| delta["tool_calls"].is_array()).count(), 1);
+
+    let body = json!({"messages": messages, "tools": anthropic_tools()});
+    assert_eq!(server.ask("/v1/messages/count_tokens", &body)["input_tokens"], tokens(json!({})));
+    let whole = server.ask("/v1/messages", &with(&body, json!({"max_tokens": 99})));
+    assert_eq!(anthropic_input(&whole), tokens(json!({})));
+    assert_eq!((&whole["content"][0]["text"], &whole["content"][1]["name"]), (&json!("raining."), &json!("now")));
+}
+
 /// A stop string is not found across the end of reasoning or of a call.
 #[test]
 fn stop_strings_end_at_control_tokens() {

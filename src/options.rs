@@ -124,6 +124,10 @@ pub struct GenerateOptions {
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
+    /// As `logprobs`, of the prompt's tokens, except the first one of a sequence, in the first piece; if there are none
+    /// to generate, only a [`Scheduler`](crate::Scheduler) has a piece. The prompt is read in chunks of at most 32
+    /// tokens, and from no cached prefix. Default: none.
+    pub prompt_logprobs: Option<usize>,
     /// Cancels every generation with this handle from any thread, before the next prefill chunk or
     /// round. Default: a new handle.
     pub cancel: Cancel,
@@ -142,6 +146,7 @@ impl Default for GenerateOptions {
             constraint: None,
             logits_processor: None,
             logprobs: None,
+            prompt_logprobs: None,
             cancel: Cancel::default(),
         }
     }

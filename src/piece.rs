@@ -17,6 +17,9 @@ pub struct Piece {
     /// The target's log-probabilities of the tokens; empty unless
     /// [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) is set.
     pub logprobs: Vec<TokenLogprobs>,
+    /// In the first piece, those of the prompt's tokens; empty unless
+    /// [`GenerateOptions::prompt_logprobs`](crate::GenerateOptions::prompt_logprobs) is set.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
 /// An emitted control token (`<turn|>`, `<|tool_call>`), or the stop token that ended the text. Its name is not part of

@@ -12,12 +12,15 @@ use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
-    Cancel, DecodeState, Done, FirstToken, OtherSequences, Proposal, Snapshot, SpeculationStats, SpeculativeDecoder,
-    Step, Tracer, Work, run_pass,
+    Cancel, DecodeState, Done, FirstToken, OtherSequences, Proposal, Scored, Snapshot, SpeculationStats,
+    SpeculativeDecoder, Step, Tracer, Work, run_pass,
 };
 use crate::stop::{Detokenizer, FinishReason};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+
+/// Rows of a prompt per pass that have logits: 32 MiB at a vocabulary of 262144.
+const SCORED_ROWS: usize = 32;
 
 /// A generation.
 pub(crate) struct Run {
@@ -36,7 +39,10 @@ pub(crate) struct Run {
     /// A draft drawn at random whose rows had no memory.
     drawn: Option<Box<Proposal>>,
     first: Option<FirstToken>, // not emitted yet
-    left: usize,               // tokens that may still be generated
+    /// See [`GenerateOptions::prompt_logprobs`].
+    prompt_top: Option<usize>,
+    prompt_logprobs: Vec<TokenLogprobs>, // not emitted yet
+    left: usize,                         // tokens that may still be generated
     text: Detokenizer,
     finish: Option<FinishReason>,
     failed: Option<Error>, // reported after the text that was held back
@@ -102,6 +108,8 @@ impl Run {
             }),
             drawn: None,
             first: None,
+            prompt_top: options.prompt_logprobs,
+            prompt_logprobs: Vec::new(),
             left: options.max_tokens,
             text: Detokenizer::new(&options.stop, engine.end_of_generation()),
             finish: None,
@@ -164,12 +172,21 @@ impl Run {
             let cuts = self.cuts.iter().chain(&self.kept_at);
             let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
             let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
-            let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
-            let is_last = rows == self.prompt.len();
+            let unread = self.prompt.len();
+            // The last row's logits are those of the text's first token.
+            let top = self.prompt_top.filter(|_| unread > 1);
+            let most = if top.is_some() { SCORED_ROWS.min(unread - 1) } else { unread };
+            let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(most);
+            let is_last = rows == unread;
             if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
                 *state = Some(Box::new(decoder.snapshot()?));
             }
-            return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
+            let scored = top.map(|top| Scored { tokens: self.prompt[1..=rows].to_vec(), top });
+            let ids = self.prompt.drain(..rows).collect();
+            return Ok(match scored {
+                Some(scored) => Work::ScoredPrompt { ids, scored },
+                None => Work::Prompt { ids, is_last },
+            });
         }
         if let Some(mut proposal) = self.drawn.take() {
             proposal.shorten(max_rows.saturating_sub(1));
@@ -189,7 +206,7 @@ impl Run {
     /// was drawn at random: whether its rows have memory may depend on the draw, and another would bias the text.
     pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
         match work {
-            Work::Prompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),
+            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),
             Work::Verify(proposal) if !proposal.draft.is_certain() => self.drawn = Some(proposal),
             Work::Verify(proposal) => decoder.drafting.take_back(*proposal),
         }
@@ -223,6 +240,10 @@ impl Run {
                 if first.is_some() {
                     (self.first, self.undo) = (first, None);
                 }
+                Ok(None)
+            }
+            Done::Scored(logprobs) => {
+                self.prompt_logprobs.extend(logprobs);
                 Ok(None)
             }
             Done::Round(round) => {
@@ -273,7 +294,8 @@ impl Run {
             self.learn(session);
         }
         let (text, control) = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish)?;
-        Ok(Piece { tokens, text, control, accepted, logprobs })
+        let prompt_logprobs = std::mem::take(&mut self.prompt_logprobs);
+        Ok(Piece { tokens, text, control, accepted, logprobs, prompt_logprobs })
     }
 
     /// Ends a cancelled generation. Returns the text that was held back, if any.
@@ -284,13 +306,13 @@ impl Run {
         self.held_back(session).filter(|piece| !piece.text.is_empty())
     }
 
-    /// Ends the generation if `max_tokens` is 0; returns whether it did.
-    pub fn nothing_to_generate(&mut self) -> bool {
-        let nothing = self.left == 0 && self.finish.is_none();
-        if nothing {
-            self.finish = Some(FinishReason::MaxTokens);
+    /// Ends the generation if `max_tokens` is 0; its piece then.
+    pub fn nothing_to_generate(&mut self) -> Option<Piece> {
+        if self.left > 0 || self.finish.is_some() {
+            return None;
         }
-        nothing
+        self.finish = Some(FinishReason::MaxTokens);
+        Some(Piece { prompt_logprobs: std::mem::take(&mut self.prompt_logprobs), ..Piece::default() })
     }
 
     /// Whether the error that ended the generation is still to be [taken](Run::take_error).

@@ -107,8 +107,8 @@ impl Detokenizer {
         Ok(self.ended.is_some())
     }
 
-    /// Where the first stop string begins that ends behind the text that is not searched. None has a control token within
-    /// it: the texts on both sides are separate.
+    /// Where the first stop string begins that ends behind the text that is not searched. None has a control token
+    /// within it: the texts on both sides are separate.
     fn find(&self) -> Option<usize> {
         let ends = self.control.iter().map(|control| control.at).chain([self.text.len()]);
         let mut begin = 0;

@@ -162,6 +162,39 @@ fn edge() {
     assert_eq!(logprobs.map(|of| of.token).collect::<Vec<_>>(), want);
 }
 
+/// Log-probabilities of a prompt are the CPU's, beside a sequence whose drafts the device accepts, too.
+#[test]
+fn log_probabilities_of_prompts() {
+    for name in ["dense", "qwen35-dense"] {
+        let pair = pair(name, NARROW, None);
+        let prompt = pair.prompt.repeat(40 / pair.prompt.len() + 1);
+        let scored = GenerateOptions { prompt_logprobs: Some(1), logprobs: Some(1), ..plain(6) };
+        let [on_cpu, on_device] = [&pair.cpu, &pair.device].map(|engine| {
+            let mut scheduler = Scheduler::new(engine, SchedulerOptions::default());
+            let mut add = |prompt: &[u32], options: &GenerateOptions| {
+                let session = engine.session(&exact(ElementType::F32)).expect("a session");
+                scheduler.add(session, prompt, options).expect("a sequence")
+            };
+            add(&pair.prompt, &plain(12));
+            let id = add(&prompt, &scored);
+            let (mut written, mut of_prompt) = (0, Vec::new());
+            while written < 6 {
+                for event in scheduler.step().into_iter().filter(|event| event.id == id) {
+                    let piece = event.piece.expect("a piece");
+                    written += piece.tokens.len();
+                    of_prompt.extend(piece.prompt_logprobs);
+                }
+            }
+            of_prompt
+        });
+        assert_eq!(on_device.iter().map(|of| of.token).collect::<Vec<_>>(), prompt[1..], "{name}");
+        for (cpu, device) in on_cpu.iter().zip(&on_device) {
+            let same = cpu.token == device.token && (cpu.logprob - device.logprob).abs() < 1e-3;
+            assert!(same, "{name}: {cpu:?} {device:?}");
+        }
+    }
+}
+
 /// Experts, also of prompts of several blocks of rows; then an expert has several buckets.
 #[test]
 fn experts() {

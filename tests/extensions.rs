@@ -462,6 +462,36 @@ fn log_probabilities_are_the_targets() {
     assert!((first.logprob - plain[0].logprob).abs() < 1e-6);
 }
 
+/// Those of a prompt, which is read in several chunks, are of the logits before each of its tokens.
+#[test]
+fn log_probabilities_of_prompts() {
+    let (engine, prompt) = demo();
+    let long = prompt.repeat(16);
+    assert!(long.len() > 64, "several chunks");
+    let output = engine.forward(&long, OutputRows::All, &SessionOptions::default()).expect("logits");
+    let rows = output.logits.to_vec2::<f32>().expect("rows");
+    let text = ids(&pieces(&mut session(&engine), &long, &options(4, Speculation::Off)));
+    for speculation in [Speculation::Off, mtp(4)] {
+        let scored = GenerateOptions { prompt_logprobs: Some(2), ..options(4, speculation) };
+        let written = pieces(&mut session(&engine), &long, &scored);
+        assert_eq!(ids(&written), text);
+        assert!(written[1..].iter().all(|piece| piece.prompt_logprobs.is_empty()));
+        let of_prompt = &written[0].prompt_logprobs;
+        assert_eq!(of_prompt.iter().map(|of| of.token).collect::<Vec<_>>(), long[1..]);
+        for (row, of) in rows.iter().zip(of_prompt) {
+            let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+            let want = f64::from(row[of.token as usize]) - sum.ln();
+            assert!((f64::from(of.logprob) - want).abs() < 1e-4 && of.top.len() == 2, "{want}: {of:?}");
+        }
+    }
+    // The first token has one as well where others are before it.
+    let mut session = session(&engine);
+    pieces(&mut session, &prompt, &options(2, Speculation::Off));
+    let scored = GenerateOptions { prompt_logprobs: Some(0), ..options(2, Speculation::Off) };
+    let of_prompt = pieces(&mut session, &prompt, &scored)[0].prompt_logprobs.clone();
+    assert_eq!(of_prompt.iter().map(|of| of.token).collect::<Vec<_>>(), prompt);
+}
+
 /// A fork continues like its original, and neither disturbs the other, in any K/V format.
 #[test]
 fn forks_share_the_past_and_nothing_else() {

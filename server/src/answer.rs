@@ -48,6 +48,8 @@ pub(crate) async fn answer(
         prompt_name: names[index / choices].clone(),
         constraint_name: constraint_name.clone(),
         prompt_tokens: encoded[index / choices].len(),
+        first_token: encoded[index / choices].first().copied().unwrap_or_default(),
+        prompt_logprobs: Vec::new(),
         cached_tokens: 0,
         stop_strings: generate.common.options.stop.strings.clone(),
         index,

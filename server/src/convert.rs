@@ -388,7 +388,7 @@ pub(crate) fn check_length(app: &App, bytes: usize) -> foretoken::Result<()> {
 }
 
 /// Which stop string ended a text of these tokens: one behind the last control token, as none has one within it, that
-/// ends with the last token, as those before it were not looked for (`min_tokens`). Of several the first one, at the same
+/// ends with the last token, as earlier ones were not looked for (`min_tokens`). Of several the first one, at the same
 /// place the longest.
 pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
     let tokenizer = engine.tokenizer().ok()?;

@@ -44,7 +44,7 @@ pub(crate) struct Choice {
 pub(crate) enum Update {
     /// It has a sequence, of whose prompt the prefix cache had so many tokens.
     Started(usize),
-    /// A round's tokens.
+    /// A round's tokens, or the log-probabilities of its prompt's.
     Piece(Piece),
     /// It has ended.
     Ended(Box<Ended>),

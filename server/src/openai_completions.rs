@@ -29,11 +29,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     common.options.stop = convert::stop(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
-    if echoes && common.options.logprobs.is_some() {
-        // Those of the prompt are not computed.
-        let problem = "is supported only without logprobs; omit one of them";
-        return Err(fields.error("echo", problem).with_code("unsupported_parameter"));
-    }
+    common.options.prompt_logprobs = common.options.logprobs.filter(|_| echoes);
     let choices = openai::choices(&mut fields, app.parallel)?;
     let all = prompts.len() * choices;
     app.check_places(&fields, all)?;
@@ -46,6 +42,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         reply: Box::new(Completion {
             form: Form { logprobs: common.options.logprobs.is_some(), ..form },
             places: (0..all).map(|_| Default::default()).collect(),
+            unbegun: if echoes { vec![true; all] } else { Vec::new() },
             echoed,
         }),
         common,
@@ -73,6 +70,8 @@ struct Completion {
     places: Vec<(StreamDecoder, usize)>,
     /// The prompts' texts, if the choices' begin with them; else none.
     echoed: Vec<String>,
+    /// For every choice of a stream whose text begins with the prompt, whether that is still to be sent.
+    unbegun: Vec<bool>,
 }
 
 impl Completion {
@@ -85,30 +84,51 @@ impl Completion {
         self.echoed.get(output.prompt).cloned().unwrap_or_default()
     }
 
-    fn choice(&mut self, output: &ChoiceOutput, text: &str, logprobs: &[TokenLogprobs], reason: Option<&str>) -> Value {
-        let logprobs = self.form.logprobs.then(|| self.lists(output, logprobs));
+    /// A choice with `text`, the tokens of which have `logprobs`, but the one before them, if there is one.
+    fn choice(
+        &mut self,
+        output: &ChoiceOutput,
+        text: &str,
+        (first, logprobs): (Option<u32>, &[TokenLogprobs]),
+        reason: Option<&str>,
+    ) -> Value {
+        let logprobs = self.form.logprobs.then(|| self.lists(output, first, logprobs));
         json!({"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
     }
 
-    /// Log-probabilities in the format of completions: an array for each of their parts.
-    fn lists(&mut self, output: &ChoiceOutput, logprobs: &[TokenLogprobs]) -> Value {
+    /// The first event of a choice that begins with its prompt, unless it was sent.
+    fn echo_event(&mut self, output: &ChoiceOutput) -> String {
+        if !self.unbegun.get_mut(output.index).is_some_and(std::mem::take) {
+            return String::new();
+        }
+        let (text, logprobs) = (self.echo(output), (Some(output.first_token), &*output.prompt_logprobs));
+        let choice = self.choice(output, &text, logprobs, None);
+        event(&self.chunk(output, choice))
+    }
+
+    /// Log-probabilities in the format of completions: an array for each of their parts. `first`, a token before the
+    /// others, has none.
+    fn lists(&mut self, output: &ChoiceOutput, first: Option<u32>, logprobs: &[TokenLogprobs]) -> Value {
         let place = &mut self.places[output.index];
         let tokenizer = output.engine.tokenizer().ok();
         let token = |id| tokenizer.map_or_else(String::new, |tokenizer| token_text(tokenizer, id));
         let (mut tokens, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for of in logprobs {
-            let text = token(of.token);
-            offsets.push(tokenizer.map_or(0, |tokenizer| offset(place, tokenizer, of.token)));
-            let mut best = Map::new();
-            for (id, logprob) in &of.top {
-                // Of tokens with the same text, the most probable one.
-                best.entry(token(*id)).or_insert_with(|| json!(logprob));
-            }
-            if !best.is_empty() {
-                best.insert(text.clone(), json!(of.logprob));
-            }
-            top.push(best);
-            values.push(of.logprob);
+        let first = first.map(|id| (id, None)).into_iter();
+        for (id, of) in first.chain(logprobs.iter().map(|of| (of.token, Some(of)))) {
+            let text = token(id);
+            offsets.push(tokenizer.map_or(0, |tokenizer| offset(place, tokenizer, id)));
+            values.push(of.map(|of| of.logprob));
+            top.push(of.map(|of| {
+                let mut best = Map::new();
+                for (id, logprob) in &of.top {
+                    // Of tokens with the same text, the most probable one.
+                    best.entry(token(*id)).or_insert_with(|| json!(logprob));
+                }
+                if !best.is_empty() {
+                    best.insert(text.clone(), json!(of.logprob));
+                }
+                best
+            }));
             tokens.push(text);
         }
         json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets})
@@ -140,28 +160,26 @@ fn offset((decoder, characters): &mut (StreamDecoder, usize), tokenizer: &Tokeni
 
 impl Reply for Completion {
     fn begin(&mut self, output: &ChoiceOutput) -> String {
-        let prompt = self.echo(output);
-        if prompt.is_empty() {
-            return String::new();
-        }
-        let choice = self.choice(output, &prompt, &[], None);
-        event(&self.chunk(output, choice))
+        // With log-probabilities, once they are known.
+        if self.form.logprobs { String::new() } else { self.echo_event(output) }
     }
 
     fn piece(&mut self, piece: &Piece, _: &[ReplyPart], output: &ChoiceOutput) -> String {
+        let echo = self.echo_event(output);
         if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
-            return String::new();
+            return echo;
         }
-        let mut choice = self.choice(output, &piece.text, &piece.logprobs, None);
+        let mut choice = self.choice(output, &piece.text, (None, &*piece.logprobs), None);
         if self.form.token_origins {
             choice["tokens"] = convert::origins(&output.engine, piece);
         }
-        event(&self.chunk(output, choice))
+        echo + &event(&self.chunk(output, choice))
     }
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
-        let choice = self.choice(output, "", &[], Some(openai::finish_reason(output, ended)));
-        openai::last_chunk(self.chunk(output, choice), ended)
+        let echo = self.echo_event(output);
+        let choice = self.choice(output, "", (None, &[]), Some(openai::finish_reason(output, ended)));
+        echo + &openai::last_chunk(self.chunk(output, choice), ended)
     }
 
     fn close(&mut self, choices: &[ChoiceOutput]) -> String {
@@ -173,7 +191,9 @@ impl Reply for Completion {
         for (output, ended) in choices {
             let reason = openai::finish_reason(output, ended);
             let text = self.echo(output) + &output.text;
-            list.push(self.choice(output, &text, output.logprobs(), Some(reason)));
+            let first = (!self.echoed.is_empty()).then_some(output.first_token);
+            let logprobs = [&*output.prompt_logprobs, output.logprobs()].concat();
+            list.push(self.choice(output, &text, (first, &*logprobs), Some(reason)));
         }
         openai::whole(choices, openai::object(&choices[0].0, OBJECT, json!(list)))
     }

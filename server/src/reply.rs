@@ -49,6 +49,10 @@ pub(crate) struct ChoiceOutput {
     /// The name of its constraint, for errors (`response_format.json_schema.schema`).
     pub constraint_name: String,
     pub prompt_tokens: usize,
+    /// The prompt's first token.
+    pub first_token: u32,
+    /// Of the prompt's other tokens, if they are requested, from the first piece on.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
     /// The request's stop strings.
@@ -98,6 +102,9 @@ impl ChoiceOutput {
     pub fn add(&mut self, piece: &Piece) -> Vec<ReplyPart> {
         self.tokens.extend(&piece.tokens);
         self.text += &piece.text;
+        if !piece.prompt_logprobs.is_empty() {
+            self.prompt_logprobs = piece.prompt_logprobs.clone();
+        }
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.extend(piece.logprobs.iter().cloned());
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use foretoken::{Engine, Event, FinishReason, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken::{Engine, Event, FinishReason, Piece, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 
 use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
 use crate::metrics::Metrics;
@@ -366,6 +366,12 @@ impl EngineThread {
                     self.metrics.prompt(started.request.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());
+                if !piece.prompt_logprobs.is_empty() {
+                    // Forks do not read the prompt again.
+                    let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };
+                    let others = started.others.iter();
+                    others.for_each(|other| drop(other.updates.send(Update::Piece(shared.clone()))));
+                }
                 if started.first.is_none() && !piece.tokens.is_empty() {
                     let first = started.request.admitted.elapsed();
                     started.first = Some(first);

@@ -43,8 +43,8 @@ pub(super) fn tagged<'m>(
     Ok((messages.into(), Some(TextEnd { tag, spaces })))
 }
 
-/// The prompt, up to the end of the text that is continued: as transformers cuts it, but the line end before a text that
-/// is empty stays.
+/// The prompt, up to the end of the text that is continued: as transformers cuts it, but the line end before an empty
+/// text stays.
 ///
 /// # Errors
 /// If the template does not write the text.

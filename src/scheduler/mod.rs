@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::not_started::NotStarted;
 use crate::options::GenerateOptions;
-use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
 use crate::speculative::{OtherSequences, PassMode, Proposing, Step, Work, complete, run_pass};
@@ -141,7 +140,8 @@ impl Scheduler {
         }
         // A leaked generation may still be drafting.
         session.wait();
-        let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
+        let takes_prefix = session.tokens().is_empty() && options.prompt_logprobs.is_none();
+        let prefixes = self.prefixes.as_mut().filter(|_| takes_prefix);
         let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
         let cached = known.as_ref().map_or(0, |known| known.tokens().len());
         let (mut session, empty) = match known {
@@ -339,8 +339,7 @@ impl Scheduler {
                 prefixes.insert_running(session);
             }
             match run.has_first() {
-                true if run.nothing_to_generate() => Ok(Some(Piece::default())),
-                true => run.emit_first(session),
+                true => run.nothing_to_generate().map_or_else(|| run.emit_first(session), |piece| Ok(Some(piece))),
                 false => Ok(taken),
             }
         });

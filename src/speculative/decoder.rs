@@ -15,7 +15,7 @@ use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSeque
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
 
 /// One sequence, which can be moved to the thread that drafts.
@@ -92,6 +92,8 @@ impl Step<'_> {
 pub(crate) enum Done {
     /// Tokens of a prompt were read; after the last ones, the next token is known.
     Prompt(Option<FirstToken>),
+    /// Tokens of a prompt were read; those after them have these log-probabilities.
+    Scored(Vec<TokenLogprobs>),
     /// A round is complete.
     Round(Box<RoundResult>),
 }
@@ -438,10 +440,15 @@ fn finish(
             let next = drafting.read_prompt(&ids, is_last, output.as_mut(), rng)?;
             Ok((ids.len(), Done::Prompt(next)))
         }
+        (Some(Work::ScoredPrompt { ids, scored }), Some(mut output)) => {
+            drafting.read_prompt(&ids, false, Some(&mut output), rng)?;
+            let logprobs = drafting.score(&scored, &mut output)?;
+            Ok((ids.len(), Done::Scored(logprobs)))
+        }
         (Some(Work::Verify(proposal)), Some(output)) => {
             let round = drafting.verify(*proposal, output, ends, rng, timing)?;
             Ok((round.tokens.len(), Done::Round(Box::new(round))))
         }
-        (Some(Work::Verify(_)) | None, _) => Ok((0, Done::Prompt(None))),
+        (Some(Work::ScoredPrompt { .. } | Work::Verify(_)) | None, _) => Ok((0, Done::Prompt(None))),
     }
 }

@@ -13,11 +13,11 @@ use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
     DecodeState, Draft, DraftCost, DraftOutcome, FirstToken, ForwardOutput, ModelSteps, Observation, Order,
-    OtherSequences, Plan, Planner, Proposal, RoundResult, Settings, States,
+    OtherSequences, Plan, Planner, Proposal, RoundResult, Scored, Settings, States,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
 
 /// One sequence's tokens, drafters and planner.
@@ -132,6 +132,30 @@ impl Drafting {
         self.settings.commit();
         let hidden = output.advance(output.last_row()?, last, Confidence::Report)?;
         Ok(Some(FirstToken { state: DecodeState { last, hidden }, logprobs }))
+    }
+
+    /// The target's log-probabilities of the tokens after the rows of `output`, all of which have logits. The sequence
+    /// continues with the last of them.
+    ///
+    /// # Errors
+    /// If a logit is NaN or infinite, or the device's.
+    pub fn score(&self, scored: &Scored, output: &mut ForwardOutput<'_>) -> Result<Vec<TokenLogprobs>> {
+        let isa = self.settings.sampler.isa();
+        let mut logprobs = Vec::with_capacity(scored.tokens.len());
+        {
+            let logits = output.logits(scored.tokens.len())?;
+            let rows = logits.chunks_exact(logits.len() / scored.tokens.len());
+            logprobs
+                .extend(rows.zip(&scored.tokens).map(|(row, token)| TokenLogprobs::of(isa, row, *token, scored.top)));
+        }
+        if let Some(of) = logprobs.iter().find(|of| of.logprob.is_nan()) {
+            return Err(Error::logits(of.logprob));
+        }
+        if let Some(token) = scored.tokens.last() {
+            // A device may have accepted drafts in this pass, and have taken the rows for some.
+            output.advance(output.last_row()?, *token, Confidence::Omit)?;
+        }
+        Ok(logprobs)
     }
 
     /// Plans a draft for a round of up to `max_rows` rows besides those of `others`. A prompt lookup draft is already

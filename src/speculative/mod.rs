@@ -69,4 +69,4 @@ pub(crate) use simulated::SimulatedAcceptance;
 pub(crate) use sources::Sources;
 pub(crate) use statistics::{add_all, count_at};
 pub(crate) use trace::Tracer;
-pub(crate) use work::Work;
+pub(crate) use work::{Scored, Work};

@@ -9,8 +9,18 @@ use crate::model::OutputRows;
 pub(crate) enum Work {
     /// Read some tokens of a prompt. After the last ones, a token is drawn.
     Prompt { ids: Vec<u32>, is_last: bool },
+    /// Read some tokens of a prompt, not the last one, and report the log-probabilities of those after them.
+    ScoredPrompt { ids: Vec<u32>, scored: Scored },
     /// Verify a draft.
     Verify(Box<Proposal>),
+}
+
+/// Tokens of a prompt whose log-probabilities are reported.
+pub(crate) struct Scored {
+    /// The token after each row.
+    pub tokens: Vec<u32>,
+    /// Number of most probable tokens to report with each.
+    pub top: usize,
 }
 
 /// The rows of a work: their tokens, and which of them have logits and hidden states.
@@ -24,7 +34,7 @@ impl Work {
     /// Rows of its pass.
     pub fn num_rows(&self) -> usize {
         match self {
-            Work::Prompt { ids, .. } => ids.len(),
+            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => ids.len(),
             Work::Verify(proposal) => 1 + proposal.planned_len,
         }
     }
@@ -33,7 +43,7 @@ impl Work {
     pub fn counts(&self) -> OtherSequences {
         let rows = self.num_rows();
         match self {
-            Work::Prompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
+            Work::Prompt { .. } | Work::ScoredPrompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
             Work::Verify(_) => OtherSequences { rows, tokens: 1, prompt_rows: 0 },
         }
     }
@@ -41,7 +51,7 @@ impl Work {
     /// Begins its round. Prompts are committed whole or not at all.
     pub(super) fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<Round<'s>> {
         match self {
-            Work::Prompt { .. } => state.begin_whole_round(rows),
+            Work::Prompt { .. } | Work::ScoredPrompt { .. } => state.begin_whole_round(rows),
             Work::Verify(_) => state.begin_round(rows),
         }
     }
@@ -53,6 +63,9 @@ impl Work {
                 let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
                 let hidden = if drafting.drafters.reads().hidden { OutputRows::All } else { logits };
                 WorkRows { ids: ids.clone(), logits, hidden }
+            }
+            Work::ScoredPrompt { ids, .. } => {
+                WorkRows { ids: ids.clone(), logits: OutputRows::All, hidden: OutputRows::All }
             }
             Work::Verify(proposal) => {
                 WorkRows { ids: drafting.rows(proposal), logits: OutputRows::All, hidden: OutputRows::All }

@@ -93,6 +93,54 @@ fn prompts_are_echoed() {
     assert_eq!(texts(&nothing), [PROMPT]);
 }
 
+/// With log-probabilities, those of the prompt come first, of which the first token has none: what they are of a text
+/// that is generated.
+#[test]
+fn prompts_are_echoed_with_log_probabilities() {
+    let server = TestServer::start(options());
+    let prompt = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
+    let prompt = prompt.as_array().expect("a list");
+    let body = json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true, "logprobs": 2});
+    let written = server.ask(TEXT, &body)["choices"][0]["logprobs"].clone();
+    let body = json!({"prompt": PROMPT, "n_predict": 40, "ignore_eos": true, "return_tokens": true});
+    let text = server.ask("/completion", &body);
+    let all = [prompt.as_slice(), text["tokens"].as_array().expect("a list")].concat();
+    let read = server.ask(TEXT, &json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2}));
+    let read = read["choices"][0]["logprobs"].clone();
+    let list = |of: &Value, name: &str| of[name].as_array().expect("a list").clone();
+    assert_eq!((&read["token_logprobs"][0], &read["top_logprobs"][0]), (&Value::Null, &Value::Null));
+    assert_eq!(list(&read, "tokens")[prompt.len()..], list(&written, "tokens"));
+    let numbers = |of: &Value, name: &str| -> Vec<f64> {
+        list(of, name).iter().map(|number| number.as_f64().unwrap_or(1.0)).collect()
+    };
+    let of_text = numbers(&read, "token_logprobs").split_off(prompt.len());
+    for (read, written) in of_text.iter().zip(numbers(&written, "token_logprobs")) {
+        assert!((read - written).abs() < 1e-3, "{read} and {written}");
+    }
+    let offsets = numbers(&written, "text_offset").into_iter().map(|offset| offset + PROMPT.len() as f64);
+    assert_eq!(numbers(&read, "text_offset").split_off(prompt.len()), offsets.collect::<Vec<_>>());
+
+    // Of every choice, whole and streamed. The prompts are cached by now, and read again.
+    for max_tokens in [0, 4] {
+        let mut body = json!({"prompt": [PROMPT, "fn main() {\n"], "max_tokens": max_tokens, "n": 2, "echo": true,
+            "logprobs": 1, "ignore_eos": true});
+        let whole = server.ask(TEXT, &body)["choices"].as_array().expect("a list").clone();
+        assert_eq!(list(&whole[0]["logprobs"], "tokens").len(), prompt.len() + max_tokens);
+        assert_eq!([&whole[0]["logprobs"], &whole[2]["logprobs"]], [&whole[1]["logprobs"], &whole[3]["logprobs"]]);
+        body["stream"] = json!(true);
+        let chunks = server.chunks(TEXT, &body);
+        for (i, choice) in whole.iter().enumerate() {
+            let of_choice =
+                || chunks.iter().map(|chunk| &chunk["choices"][0]).filter(move |choice| choice["index"] == i);
+            assert_eq!(of_choice().filter_map(|choice| choice["text"].as_str()).collect::<String>(), choice["text"]);
+            for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+                let pieces = of_choice().flat_map(|choice| list(&choice["logprobs"], name)).collect::<Vec<_>>();
+                assert_eq!(choice["logprobs"][name], json!(pieces), "{name} of choice {i}");
+            }
+        }
+    }
+}
+
 /// The choices of several prompts are those of a request for each, in their order.
 #[test]
 fn several_prompts() {

@@ -164,7 +164,7 @@ impl Destination for DeviceDestination<'_> {
             down_proj: Matrices::upload(self.0, &from.down_proj)?,
             per_expert_scale: Buffer::of(self.0, &from.per_expert_scale)?,
             top_k,
-            gate: from.gate(),
+            gate: from.gate,
         })
     }
 

@@ -3,7 +3,7 @@
 use super::config::{MoeConfig, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::nn::{Experts, RmsNorm};
+use crate::nn::{Experts, Gate, RmsNorm};
 use crate::ops::{Destination, Ops};
 
 /// Router, experts and the three norms around them.
@@ -33,7 +33,8 @@ impl<O: Ops> Moe<O> {
         let per_expert_scale = loader.factors(&format!("{name}router.per_expert_scale"), count)?;
         let gate_up_proj = loader.stack(&format!("{name}experts.gate_up_proj"), [count, 2 * width, hidden], used)?;
         let down_proj = loader.stack(&format!("{name}experts.down_proj"), [count, hidden, width], used)?;
-        let experts = to.experts(Experts::new(gate_up_proj, down_proj, per_expert_scale, used, isa))?;
+        let experts = Experts { gate_up_proj, down_proj, per_expert_scale, top_k: used, gate: Gate::GeluTanh, isa };
+        let experts = to.experts(experts)?;
         let mut norm = |norm: &str| to.norm(loader.norm(&format!("{name}{norm}.weight"), hidden, eps)?);
         Ok(Self {
             router_norm: to.norm(RmsNorm::new(scale, eps, isa))?,

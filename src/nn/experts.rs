@@ -17,8 +17,10 @@ pub struct Experts {
     pub per_expert_scale: Vec<f32>,
     /// Experts per row.
     pub top_k: usize,
-    gate: Gate,
-    isa: Isa,
+    /// The function of the gates.
+    pub gate: Gate,
+    /// The instruction set.
+    pub isa: Isa,
 }
 
 /// Rows from which experts are not computed together with further ones, so that groups reuse the memory of their
@@ -33,21 +35,6 @@ struct Choice {
 }
 
 impl Experts {
-    /// Experts with [`Gate::GeluTanh`], computed with `isa`.
-    pub fn new(gate_up_proj: Weight, down_proj: Weight, per_expert_scale: Vec<f32>, top_k: usize, isa: Isa) -> Self {
-        Self { gate_up_proj, down_proj, per_expert_scale, top_k, gate: Gate::GeluTanh, isa }
-    }
-
-    /// The same experts with another gate.
-    pub fn gated_by(self, gate: Gate) -> Self {
-        Self { gate, ..self }
-    }
-
-    /// The function of the gates.
-    pub(crate) fn gate(&self) -> Gate {
-        self.gate
-    }
-
     /// The weighted sum of each row's experts. `scores` `(rows, experts)` are the router's, `x` is `(rows, hidden)`.
     ///
     /// Each chosen expert is read once for all of its rows, all experts in parallel. A row sums its experts in index

@@ -53,7 +53,8 @@ impl<O: Ops> Moe<O> {
         let (count, width, used) = (moe.num_experts, moe.intermediate_size, moe.num_experts_per_tok);
         let gate_up_proj = loader.stack(&format!("{name}experts.gate_up_proj"), [count, 2 * width, hidden], used)?;
         let down_proj = loader.stack(&format!("{name}experts.down_proj"), [count, hidden, width], used)?;
-        let experts = Experts::new(gate_up_proj, down_proj, vec![1.0; count], used, loader.isa()).gated_by(Gate::Silu);
+        let (per_expert_scale, isa) = (vec![1.0; count], loader.isa());
+        let experts = Experts { gate_up_proj, down_proj, per_expert_scale, top_k: used, gate: Gate::Silu, isa };
         let shared = &format!("{name}shared_expert.");
         let mut exact =
             |part: &str, outputs| to.linear(loader.exact_linear(&format!("{name}{part}.weight"), outputs, hidden)?);

@@ -61,26 +61,22 @@ pub(crate) fn accept_rows<E>(
             };
             return Ok(Accepted { count, next });
         };
-        let proposal = draft.probs.as_ref().map(|probs| &probs[count]).filter(|probs| !probs.is_certain());
-        let Some(proposal) = proposal else {
-            let next = target.sample(rng);
-            if next != *token {
-                return Ok(Accepted { count, next });
-            }
-            count += 1;
-            continue;
+        let correction = match draft.probs.as_ref().map(|probs| &probs[count]).filter(|probs| !probs.is_certain()) {
+            Some(draft_probs) if is_accepted(*token, &target, draft_probs, rng) => None,
+            Some(draft_probs) => Some(target.residual(draft_probs).sample(rng)),
+            None => Some(target.sample(rng)).filter(|next| next != token),
         };
-        if !is_accepted(*token, &target, proposal, rng) {
-            return Ok(Accepted { count, next: target.residual(proposal).sample(rng) });
+        if let Some(next) = correction {
+            return Ok(Accepted { count, next });
         }
         count += 1;
     }
 }
 
-/// Whether a token drawn from `proposal` is accepted: with probability `min(1, target / proposal)`.
-fn is_accepted(token: u32, target: &Distribution, proposal: &Distribution, rng: &mut impl Rng) -> bool {
+/// Whether a token drawn from `draft_probs` is accepted: with probability `min(1, target / draft)`.
+fn is_accepted(token: u32, target: &Distribution, draft_probs: &Distribution, rng: &mut impl Rng) -> bool {
     // The ratio is NaN if the token has probability 0 in both: rejected.
-    let ratio = target.probability(token) / proposal.probability(token);
+    let ratio = target.probability(token) / draft_probs.probability(token);
     ratio >= 1.0 || rng.random::<f64>() < ratio
 }
 

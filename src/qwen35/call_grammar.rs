@@ -4,8 +4,6 @@
 //! A string is written without quotes: a lexeme up to the parameter's end tag, which neither an end tag nor the
 //! end of a call is in. All other values are JSON.
 
-use std::cell::Cell;
-
 use serde_json::{Map, Value, json};
 
 use crate::Result;
@@ -48,7 +46,7 @@ impl CallSyntax for XmlCalls {
     }
 
     fn call(&self, tool: &Tool, rules: &mut Rules) -> Result<String> {
-        let mut arguments = Arguments { rules, tool: &tool.name, root: &tool.parameters, visited: Cell::new(0) };
+        let mut arguments = Arguments { rules, tool: &tool.name, root: &tool.parameters, visited: 0 };
         let arguments = arguments.all(&tool.parameters, 0)?;
         let begin = literal(&format!("\n<function={}>\n", tool.name));
         Ok(format!("{begin} {arguments} {}", literal("</function>\n")))
@@ -64,7 +62,7 @@ struct Arguments<'a> {
     tool: &'a str,
     root: &'a Value,
     /// Schemas visited: cases may refer to the same ones again and again.
-    visited: Cell<usize>,
+    visited: usize,
 }
 
 /// Maximum number of schemas visited for a tool.
@@ -167,7 +165,7 @@ impl Arguments<'_> {
             cases.push(Case::Text);
             return Ok(());
         };
-        if depth == MAX_DEPTH || self.visited.get() >= MAX_SCHEMAS {
+        if depth == MAX_DEPTH || self.visited >= MAX_SCHEMAS {
             self.refuse("an argument's schema refers to too many others")?;
             cases.push(Case::Text);
             return Ok(());
@@ -214,10 +212,10 @@ impl Arguments<'_> {
     }
 
     /// Whether a schema may allow strings.
-    fn may_be_text(&self, schema: &Value, depth: usize) -> bool {
+    fn may_be_text(&mut self, schema: &Value, depth: usize) -> bool {
         let Some(fields) = schema.as_object() else { return *schema != Value::Bool(false) };
-        self.visited.set(self.visited.get() + 1);
-        if depth == MAX_DEPTH || self.visited.get() >= MAX_SCHEMAS {
+        self.visited += 1;
+        if depth == MAX_DEPTH || self.visited >= MAX_SCHEMAS {
             return true;
         }
         fields.iter().all(|(key, value)| match (key.as_str(), value) {
@@ -275,35 +273,24 @@ fn whole_text(pattern: &str) -> Option<String> {
     let mut to_end = false;
     while let Some(c) = rest.next() {
         match c {
-            '\\' => {
-                inner.push(c);
-                inner.push(rest.next()?);
-                continue;
-            }
-            '/' => inner.push('\\'),
-            '$' if !in_class && rest.peek().is_none() => {
-                to_end = true;
-                continue;
-            }
+            '$' if !in_class && rest.peek().is_none() => to_end = true,
             '^' | '$' if !in_class => return None,
             '|' if depth == 0 && !in_class => return None,
             '(' if !in_class => depth += 1,
             ')' if !in_class => depth = depth.checked_sub(1)?,
-            '[' => {
-                in_class = true;
-                inner.push(c);
-                // Negation is not an anchor.
-                inner.extend(rest.next_if_eq(&'^'));
-                continue;
-            }
+            '[' => in_class = true,
             ']' => in_class = false,
-            '\n' => {
-                inner.push_str("\\n");
-                continue;
-            }
             _ => {}
         }
-        inner.push(c);
+        match c {
+            '$' if !in_class => {} // the last
+            '/' => inner.push_str("\\/"),
+            '\n' => inner.push_str("\\n"),
+            '\\' => inner.extend([c, rest.next()?]),
+            // Negation is not an anchor.
+            '[' => inner.extend([c].into_iter().chain(rest.next_if_eq(&'^'))),
+            _ => inner.push(c),
+        }
     }
     let any = |is_anchored: bool| if is_anchored { "" } else { "(?s:.*)" };
     (depth == 0).then(|| format!("{}{inner}{}", any(from_start.is_some()), any(to_end)))

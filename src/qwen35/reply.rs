@@ -14,7 +14,7 @@ const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 /// Splits texts at tags, which may be tokens or spelled out. Calls that are malformed, or without
 /// offered tools, are text, unchanged.
 pub(crate) struct XmlReply {
-    tags: [(Option<u32>, &'static str); 4], // ids of tokens hidden in decoded text
+    tags: [(u32, &'static str); 4], // with their ids: decoded text does not have them
     tools: Vec<Tool>,
     state: State,
     rest: String, // not emitted: a possible prefix of a tag
@@ -33,12 +33,10 @@ enum State {
 }
 
 impl XmlReply {
-    /// `None` if the tokenizer has no such tags, or has the markers of another syntax.
+    /// `None` if a tag is not a token.
     pub(crate) fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Option<Self> {
-        let tags = [THINK[0], THINK[1], CALL[0], CALL[1]].map(|tag| (tokenizer.id(tag), tag));
-        if tags.iter().any(|(id, _)| id.is_none()) {
-            return None;
-        }
+        let tag = |tag| Some((tokenizer.id(tag)?, tag));
+        let tags = [tag(THINK[0])?, tag(THINK[1])?, tag(CALL[0])?, tag(CALL[1])?];
         let state = if options.prompt_opens_reasoning() { State::Reasoning { begin: true } } else { State::Start };
         Some(Self { tags, tools: options.tools.iter().map(Tool::of).collect(), state, rest: String::new() })
     }
@@ -139,7 +137,7 @@ impl ReplySyntax for XmlReply {
         for control in &piece.control {
             self.rest.push_str(&piece.text[begin..control.at]);
             begin = control.at;
-            let tag = self.tags.iter().find(|(id, _)| *id == Some(control.id));
+            let tag = self.tags.iter().find(|(id, _)| *id == control.id);
             self.rest.push_str(tag.map_or("", |(_, tag)| tag));
         }
         self.rest.push_str(&piece.text[begin..]);
@@ -160,11 +158,11 @@ impl ReplySyntax for XmlReply {
     }
 
     fn call_end(&self) -> Option<u32> {
-        self.tags[3].0
+        Some(self.tags[3].0)
     }
 
     fn reasoning(&self) -> ReasoningTokens {
-        let [open, close, call, call_end] = self.tags.map(|(id, _)| id);
+        let [open, close, call, call_end] = self.tags.map(|(id, _)| Some(id));
         let call = [call, call_end].map(|id| id.filter(|_| !self.tools.is_empty()));
         let is_open = matches!(self.state, State::Reasoning { .. });
         ReasoningTokens { tags: [open, close], call, is_open, in_call: false, count: 0 }
@@ -312,7 +310,7 @@ mod tests {
 
     fn reply(state: State, tools: bool) -> XmlReply {
         let tools = if tools { vec![tool(TOOL)] } else { Vec::new() };
-        let tags = [(Some(0), THINK[0]), (Some(1), THINK[1]), (Some(2), CALL[0]), (Some(3), CALL[1])];
+        let tags = [(0, THINK[0]), (1, THINK[1]), (2, CALL[0]), (3, CALL[1])];
         XmlReply { tags, tools, state, rest: String::new() }
     }
 

@@ -317,8 +317,8 @@ impl Drafter for DeviceNextN {
         }
         let begin = if self.unread() < seen.first { self.held.start } else { seen.first };
         // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
-        let behind_prompt = seen.tokens.len() == end;
-        if !behind_prompt && end - begin <= MAX_UNREAD {
+        let after_prompt = seen.tokens.len() == end;
+        if !after_prompt && end - begin <= MAX_UNREAD {
             return self.hold(seen.first..end, states);
         }
         self.free_rows(end - 1 - self.unread());

@@ -21,7 +21,7 @@ pub(crate) struct Proposal {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
-    pub found: Vec<Draft>, // of every prompt lookup drafter
+    pub found: Vec<Draft>, // by drafter: what prompt lookup found; empty for models
     pub forced: Vec<u32>,  // tokens that a constraint forces
     pub time: Duration,
     pub rng: Option<StdRng>, // that of drafts, before

@@ -19,9 +19,9 @@ pub struct DraftModel {
     state: SequenceState,
     kv: KvOptions,
     pages: PagePool,
-    read: Vec<u32>,         // tokens whose rows are in the cache
-    reading: Vec<u32>,      // those of a step that may be run
-    behind: Option<Scores>, // after the last token, if all are read
+    read: Vec<u32>,              // tokens whose rows are in the cache
+    reading: Vec<u32>,           // those of a step that may be run
+    last_scores: Option<Scores>, // after the last token, if all are read
 }
 
 /// An autoregressive draft model. Drafters of the same one share its passes.
@@ -50,7 +50,7 @@ impl DraftModel {
         let kv = KvOptions { max_context, ..kv.clone() };
         let state = model.0.new_state(&kv, pages)?;
         let (read, reading) = (Vec::new(), Vec::new());
-        Ok(Self { model, state, kv, pages: pages.clone(), read, reading, behind: None })
+        Ok(Self { model, state, kv, pages: pages.clone(), read, reading, last_scores: None })
     }
 
     /// As long as the model's own context allows, drafts for sequences of up to `positions` tokens, however little
@@ -64,7 +64,7 @@ impl DraftModel {
         while tokens.len() - self.read.len() > left {
             let rows = self.state.kv().max_round_rows().min(tokens.len() - self.read.len());
             let chunk = &tokens[self.read.len()..][..rows];
-            self.behind = None;
+            self.last_scores = None;
             self.model.0.forward_one(chunk, self.state.begin_whole_round(rows)?, OutputRows::None, rows)?;
             self.read.extend(chunk);
         }
@@ -102,7 +102,7 @@ impl Drafter for DraftModel {
         // The last token is left to read: its scores are needed.
         let common =
             self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len().saturating_sub(1));
-        self.behind = None;
+        self.last_scores = None;
         if self.state.rewind(common).is_ok() {
             self.read.truncate(common);
             return;
@@ -140,7 +140,7 @@ impl Drafter for DraftModel {
                 pages: self.pages.clone(),
                 read: self.read.clone(),
                 reading: Vec::new(),
-                behind: self.behind.clone(),
+                last_scores: self.last_scores.clone(),
             })
         })
     }
@@ -159,7 +159,7 @@ impl Drafter for DraftModel {
 
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         // There is a token to read now.
-        self.behind = None;
+        self.last_scores = None;
         Ok(())
     }
 }
@@ -180,7 +180,7 @@ impl DraftChain for DraftModel {
             self.catch_up(context.tokens, self.state.kv().max_round_rows())?;
             self.reading = context.tokens[self.read.len()..].to_vec();
             if self.reading.is_empty() {
-                return Ok(self.behind.clone().map_or(ChainStep::End, ChainStep::Known));
+                return Ok(self.last_scores.clone().map_or(ChainStep::End, ChainStep::Known));
             }
             (self.reading.clone(), self.reading.len())
         } else {
@@ -197,7 +197,7 @@ impl DraftChain for DraftModel {
     fn advance(&mut self, step: &DraftStep) {
         if !self.reading.is_empty() {
             self.read.append(&mut self.reading);
-            self.behind = Some(step.scores.clone());
+            self.last_scores = Some(step.scores.clone());
         }
     }
 }

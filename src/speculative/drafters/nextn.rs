@@ -18,12 +18,12 @@ pub(crate) const MAX_UNREAD: usize = 64;
 pub struct NextN {
     head: Arc<dyn NextnHead>,
     cache: KvCache,
-    first: usize,              // the position of the cache's first row
-    rows: usize,               // rows from the trunk's states; those after them are a chain's
-    unread: Vec<Tensor>,       // (rows, hidden) each: the trunk's states after them
-    taken: usize,              // leading rows of those that are in the cache
-    behind: Option<DraftStep>, // of the last row, if all states are read
-    chain: Option<Tensor>,     // (1, hidden): the head's state after the chain, if one has begun
+    first: usize,                 // the position of the cache's first row
+    rows: usize,                  // rows from the trunk's states; those after them are a chain's
+    unread: Vec<Tensor>,          // (rows, hidden) each: the trunk's states after them
+    taken: usize,                 // leading rows of those that are in the cache
+    last_step: Option<DraftStep>, // of the last row, if all states are read
+    chain: Option<Tensor>,        // (1, hidden): the head's state after the chain, if one has begun
 }
 
 impl NextN {
@@ -33,7 +33,7 @@ impl NextN {
     /// If an option is out of its range, or the context does not fit memory.
     pub fn new(head: Arc<dyn NextnHead>, options: &KvOptions, pages: &PagePool) -> Result<Self> {
         let cache = head.nextn_cache(options, pages)?;
-        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), taken: 0, behind: None, chain: None })
+        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), taken: 0, last_step: None, chain: None })
     }
 
     /// Drafts for sequences of up to `positions` tokens, however little memory was free when the cache was made.
@@ -71,13 +71,13 @@ impl NextN {
             return Ok(());
         }
         self.first = self.first.min(rows);
-        (self.rows, self.behind) = (rows - self.first, None);
+        (self.rows, self.last_step) = (rows - self.first, None);
         self.drop_chain()
     }
 
     /// Restarts the cache at position `first`, that of the first unread state if there is one.
     fn forget_rows(&mut self, first: usize) -> Result<()> {
-        (self.first, self.rows, self.behind, self.chain) = (first, 0, None, None);
+        (self.first, self.rows, self.last_step, self.chain) = (first, 0, None, None);
         self.cache.rewind(0)
     }
 
@@ -148,15 +148,15 @@ impl NextN {
     fn first_step(&mut self, context: &Context<'_>) -> Result<ChainStep<'_>> {
         // A drafter that observed nothing, as in a loaded session, begins with the state that every sequence has.
         let newest = context.tokens.len().saturating_sub(2);
-        if self.end() != newest + 1 || (self.unread.is_empty() && self.behind.is_none()) {
+        if self.end() != newest + 1 || (self.unread.is_empty() && self.last_step.is_none()) {
             self.restart(newest)?;
             self.unread.push(context.hidden.clone());
         }
         let rows = self.num_unread();
         self.drop_chain()?;
         if rows == 0 {
-            self.chain = self.behind.as_ref().map(|step| step.hidden.clone());
-            return Ok(self.behind.as_ref().map_or(ChainStep::End, |step| ChainStep::Known(step.scores.clone())));
+            self.chain = self.last_step.as_ref().map(|step| step.hidden.clone());
+            return Ok(self.last_step.as_ref().map_or(ChainStep::End, |step| ChainStep::Known(step.scores.clone())));
         }
         let keep = rows.min(self.max_rows());
         self.read(context.tokens, rows - keep)?;
@@ -191,7 +191,7 @@ impl Drafter for NextN {
             rows: self.rows,
             unread: self.unread.clone(),
             taken: self.taken,
-            behind: self.behind.clone(),
+            last_step: self.last_step.clone(),
             chain: self.chain.clone(),
         }))
     }
@@ -222,9 +222,9 @@ impl Drafter for NextN {
             self.restart(seen.first)?;
         }
         self.unread.push(hidden.clone());
-        self.behind = None;
-        let behind_prompt = seen.tokens.len() == self.end();
-        if behind_prompt || self.num_unread() > MAX_UNREAD {
+        self.last_step = None;
+        let after_prompt = seen.tokens.len() == self.end();
+        if after_prompt || self.num_unread() > MAX_UNREAD {
             // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
             let rows = self.num_unread().saturating_sub(1);
             self.drop_chain()?;
@@ -252,7 +252,7 @@ impl DraftChain for NextN {
     fn advance(&mut self, step: &DraftStep) {
         if self.chain.is_none() {
             self.have_read(self.cache.len() - self.rows);
-            self.behind = Some(step.clone());
+            self.last_step = Some(step.clone());
         }
         self.chain = Some(step.hidden.clone());
     }

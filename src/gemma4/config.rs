@@ -263,8 +263,9 @@ impl AssistantConfig {
     /// # Errors
     /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn read(config: &Fields) -> Result<Self> {
-        match model_type(config)?.as_str() {
-            "gemma4_assistant" | "gemma4_unified_assistant" => {}
+        let unified = match model_type(config)?.as_str() {
+            "gemma4_assistant" => false,
+            "gemma4_unified_assistant" => true,
             other @ ("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text") => {
                 let problem = format!("{other:?} is a target's, not a Gemma 4 assistant's");
                 return Err(
@@ -275,7 +276,7 @@ impl AssistantConfig {
                 let problem = format!("{other:?} is not a Gemma 4 assistant; use the one published for the target");
                 return Err(config.unsupported("model_type", problem));
             }
-        }
+        };
         let fields = config.object("text_config")?;
         let mut text = TextConfig::text(&fields)?;
         text.tie_word_embeddings = config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
@@ -291,7 +292,6 @@ impl AssistantConfig {
             return Err(fields.error("num_kv_shared_layers", problem));
         }
         text.layers.iter_mut().for_each(|layer| layer.kv_shared = true);
-        let unified = config.string("model_type")? == "gemma4_unified_assistant";
         let centroids = if config.flag("use_ordered_embeddings")? { Some(centroids(config, &text)?) } else { None };
         let backbone_hidden_size = config.size("backbone_hidden_size", Some(if unified { 3840 } else { 1536 }))?;
         config.refuse_misspelt()?;

@@ -2,8 +2,7 @@
 
 use super::config::AttentionType;
 use crate::Result;
-use crate::checkpoint::Checkpoint;
-use crate::checkpoint::{OwnDrafter, TargetFacts};
+use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts};
 
 /// Summarizes a target.
 ///

@@ -142,7 +142,9 @@ impl FromStr for KvPreset {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|preset| preset.name() == name);
-        let unknown = || format!("{name:?} is unknown; expected one of exact, quality, balanced, compact");
-        found.ok_or_else(|| Error::argument("K/V preset", unknown()))
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::argument("K/V preset", format!("{name:?} is unknown; expected one of {names}"))
+        })
     }
 }

@@ -102,11 +102,11 @@ impl KvOptions {
             let head = self.exact.head;
             return Err(Error::argument("exact.head", format!("is {head} positions, must be at most {PAGE}")));
         }
-        let donor =
-            |layer: usize| layout.store_of_layer.iter().position(|s| Some(s) == layout.store_of_layer.get(layer));
-        let own =
-            |layer: usize| donor(layer) == Some(layer) && layout.store_of_layer.get(layer) != Some(&KvLayout::NO_STORE);
-        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|format| !own(format.layer)) {
+        // A layer that computes K and V is the first that reads its store.
+        let has_own = |LayerFormat { layer, .. }: &LayerFormat| {
+            layout.store_of(*layer).is_ok_and(|store| !layout.store_of_layer[..*layer].contains(&store))
+        };
+        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|format| !has_own(format)) {
             let problem = format!("layer {layer} has no K/V store of its own; name another layer");
             return Err(Error::argument("layers", problem));
         }

@@ -3,8 +3,7 @@
 use super::config::{LayerType, TextConfig};
 use super::nextn::{LM_HEAD, has_nextn};
 use crate::Result;
-use crate::checkpoint::Checkpoint;
-use crate::checkpoint::{OwnDrafter, TargetFacts};
+use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts};
 use crate::gemma4::is_tower;
 
 /// Summarizes a target.

@@ -38,7 +38,6 @@ mod work;
 pub use accept::{Accepted, accept};
 pub use chain::{ChainStep, DraftChain};
 pub use context::Context;
-pub(crate) use decode_state::DecodeState;
 pub use draft::{Confidence, Draft, DraftSampling};
 pub use drafter::{AcceptResult, DraftCost, Drafter, Observed, Reads};
 pub use drafter_kind::DrafterKind;
@@ -57,7 +56,7 @@ pub use trace::Trace;
 
 pub(crate) use accept::accept_rows;
 pub(crate) use backend::{Backend, DeviceSequence, ForwardOutput, States};
-pub(crate) use decode_state::FirstToken;
+pub(crate) use decode_state::{DecodeState, FirstToken};
 pub(crate) use decoder::{Done, Proposing, Snapshot, SpeculativeDecoder, Step, complete, run_pass};
 pub(crate) use drafters::{MAX_UNREAD, check_vocabulary};
 pub(crate) use drafting::Drafting;

@@ -39,6 +39,11 @@ impl NgramCacheDrafter {
             .or_else(|| trusted(earlier?, &EARLIER, corpus, tokens))
             .or_else(|| trusted(corpus?, &CORPUS, None, tokens))
     }
+
+    fn learn(&mut self, tokens: &[u32]) {
+        self.context.learn(tokens, self.indexed, LONGEST);
+        self.indexed = tokens.len();
+    }
 }
 
 /// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's
@@ -60,13 +65,6 @@ fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, token
             total >= u64::from(trust.seen[n - 1]) && 100 * u64::from(*count) >= u64::from(trust.percent[n - 1]) * total;
         sure.then_some(*token)
     })
-}
-
-impl NgramCacheDrafter {
-    fn learn(&mut self, tokens: &[u32]) {
-        self.context.learn(tokens, self.indexed, LONGEST);
-        self.indexed = tokens.len();
-    }
 }
 
 impl Drafter for NgramCacheDrafter {

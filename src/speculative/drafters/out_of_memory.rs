@@ -1,6 +1,6 @@
 //! Replaces a drafter whose memory the target needs, and drafts nothing.
 
-use super::super::{DraftCost, Drafter, DrafterKind, Reads};
+use crate::speculative::{DraftCost, Drafter, DrafterKind, Reads};
 
 /// Drafts nothing.
 pub(in crate::speculative) struct OutOfMemory {

@@ -34,10 +34,11 @@ const QUERY_BLOCK: usize = 16;
 struct Queries<'a> {
     rows: Aligned<f32>, // (rows, heads, head_dim), rotated where the keys are
     words: Vec<i32>,    // (rows, heads, words): quantized queries, for quantized keys
-    positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    positions: &'a (dyn Fn(usize) -> Range<usize> + Sync), // of a row: see `attend`
     heads: usize,
-    group: usize,     // query heads per K/V head
-    min_tasks: usize, // among which they are divided; 1 if other blocks occupy the threads
+    group: usize,       // query heads per K/V head
+    per_kv_head: usize, // queries: (rows, group)
+    min_tasks: usize,   // among which they are divided; 1 if other blocks occupy the threads
 }
 
 /// Queries of one K/V head, over one split of its keys.
@@ -134,17 +135,16 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
     let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
     let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
 
-    let of_split = rows * queries.group;
-    let per_task = queries.per_task(of_split, splits.len() * kv_heads);
-    let at_once = match queries.min_tasks {
+    let per_task = queries.per_task(splits.len() * kv_heads);
+    let per_wave = match queries.min_tasks {
         1 => 1,
-        least => (WAVE * least).div_ceil(kv_heads * of_split.div_ceil(per_task)).min(splits.len()),
+        least => (WAVE * least).div_ceil(kv_heads * queries.per_kv_head.div_ceil(per_task)).min(splits.len()),
     };
     let mut totals = vec![OnlineSoftmax::EMPTY; rows * heads];
-    let len = at_once * kv_heads * of_split;
+    let len = per_wave * kv_heads * queries.per_kv_head;
     let mut partials = SplitPartials { softmax: vec![OnlineSoftmax::EMPTY; len], output: vec![0.0; len * head_dim] };
-    for first in splits.clone().step_by(at_once) {
-        let wave = first..splits.end.min(first + at_once);
+    for first in splits.clone().step_by(per_wave) {
+        let wave = first..splits.end.min(first + per_wave);
         attend_wave(cache, store, queries, wave.clone(), per_task, &mut partials);
         merge_wave(isa, queries, wave.len(), &partials, &mut totals, y);
     }
@@ -168,9 +168,8 @@ fn attend_wave(
     per_task: usize,
     partials: &mut SplitPartials,
 ) {
-    let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
-    let of_split = queries.rows.len() / (head_dim * kv_heads);
-    let of_splits = partials.softmax.chunks_mut(of_split).zip(partials.output.chunks_mut(of_split * head_dim));
+    let (kv_heads, head_dim, len) = (store.layout.num_kv_heads, store.layout.head_dim, queries.per_kv_head);
+    let of_splits = partials.softmax.chunks_mut(len).zip(partials.output.chunks_mut(len * head_dim));
     let tasks = of_splits.take(wave.len() * kv_heads).enumerate().flat_map(|(i, (softmax, output))| {
         let (kv_head, split) = (i % kv_heads, wave.start + i / kv_heads);
         let parts = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
@@ -198,12 +197,12 @@ fn merge_wave(
     y: &mut [f32],
 ) {
     let (heads, group) = (queries.heads, queries.group);
-    let (head_dim, of_split) = (y.len() / totals.len(), totals.len() / heads * group);
+    let head_dim = y.len() / totals.len();
     let merge_queries = |(first, (totals, y)): (usize, (&mut [OnlineSoftmax], &mut [f32]))| {
         for (query, (total, y)) in (first..).zip(totals.iter_mut().zip(y.chunks_exact_mut(head_dim))) {
             let (row, kv_head, member) = (query / heads, query % heads / group, query % group);
             for split in 0..splits {
-                let i = (split * (heads / group) + kv_head) * of_split + row * group + member;
+                let i = (split * (heads / group) + kv_head) * queries.per_kv_head + row * group + member;
                 merge(isa, total, y, partials.softmax[i], &partials.output[i * head_dim..(i + 1) * head_dim]);
             }
         }
@@ -223,13 +222,14 @@ impl<'a> Queries<'a> {
         heads: usize,
         min_tasks: usize,
     ) -> Self {
+        let group = heads / store.layout.num_kv_heads;
+        let per_kv_head = rows.len() / (heads * store.layout.head_dim) * group;
         let (rows, words) = match store.key_quantization() {
             None => (Aligned::copy(rows), Vec::new()),
             Some((format, groups)) => {
                 let width = store.layout.head_dim;
-                let rotary_first = store.rotary_first();
-                let mut rows = rotary_first.map_or_else(|| rows.to_vec(), |order| order.reorder_queries(rows));
-                let values = rotary_first.and(store.value_quantization());
+                let mut rows = store.rotary_first().map_or_else(|| rows.to_vec(), |order| order.reorder_queries(rows));
+                let values = store.values_as_keys();
                 rotate(isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
                 let mut words = vec![0; rows.len() / width * words_per_query(store)];
                 for (row, words) in rows.chunks_exact(width).zip(words.chunks_exact_mut(words_per_query(store))) {
@@ -242,13 +242,13 @@ impl<'a> Queries<'a> {
                 (Aligned::copy(&rows), words)
             }
         };
-        Self { rows, words, positions, heads, group: heads / store.layout.num_kv_heads, min_tasks }
+        Self { rows, words, positions, heads, group, per_kv_head, min_tasks }
     }
 
-    /// Queries per task, of the `all` of a split and a K/V head: fewer if `tasks` tasks would leave threads without
-    /// work. Every task reads the keys. (A minimum of work per task gains nothing.)
-    fn per_task(&self, all: usize, tasks: usize) -> usize {
-        all.div_ceil(self.min_tasks.div_ceil(tasks))
+    /// Queries per task: fewer than those of a K/V head if `tasks` tasks would leave threads without work. Every task
+    /// reads the keys. (A minimum of work per task gains nothing.)
+    fn per_task(&self, tasks: usize) -> usize {
+        self.per_kv_head.div_ceil(self.min_tasks.div_ceil(tasks))
     }
 
     /// Quantized query `index` of `(rows, heads)`, if keys are quantized.
@@ -258,7 +258,7 @@ impl<'a> Queries<'a> {
         let (keys, as_keys) =
             self.words[index * len..(index + 1) * len].split_at(QuantizedQuery::word_count(format, groups));
         let query = QuantizedQuery::from_words(format, groups, keys);
-        Some(match store.rotary_first().and(store.value_quantization()) {
+        Some(match store.values_as_keys() {
             Some((format, groups)) => query.with_values(QuantizedQuery::from_words(format, groups, as_keys)),
             None => query,
         })
@@ -269,7 +269,7 @@ impl<'a> Queries<'a> {
 fn words_per_query(store: &Store) -> usize {
     let words =
         |quantization: Option<_>| quantization.map_or(0, |(format, groups)| QuantizedQuery::word_count(format, groups));
-    words(store.key_quantization()) + words(store.rotary_first().and(store.value_quantization()))
+    words(store.key_quantization()) + words(store.values_as_keys())
 }
 
 fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTask<'_>) {

@@ -170,9 +170,10 @@ impl Layer {
         let window_and_rows = [&self.window, inputs.qkv].into_iter().flat_map(|x| x.chunks_exact(dims.channels()));
         let window_and_rows: Vec<&[f32]> = window_and_rows.collect();
         let rows = Rows::new(net.convolved(&window_and_rows), inputs, heads);
+        let count = rows.count;
         let mut by_head = vec![0.0; y.len()]; // (heads, rows, value_head_dim)
-        let outputs_of = by_head.chunks_mut(rows.count * value_dim);
-        if whole && rows.count > MAX_LOGGED {
+        let outputs_of = by_head.chunks_mut(count * value_dim);
+        if whole && count > MAX_LOGGED {
             let mut matrices = self.matrices.to_vec();
             if let Some(accepted) = &self.accepted {
                 net.advance(&mut matrices, accepted);
@@ -181,7 +182,7 @@ impl Layer {
             net.for_heads(states, |head, (state, y), scratch| {
                 advance(*isa, state, key_dim, net.head(head, &rows), scratch, y);
             });
-            let window = window_and_rows[rows.count..].concat();
+            let window = window_and_rows[count..].concat();
             self.staged = Some(Staged::Whole { matrices, window });
         } else {
             match self.accepted.take() {
@@ -201,7 +202,6 @@ impl Layer {
             }
             self.staged = Some(Staged::Logged(rows, inputs.qkv.to_vec()));
         }
-        let count = by_head.len() / (heads * value_dim);
         for_row_blocks(y, heads * value_dim, |first, y| {
             for (i, y) in y.chunks_exact_mut(value_dim).enumerate() {
                 let (row, head) = (first + i / heads, i % heads);

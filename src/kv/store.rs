@@ -122,6 +122,11 @@ impl Store {
         self.values.quantization()
     }
 
+    /// Quantization of the values if they serve as keys (K = V).
+    pub(super) fn values_as_keys(&self) -> Option<(CodeFormat, RotationGroups)> {
+        self.rotary_first().and(self.value_quantization())
+    }
+
     /// The readings that occur within a page.
     pub(super) fn readings(&self) -> &'static [Reading] {
         if self.is_quantized() { &[Reading::Exact, Reading::Quantized] } else { &[Reading::Exact] }

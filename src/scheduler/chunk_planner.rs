@@ -22,7 +22,7 @@ const PASSES_TO_TRIAL: usize = 16;
 pub(crate) struct ChunkPlanner {
     slowdown: f64,
     /// Seconds of passes without prompts, since the number of decoding sequences last crossed a power of two.
-    usual: Recent,
+    baseline: Recent,
     decoding: usize,
     chunks: usize, // passes with chunks since the last without
     row: Recent,   // seconds per prompt row
@@ -35,7 +35,7 @@ struct Recent(VecDeque<f64>);
 impl ChunkPlanner {
     /// Passes with chunks take at most `slowdown` times as long as those without, unless [`STEP`] rows take longer.
     pub fn new(slowdown: f64) -> Self {
-        Self { slowdown, usual: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
+        Self { slowdown, baseline: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
     }
 
     /// Prompt rows of the next pass, in which `decoding` sequences decode. 0: the baseline must be measured first.
@@ -47,7 +47,7 @@ impl ChunkPlanner {
             return STEP;
         }
         let is_known = self.decoding == decoding.next_power_of_two() && self.chunks < PASSES_TO_TRIAL;
-        let Some(pass) = self.usual.median().filter(|_| is_known) else { return 0 };
+        let Some(pass) = self.baseline.median().filter(|_| is_known) else { return 0 };
         let row = self.row.median().unwrap_or(f64::INFINITY);
         let rows = (self.slowdown - 1.0) * pass / row;
         (rows as usize / STEP * STEP).max(STEP)
@@ -61,16 +61,16 @@ impl ChunkPlanner {
         }
         let (decoding, time) = (decoding.next_power_of_two(), time.as_secs_f64());
         if self.decoding != decoding {
-            (self.decoding, self.usual) = (decoding, Recent::default());
+            (self.decoding, self.baseline) = (decoding, Recent::default());
         }
         if prompt_rows == 0 {
-            self.usual.add(time);
+            self.baseline.add(time);
             self.chunks = 0;
         } else {
             self.chunks += 1;
             // A remainder of a few rows may cost nothing. At most half of the pass is attributed to decoding: a
             // baseline measured while the machine was slower would make prompt rows seem free.
-            if let Some(pass) = self.usual.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
+            if let Some(pass) = self.baseline.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
                 self.row.add((time - pass).max(0.5 * time) / prompt_rows as f64);
             }
         }
@@ -98,14 +98,14 @@ mod tests {
     /// Reads prompts while 4 sequences decode, on a machine of (baseline milliseconds, milliseconds
     /// per prompt row). Times vary by a quarter, one in 20 is eight times as long. Returns
     /// undisturbed pass times relative to the baseline.
-    fn times(planner: &mut ChunkPlanner, (usual, row): (f64, f64), rng: &mut StdRng) -> Vec<f64> {
+    fn times(planner: &mut ChunkPlanner, (baseline, row): (f64, f64), rng: &mut StdRng) -> Vec<f64> {
         let step = |_| {
             let rows = planner.rows(4).min(512);
-            let ms = usual + row * rows as f64;
+            let ms = baseline + row * rows as f64;
             let outlier = if rng.random_bool(0.05) { 8.0 } else { 1.0 };
             let seconds = 1e-3 * ms * outlier * rng.random_range(0.75..1.25);
             planner.observe(4, rows, Duration::from_secs_f64(seconds));
-            ms / usual
+            ms / baseline
         };
         (0..1000).map(step).collect()
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_measured_first() {
+    fn the_baseline_is_measured_first() {
         let (mut planner, ms) = (ChunkPlanner::new(3.0), Duration::from_millis);
         assert_eq!((planner.rows(0), planner.rows(4)), (usize::MAX, 0));
         planner.observe(4, 0, ms(10));

@@ -144,11 +144,11 @@ impl PrefixCache {
     pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
         let below = self.prefixes.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
-        let leaves = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
+        let diverges_at = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
         let mut cuts: Vec<_> = regular_cuts(self.options.interval).take_while(|cut| *cut < prompt.len()).collect();
-        let before = cuts.iter().rev().find(|cut| **cut <= leaves).map_or(0, |cut| *cut);
-        if leaves >= from.max(before) + MIN_SAVED_TOKENS {
-            cuts.push(leaves);
+        let before = cuts.iter().rev().find(|cut| **cut <= diverges_at).map_or(0, |cut| *cut);
+        if diverges_at >= from.max(before) + MIN_SAVED_TOKENS {
+            cuts.push(diverges_at);
         }
         cuts.retain(|cut| *cut > from && cut + MIN_SAVED_TOKENS <= prompt.len());
         cuts.push(prompt.len());

@@ -7,17 +7,17 @@ use crate::Result;
 use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
 /// Thresholds by n-gram length (1 to 4 tokens): occurrences, and the share of its most frequent next token.
-struct Trust {
-    seen: [u32; LONGEST],
+struct Thresholds {
+    samples: [u32; LONGEST],
     percent: [u32; LONGEST],
 }
 
 /// The context is the current text: low thresholds.
-const CONTEXT: Trust = Trust { seen: [2, 2, 1, 1], percent: [66, 50, 50, 50] };
+const CONTEXT: Thresholds = Thresholds { samples: [2, 2, 1, 1], percent: [66, 50, 50, 50] };
 /// Earlier texts may be about anything.
-const EARLIER: Trust = Trust { seen: [4, 3, 2, 2], percent: [75, 66, 66, 66] };
+const EARLIER: Thresholds = Thresholds { samples: [4, 3, 2, 2], percent: [75, 66, 66, 66] };
 /// The corpus alone, with n-grams of two tokens.
-const CORPUS: Trust = Trust { seen: [u32::MAX, 2, u32::MAX, u32::MAX], percent: [100, 50, 100, 100] };
+const CORPUS: Thresholds = Thresholds { samples: [u32::MAX, 2, u32::MAX, u32::MAX], percent: [100, 50, 100, 100] };
 
 /// Drafts token by token from three caches: the context's, the earlier texts', the corpus's.
 pub struct NgramCacheDrafter {
@@ -35,9 +35,9 @@ impl NgramCacheDrafter {
     fn next(&self, tokens: &[u32]) -> Option<u32> {
         let corpus = self.options.corpus.as_deref();
         let earlier = self.options.earlier.as_deref();
-        trusted(&self.context, &CONTEXT, corpus, tokens)
-            .or_else(|| trusted(earlier?, &EARLIER, corpus, tokens))
-            .or_else(|| trusted(corpus?, &CORPUS, None, tokens))
+        most_frequent(&self.context, &CONTEXT, corpus, tokens)
+            .or_else(|| most_frequent(earlier?, &EARLIER, corpus, tokens))
+            .or_else(|| most_frequent(corpus?, &CORPUS, None, tokens))
     }
 
     fn learn(&mut self, tokens: &[u32]) {
@@ -48,7 +48,7 @@ impl NgramCacheDrafter {
 
 /// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's
 /// count is multiplied by a hundred times its count in the corpus, if any.
-fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, tokens: &[u32]) -> Option<u32> {
+fn most_frequent(cache: &NgramCache, least: &Thresholds, corpus: Option<&NgramCache>, tokens: &[u32]) -> Option<u32> {
     let bigram = tokens.len().checked_sub(2).map(|start| ngram(&tokens[start..]));
     let known = bigram.and_then(|bigram| corpus?.counts.get(&bigram));
     (1..=LONGEST.min(tokens.len())).rev().find_map(|n| {
@@ -61,8 +61,8 @@ fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, token
         // The lowest id of equals, because maps are unordered.
         let (token, count) =
             next.iter().max_by_key(|(token, count)| (weight(token, **count), std::cmp::Reverse(**token)))?;
-        let sure =
-            total >= u64::from(trust.seen[n - 1]) && 100 * u64::from(*count) >= u64::from(trust.percent[n - 1]) * total;
+        let sure = total >= u64::from(least.samples[n - 1])
+            && 100 * u64::from(*count) >= u64::from(least.percent[n - 1]) * total;
         sure.then_some(*token)
     })
 }

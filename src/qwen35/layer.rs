@@ -62,15 +62,9 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         })
     }
 
-    /// The part of [`DecoderLayer::forward`] that later rows need, of `h` `(rows, hidden)`: `store` stores K and V,
-    /// given the mixer and its input.
-    pub(super) fn append(
-        &self,
-        ops: &O,
-        h: &O::Tensor,
-        store: impl FnOnce(&M, &O::Tensor) -> Result<()>,
-    ) -> Result<()> {
-        store(&self.mixer, &ops.norm(&self.input_layernorm, h)?)
+    /// The mixer's input, of `h` `(rows, hidden)`.
+    pub(super) fn mixer_input(&self, ops: &O, h: &O::Tensor) -> Result<O::Tensor> {
+        ops.norm(&self.input_layernorm, h)
     }
 
     /// `h` `(rows, hidden)` to `(rows, hidden)`; `mix` applies the mixer.
@@ -80,7 +74,7 @@ impl<O: Ops, M> DecoderLayer<O, M> {
         h: &O::Tensor,
         mix: impl FnOnce(&M, &O::Tensor) -> Result<O::Tensor>,
     ) -> Result<O::Tensor> {
-        let h = ops.add(h, &mix(&self.mixer, &ops.norm(&self.input_layernorm, h)?)?)?;
+        let h = ops.add(h, &mix(&self.mixer, &self.mixer_input(ops, h)?)?)?;
         let feed_forward = self.mlp.forward(ops, &ops.norm(&self.post_attention_layernorm, &h)?)?;
         ops.add(&h, &feed_forward)
     }

@@ -114,8 +114,8 @@ impl<O: Ops> Head<O> {
         angles: &O::Angles,
         kv: &mut O::Kv<'_>,
     ) -> Result<()> {
-        let x = self.input(ops, embedding, hidden)?;
-        self.layer.append(ops, &x, |attention, x| attention.append(ops, x, angles, kv, 0))
+        let x = self.layer.mixer_input(ops, &self.input(ops, embedding, hidden)?)?;
+        self.layer.mixer.append(ops, &x, angles, kv, 0)
     }
 
     fn input(&self, ops: &O, embedding: &O::Tensor, hidden: &O::Tensor) -> Result<O::Tensor> {

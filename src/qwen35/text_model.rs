@@ -44,13 +44,9 @@ impl<O: Ops> TextModel<O> {
         for (i, layer) in self.layers.iter().enumerate() {
             // The last layer: rows without outputs are needed for K and V only, and are dropped here. (The state of a
             // delta net needs all rows.)
-            let is_attention = matches!(layer.mixer, Mixer::Attention(_));
-            let narrows = i + 1 == self.layers.len() && is_attention && needed.len() < rows.len();
-            if narrows {
-                layer.append(ops, &h, |mixer, x| match mixer {
-                    Mixer::Attention(attention) => attention.append(ops, x, &angles, kv, i),
-                    Mixer::DeltaNet(_) => Ok(()),
-                })?;
+            let narrows = i + 1 == self.layers.len() && needed.len() < rows.len();
+            if narrows && let Mixer::Attention(attention) = &layer.mixer {
+                attention.append(ops, &layer.mixer_input(ops, &h)?, &angles, kv, i)?;
                 if needed.is_empty() {
                     break;
                 }

@@ -176,21 +176,18 @@ impl DraftChain for DraftModel {
             return Ok(ChainStep::End);
         }
         self.reading.clear();
-        let (ids, keep) = if draft.tokens.is_empty() {
-            self.catch_up(context.tokens, self.state.kv().max_round_rows())?;
-            self.reading = context.tokens[self.read.len()..].to_vec();
-            if self.reading.is_empty() {
-                return Ok(self.last_scores.clone().map_or(ChainStep::End, ChainStep::Known));
-            }
-            (self.reading.clone(), self.reading.len())
-        } else {
-            (draft.tokens.clone(), 0)
-        };
-        let round = match keep {
-            0 => self.state.begin_round(ids.len())?,
-            _ => self.state.begin_whole_round(ids.len())?,
-        };
-        let kv = DraftKv::Own { round, keep };
+        if !draft.tokens.is_empty() {
+            let ids = draft.tokens.clone();
+            let kv = DraftKv::Own { round: self.state.begin_round(ids.len())?, keep: 0 };
+            return Ok(ChainStep::Pass(DraftRows { ids, hidden: None, kv }));
+        }
+        self.catch_up(context.tokens, self.state.kv().max_round_rows())?;
+        self.reading = context.tokens[self.read.len()..].to_vec();
+        if self.reading.is_empty() {
+            return Ok(self.last_scores.clone().map_or(ChainStep::End, ChainStep::Known));
+        }
+        let (ids, keep) = (self.reading.clone(), self.reading.len());
+        let kv = DraftKv::Own { round: self.state.begin_whole_round(keep)?, keep };
         Ok(ChainStep::Pass(DraftRows { ids, hidden: None, kv }))
     }
 

@@ -43,13 +43,9 @@ impl DraftChain for Mtp {
     }
 
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
-        let (token, hidden) = match draft.tokens.last() {
-            Some(token) => (Some(token), self.hidden.as_ref()),
-            None => (context.tokens.last(), None),
-        };
-        let hidden = hidden.unwrap_or(context.hidden).clone();
-        let ids = vec![token.copied().unwrap_or_default()];
-        Ok(ChainStep::Pass(DraftRows { ids, hidden: Some(hidden), kv: DraftKv::Target(context.kv) }))
+        let token = draft.tokens.last().or(context.tokens.last()).copied().unwrap_or_default();
+        let hidden = self.hidden.as_ref().filter(|_| !draft.tokens.is_empty()).unwrap_or(context.hidden).clone();
+        Ok(ChainStep::Pass(DraftRows { ids: vec![token], hidden: Some(hidden), kv: DraftKv::Target(context.kv) }))
     }
 
     fn advance(&mut self, step: &DraftStep) {

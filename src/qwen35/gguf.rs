@@ -129,9 +129,8 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
         return Err(keys.error("block_count", format!("{problem}; the file is incomplete; download it again")));
     }
     if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
-        let flags: Vec<_> = flags.iter().take(count).map(truth).collect();
-        let of = |linear: Option<bool>| linear.map(|linear| if linear { LayerType::Linear } else { LayerType::Full });
-        let layers: Option<Vec<_>> = flags.into_iter().map(of).collect();
+        let of = |linear: bool| if linear { LayerType::Linear } else { LayerType::Full };
+        let layers: Option<Vec<_>> = flags.iter().take(count).map(|flag| truth(flag).map(of)).collect();
         let wrong = || keys.error("attention.recurrent_layers", format!("must be {count} booleans"));
         return Ok((layers.filter(|layers| layers.len() == count).ok_or_else(wrong)?, nextn));
     }

@@ -105,22 +105,20 @@ impl PrefixCache {
             let key = self.longest_prefix(like, prompt)?;
             let prefix = self.prefixes.get_mut(&key)?;
             prefix.used = self.uses;
-            let error = match prefix.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
+            let needed = like.kv().bytes_at(key.len()) as u64;
+            match prefix.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
                 Ok(found) => return Some(found),
                 // The file is in memory now, and its context turned out too short.
-                Err(Error::Context { .. }) if !prefix.serves(like) => continue,
-                Err(error) => error,
-            };
-            let is_out_of_memory = matches!(error, Error::Memory { .. });
-            let needed = like.kv().bytes_at(key.len()) as u64;
-            if is_out_of_memory && self.may_free(needed) && self.drop_oldest_before(self.uses) {
-                continue;
+                Err(Error::Context { .. }) if !prefix.serves(like) => {}
+                Err(Error::Memory { .. }) if self.may_free(needed) && self.drop_oldest_before(self.uses) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a cached prefix cannot be used");
+                    if matches!(error, Error::Memory { .. }) {
+                        return None;
+                    }
+                    self.prefixes.remove(&key);
+                }
             }
-            tracing::warn!(%error, "a cached prefix cannot be used");
-            if is_out_of_memory {
-                return None;
-            }
-            self.prefixes.remove(&key);
         }
     }
 

@@ -68,28 +68,29 @@ impl Backend {
 
     /// Bytes of the sequence's state, on the host or a device.
     pub fn bytes(&self, state: &SequenceState) -> usize {
-        self.device.as_ref().map_or_else(
-            || state.bytes(),
-            |device| {
+        match &self.device {
+            None => state.bytes(),
+            Some(device) => {
                 let sequence = device.sequence.lock();
                 sequence.kv_bytes() + sequence.recurrent_bytes()
-            },
-        )
+            }
+        }
     }
 
     /// The pages of the sequence's K and V, including those shared with forks.
     pub fn held_pages(&self, state: &SequenceState) -> Vec<HeldPage> {
-        self.device
-            .as_ref()
-            .map_or_else(|| state.kv().held_pages().collect(), |device| device.sequence.lock().held_pages().collect())
+        match &self.device {
+            None => state.kv().held_pages().collect(),
+            Some(device) => device.sequence.lock().held_pages().collect(),
+        }
     }
 
     /// An upper bound of the page bytes that the next `rows` positions take.
     pub fn bytes_of_round(&self, state: &SequenceState, rows: usize) -> usize {
-        self.device.as_ref().map_or_else(
-            || state.kv().bytes_of_round(rows),
-            |device| device.sequence.lock().bytes_of_round(state.len(), rows),
-        )
+        match &self.device {
+            None => state.kv().bytes_of_round(rows),
+            Some(device) => device.sequence.lock().bytes_of_round(state.len(), rows),
+        }
     }
 
     /// Frees the pages that only rows after the committed ones took.
@@ -102,7 +103,10 @@ impl Backend {
 
     /// Bytes of the recurrent state and of the rows that it has to replay, which are not in the page pool.
     pub fn recurrent_bytes(&self, state: &SequenceState) -> usize {
-        self.device.as_ref().map_or_else(|| state.recurrent_bytes(), |device| device.sequence.lock().recurrent_bytes())
+        match &self.device {
+            None => state.recurrent_bytes(),
+            Some(device) => device.sequence.lock().recurrent_bytes(),
+        }
     }
 
     /// The recurrent state as values; empty if there is no such state.

@@ -30,24 +30,22 @@ pub use available_memory::available_memory;
 pub use batch::{Batch, BatchKv};
 pub use cache::{KvCache, StoreReport};
 pub use delta_net::DeltaNetMatrices;
-pub(crate) use delta_net::{DeltaNetState, Inputs};
+pub use foretoken_kernels::attention::turboquant::CodeFormat;
 pub use format::{ExactZones, KvFormat, KvPreset};
 pub use layout::{KvLayout, StoreLayout};
 pub use options::{KEqV, KvOptions, LayerFormat};
 #[doc(hidden)]
 pub use pool::HeldPage;
 pub use pool::PagePool;
-
-pub(crate) use pool::{Counted, exclusive_bytes};
 pub use recurrent::Recurrent;
-pub(crate) use round::Borrowed;
 pub use round::{Committed, KvAccess, Round};
 pub use state::SequenceState;
 
-pub use foretoken_kernels::attention::turboquant::CodeFormat;
-
+pub(crate) use delta_net::{DeltaNetState, Inputs};
 pub(crate) use exact::not_finite;
 pub(crate) use k_eq_v::RotaryFirst;
 pub(crate) use layout::PAGE;
 pub(crate) use options::MEMORY_REMEDY;
+pub(crate) use pool::{Counted, exclusive_bytes};
 pub(crate) use ring::{Retention, first_exact_page};
+pub(crate) use round::Borrowed;

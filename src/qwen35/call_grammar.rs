@@ -68,7 +68,7 @@ struct Arguments<'a> {
 /// Maximum number of schemas visited for a tool.
 const MAX_SCHEMAS: usize = 10_000;
 
-/// A value that a schema allows, behind its parameter's tag.
+/// A value that a schema allows, after its parameter's tag.
 enum Case {
     /// Any text.
     Text,

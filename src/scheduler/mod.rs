@@ -279,7 +279,7 @@ impl Scheduler {
         let any_done = done.iter().any(|one| one.done.is_ok());
         for one in done {
             let counts = one.counts;
-            match self.take(one, time) {
+            match self.finish(one, time) {
                 Ok(event) => {
                     pass = pass + counts;
                     let pieces = event.iter().flat_map(|event| &event.piece);
@@ -311,11 +311,11 @@ impl Scheduler {
         events
     }
 
-    /// Takes a sequence's part of a pass that took `time`.
+    /// Finishes a sequence's part of a pass that took `time`.
     ///
     /// # Errors
     /// If memory was exhausted: the sequence waits then, with its work.
-    fn take(&mut self, one: PartDone, time: Duration) -> Result<Option<Event>> {
+    fn finish(&mut self, one: PartDone, time: Duration) -> Result<Option<Event>> {
         let PartDone { slot, counts, work, done } = one;
         let slot = &mut self.slots[slot];
         let Slot { session, run, waits, .. } = slot;

@@ -62,8 +62,8 @@ impl ChainDraft<'_> {
         Arc::ptr_eq(&self.model, &other.model)
     }
 
-    /// Adds a token to the draft, which a constraint may reject.
-    fn take(&mut self, scores: &Scores) -> Result<()> {
+    /// Adds the token chosen from `scores` to the draft, unless a constraint rejects it.
+    fn add_token(&mut self, scores: &Scores) -> Result<()> {
         self.context.draft_token(self.draft, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
             self.draft.drop_from(constraint.lock().valid(&self.draft.tokens));
@@ -108,14 +108,14 @@ fn step(drafts: &mut [ChainDraft<'_>]) -> Result<Vec<Result<usize>>> {
     let done = drafts.iter_mut().zip(sources).map(|(draft, source)| {
         let step = match source {
             Source::End => return Ok(0),
-            Source::Known(scores) => return Error::catch(|| draft.take(&scores)).map(|()| 1),
+            Source::Known(scores) => return Error::catch(|| draft.add_token(&scores)).map(|()| 1),
             Source::Pass => steps.next(),
         };
         // `pass` made a step for every sequence.
         let Some(step) = step else { return Ok(0) };
         Error::catch(|| {
             draft.chain.advance(&step);
-            draft.take(&step.scores)
+            draft.add_token(&step.scores)
         })
         .map(|()| 1)
     });

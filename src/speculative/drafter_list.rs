@@ -128,14 +128,6 @@ impl DrafterList {
         self.all.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));
     }
 
-    /// Lets all read a part of a prompt.
-    ///
-    /// # Errors
-    /// As [`DrafterList::call`].
-    pub fn read_prompt(&mut self, mut read: impl FnMut(&mut dyn Drafter) -> Result<()>) -> Result<()> {
-        self.call(|_, drafter| read(drafter))
-    }
-
     /// Lets all observe a round's committed rows, of positions from `first` on, and the one that made the draft also
     /// the `accepted` result.
     pub fn observe(&mut self, tokens: &[u32], first: usize, states: &States, accepted: Option<(usize, AcceptResult)>) {
@@ -145,19 +137,19 @@ impl DrafterList {
         });
     }
 
-    /// Calls every drafter; [`DrafterList::check`] reports the errors of [`DrafterList::call`].
+    /// As [`DrafterList::for_each`]; [`DrafterList::check`] reports its error.
     fn notify(&mut self, call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) {
-        if let Err(error) = self.call(call) {
+        if let Err(error) = self.for_each(call) {
             self.failed.get_or_insert(error);
             self.options = None;
         }
     }
 
-    /// Calls every drafter. If memory is exhausted for one, models draft nothing from then on.
+    /// Calls `call` with every drafter. If memory is exhausted for one, models draft nothing from then on.
     ///
     /// # Errors
     /// The first other error or panic.
-    fn call(&mut self, mut call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) -> Result<()> {
+    pub fn for_each(&mut self, mut call: impl FnMut(usize, &mut dyn Drafter) -> Result<()>) -> Result<()> {
         let (mut failed, mut is_out_of_memory) = (None, false);
         for (i, drafter) in self.all.iter_mut().enumerate() {
             match Error::catch(|| call(i, &mut **drafter)) {

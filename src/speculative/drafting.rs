@@ -116,12 +116,12 @@ impl Drafting {
         }
         let first = self.tokens.len();
         self.tokens.extend(ids);
-        self.drafters.read_prompt(|drafter| drafter.read_prompt(&self.tokens))?;
+        self.drafters.for_each(|_, drafter| drafter.read_prompt(&self.tokens))?;
         let Some(output) = output else { return Ok(None) };
         if self.drafters.reads().hidden {
             let states = output.states(ids.len())?;
             let seen = states.observed(&self.tokens, first, None);
-            self.drafters.read_prompt(|drafter| drafter.observe(&seen))?;
+            self.drafters.for_each(|_, drafter| drafter.observe(&seen))?;
         }
         if !draws {
             return Ok(None);

@@ -67,7 +67,7 @@ impl KvCache {
         }
         // Here or on a device, in each layer.
         self.written = self.written.max(self.len + rows);
-        Ok(Round { cache: self, recurrent: None, rows, min_commit: 0 })
+        Ok(Round { cache: self, recurrent: None, rows, is_whole: false })
     }
 
     /// How many keys the queries of `rows` staged rows, or of the next position, read in `layer`; 0 without a store,
@@ -89,13 +89,13 @@ pub struct Round<'a> {
     cache: &'a mut KvCache,
     recurrent: Option<&'a mut dyn Recurrent>,
     rows: usize,
-    min_commit: usize, // minimum rows of a non-empty commit
+    is_whole: bool, // committed whole or not at all
 }
 
 impl<'a> Round<'a> {
     /// Restricts commits to all rows or none.
     pub(super) fn require_whole(&mut self) {
-        self.min_commit = self.rows;
+        self.is_whole = true;
     }
 
     /// Adds the sequence's recurrent state, whose `begin` was called.
@@ -113,7 +113,7 @@ impl<'a> Round<'a> {
     pub(crate) fn reborrow(&mut self) -> Round<'_> {
         // Not `as_deref_mut`: the object's own lifetime must be shortened as well.
         let recurrent = self.recurrent.as_mut().map(|recurrent| &mut **recurrent as &mut dyn Recurrent);
-        Round { cache: self.cache, recurrent, rows: self.rows, min_commit: self.min_commit }
+        Round { cache: self.cache, recurrent, rows: self.rows, is_whole: self.is_whole }
     }
 
     /// Position of the first staged row.
@@ -140,12 +140,12 @@ impl<'a> Round<'a> {
 
     /// Whether all rows are committed or none.
     pub(crate) fn is_whole(&self) -> bool {
-        self.min_commit == self.rows
+        self.is_whole
     }
 
     /// Whether the first `keep` rows can be committed.
     pub(crate) fn can_commit(&self, keep: usize) -> bool {
-        keep == 0 || (self.min_commit..=self.rows).contains(&keep)
+        keep == 0 || keep == self.rows || (keep < self.rows && !self.is_whole)
     }
 
     /// How many keys the round's queries read in `layer`.

@@ -48,17 +48,17 @@ impl Experts {
         choices.sort_by_key(|choice| choice.expert);
         let x = F32View::new(x)?;
         let mut sum = vec![0.0; x.len()];
-        let buckets: Vec<&[Choice]> = choices.chunk_by(|a, b| a.expert == b.expert).collect();
-        let mut buckets = &*buckets;
-        while !buckets.is_empty() {
-            let (mut count, mut rows) = (0, 0);
-            while count < buckets.len() && rows < ROWS_TOGETHER {
-                rows += buckets[count].len();
-                count += 1;
+        let (mut buckets, mut rows) = (Vec::new(), 0);
+        for bucket in choices.chunk_by(|a, b| a.expert == b.expert) {
+            rows += bucket.len();
+            buckets.push(bucket);
+            if rows >= ROWS_TOGETHER {
+                self.add(&buckets, &x, &mut sum);
+                (buckets, rows) = (Vec::new(), 0);
             }
-            let (together, rest) = buckets.split_at(count);
-            self.add(together, &x, &mut sum);
-            buckets = rest;
+        }
+        if !buckets.is_empty() {
+            self.add(&buckets, &x, &mut sum);
         }
         tensor(sum, (x.len() / hidden, hidden))
     }

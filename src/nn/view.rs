@@ -1,9 +1,9 @@
 //! Tensors as slices.
 
-use parking_lot::RwLockReadGuard;
 use std::ops::Deref;
 
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor};
+use parking_lot::RwLockReadGuard;
 
 use crate::Result;
 

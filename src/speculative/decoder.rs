@@ -287,7 +287,7 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
                     return vec![Err(error)];
                 }
                 // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
-                tracing::debug!(%error, "a pass of several sequences failed; each runs alone");
+                tracing::debug!(%error, "a pass failed; each of its sequences runs alone");
             }
         }
     }

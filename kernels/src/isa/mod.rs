@@ -6,17 +6,13 @@
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
+mod zen;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, is_zen_4};
-
-/// Whether this is an AMD Zen 4: never on other architectures.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn is_zen_4() -> bool {
-    false
-}
+pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni};
+pub(crate) use zen::{Zen, zen};
 
 /// An instruction set that this processor supports. The variants' fields can only be constructed in this module, so a
 /// value of this type proves that the instructions exist.

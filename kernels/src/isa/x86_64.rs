@@ -68,16 +68,6 @@ impl Amx {
     }
 }
 
-/// Whether this is an AMD Zen 4, whose hardware prefetchers need other streams and prefetches than those of other
-/// processors.
-pub(crate) fn is_zen_4() -> bool {
-    // CPUID leaf 1, EAX: bits 20 to 27 are added to a family of 15; bits 16 to 19 are the upper half of the model.
-    static SIGNATURE: LazyLock<u32> = LazyLock::new(|| std::arch::x86_64::__cpuid(1).eax);
-    let (family, upper_model) = (15 + (*SIGNATURE >> 20 & 0xff), *SIGNATURE >> 16 & 0xf);
-    // Zen 3 has the other models of the family. Only AMD's have SSE4a.
-    is_x86_feature_detected!("sse4a") && family == 0x19 && matches!(upper_model, 1 | 6..=0xa)
-}
-
 /// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.
 fn has_amx() -> bool {
     // CPUID leaf 7, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE, bit 25 AMX-INT8.

@@ -70,15 +70,6 @@ pub(crate) trait Lanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
-    /// Reads the first (`HALF` 0) or second half of `2 * LANES` readable elements.
-    ///
-    /// # Safety
-    /// As the trait's.
-    #[inline(always)]
-    unsafe fn load_bf16_half<const HALF: usize>(self, from: *const bf16) -> Self::V {
-        // SAFETY: the caller entered the features; `2 * LANES` elements are readable from `from` on.
-        unsafe { self.load_bf16(from.add(HALF * Self::LANES)) }
-    }
     /// Reads `count < LANES` elements; the other lanes are zero.
     ///
     /// # Safety
@@ -259,16 +250,6 @@ pub(crate) trait Element: Copy {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V;
     fn widen(self) -> f32;
 
-    /// Reads the first (`HALF` 0) or second half of `2 * LANES` readable elements.
-    ///
-    /// # Safety
-    /// As the trait's.
-    #[inline(always)]
-    unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: the caller entered the features; `2 * LANES` elements are readable from `from` on.
-        unsafe { Self::load(lanes, from.add(HALF * L::LANES)) }
-    }
-
     /// Reads `count < LANES` elements; the other lanes are zero.
     ///
     /// # Safety
@@ -320,11 +301,6 @@ impl Element for bf16 {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
         // SAFETY: the caller entered the features; `LANES` elements are readable.
         unsafe { lanes.load_bf16(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
-        // SAFETY: the caller entered the features; `2 * LANES` elements are readable.
-        unsafe { lanes.load_bf16_half::<HALF>(from) }
     }
     #[inline(always)]
     fn widen(self) -> f32 {

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::rows::{Results, align_frame, with_rows};
-use crate::isa::is_zen_4;
+use crate::isa::{Zen, zen};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
@@ -26,7 +26,7 @@ const fn prefetch_distance(streams: usize) -> usize {
 /// [`ByteLanes::SINGLE_STREAM_ROWS`] rows: on a Zen 4, by 20 %. On a Zen 3, four streams are 40 % faster, on a Xeon
 /// 25 %, on a Zen 5 60 to 100 %.
 pub(super) fn prefers_single_stream() -> bool {
-    is_zen_4()
+    zen() == Some(Zen::Four)
 }
 
 /// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s`

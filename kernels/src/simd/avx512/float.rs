@@ -61,41 +61,40 @@ unsafe fn fold_quarters(a: __m512, b: __m512) -> __m512 {
 /// The 16-bit words that are the upper halves of 32-bit lanes.
 const UPPER: __mmask32 = 0xAAAA_AAAA;
 
-/// Source indices of `vpermw` for the first and the second 16 of 32 bf16.
+/// Source indices of `vpermw` that place sixteen 16-bit words in the upper halves of 32-bit lanes.
 #[repr(align(64))]
 struct Spread([u16; 32]);
 
-static SPREAD: [Spread; 2] = [spread(0), spread(16)];
-
-const fn spread(first: u16) -> Spread {
+static SPREAD: Spread = {
     let mut from = [0; 32];
     let mut i = 0;
     while i < 32 {
-        from[i] = first + i as u16 / 2;
+        from[i] = i as u16 / 2;
         i += 1;
     }
     Spread(from)
-}
+};
 
-/// The first or second 16 of 32 bf16 as `f32`: one masked `vpermw`, instead of a widening and a shift. `asm!`, because
-/// the compiler turns the intrinsic into two instructions.
+/// Sixteen bf16 as `f32`: one masked `vpermw`, instead of a widening and a shift. `asm!`, because the compiler turns
+/// the intrinsic into two instructions. (With 32 bf16 as its memory operand, twice as many loads straddle cache lines.)
 ///
 /// # Safety
-/// The processor has AVX-512 F and BW, and `from` has 32 readable elements.
+/// The processor has AVX-512 F and BW, and `from` has 16 readable elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn spread_half<const HALF: usize>(from: *const bf16) -> __m512 {
-    // SAFETY: the caller's pointer has 32 elements.
+unsafe fn widen(from: *const bf16) -> __m512 {
+    // SAFETY: the caller's pointer has 16 elements.
     unsafe {
-        let words = _mm512_load_si512(SPREAD[HALF].0.as_ptr().cast());
+        let indices = _mm512_load_si512(SPREAD.0.as_ptr().cast());
+        let narrow = _mm512_castsi256_si512(_mm256_loadu_si256(from.cast()));
         let wide: __m512;
         std::arch::asm!(
-            "vpermw {wide}{{{upper}}}{{z}}, {words}, zmmword ptr [{from}]",
+            "vpermw {wide}{{{upper}}}{{z}}, {indices}, {narrow}",
             wide = lateout(zmm_reg) wide,
             upper = in(kreg) UPPER,
-            words = in(zmm_reg) words,
-            from = in(reg) from,
-            options(pure, readonly, nostack, preserves_flags)
+            indices = in(zmm_reg) indices,
+            narrow = in(zmm_reg) narrow,
+            options(pure, nomem, nostack, preserves_flags)
         );
         wide
     }
@@ -147,11 +146,7 @@ impl Floats for Avx512Lanes {
 impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())), 16)) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_half<const HALF: usize>(self, from: *const bf16) -> __m512 {
-        unsafe { spread_half::<HALF>(from) }
+        unsafe { widen(from) }
     }
     #[inline(always)]
     unsafe fn load_part(self, from: *const f32, count: usize) -> __m512 {

@@ -124,7 +124,7 @@ pub struct GenerateOptions {
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
-    /// As `logprobs`, of the prompt's tokens, except the first one of a sequence, in the first piece; if there are none
+    /// As `logprobs`, of the prompt's tokens, except one without a token before it, in the first piece; if there are none
     /// to generate, only a [`Scheduler`](crate::Scheduler) has a piece. The prompt is read in chunks of at most 32
     /// tokens, and from no cached prefix. Default: none.
     pub prompt_logprobs: Option<usize>,

@@ -19,8 +19,8 @@ use crate::stop::{Detokenizer, FinishReason};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Rows of a prompt per pass that have logits: 32 MiB at a vocabulary of 262144.
-const SCORED_ROWS: usize = 32;
+/// Rows of prompts per pass that have logits: 32 MiB at a vocabulary of 262144.
+pub(crate) const SCORED_ROWS: usize = 32;
 
 /// A generation.
 pub(crate) struct Run {
@@ -134,6 +134,12 @@ impl Run {
         !self.prompt.is_empty()
     }
 
+    /// Whether the next rows of the prompt get log-probabilities. The last row's logits are those of the text's first
+    /// token.
+    pub fn scores_prompt(&self) -> bool {
+        self.prompt_top.is_some() && self.prompt.len() > 1
+    }
+
     /// Rows of the prompt that are not read.
     pub fn unread(&self) -> usize {
         self.prompt.len()
@@ -173,8 +179,7 @@ impl Run {
             let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
             let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
             let unread = self.prompt.len();
-            // The last row's logits are those of the text's first token.
-            let top = self.prompt_top.filter(|_| unread > 1);
+            let top = self.prompt_top.filter(|_| self.scores_prompt());
             let most = if top.is_some() { SCORED_ROWS.min(unread - 1) } else { unread };
             let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(most);
             let is_last = rows == unread;

@@ -129,9 +129,10 @@ fn checkpoint(config: &Value) -> tempfile::TempDir {
     std::fs::write(file("config.json"), config.to_string()).expect("written");
     std::fs::write(file("tokenizer.json"), tokenizer().to_string()).expect("written");
     std::fs::write(file("chat_template.jinja"), TEMPLATE).expect("written");
+    let is_nested = config.get("text_config").is_some();
     let fields = Fields::read(file("config.json")).expect("JSON");
     let config = TextConfig::target(&fields).expect("a target");
-    let prefix = if fields.get("text_config").is_some() { "model.language_model." } else { "model." };
+    let prefix = if is_nested { "model.language_model." } else { "model." };
     let mut shapes: Vec<_> =
         shapes(&config).into_iter().map(|(name, shape)| (format!("{prefix}{name}"), shape)).collect();
     if !config.tie_word_embeddings {

@@ -1,10 +1,9 @@
 //! Continuing the last message: the end of its text is tagged before rendering, and the prompt is cut there.
 
-use std::borrow::Cow;
+use minijinja::Value;
 
 use super::marks;
 use super::message::{Content, Message, Part, Role};
-use super::template::{ChatOptions, GenerationPrompt, values};
 use crate::{Error, Result};
 
 /// The end of the text that is continued.
@@ -15,19 +14,12 @@ pub(super) struct TextEnd {
     spaces: String,
 }
 
-/// The messages with the last one's end tagged, if the options continue it.
+/// The messages with the last one's end tagged. `values`: all that templates see.
 ///
 /// # Errors
 /// If it is not the assistant's or has tool calls, or no character is left for the tag.
-pub(super) fn tagged<'m>(
-    messages: &'m [Message],
-    options: &ChatOptions,
-) -> Result<(Cow<'m, [Message]>, Option<TextEnd>)> {
-    if options.generation_prompt != GenerationPrompt::Continue {
-        return Ok((messages.into(), None));
-    }
-    let (messages_seen, tools) = values(messages, options);
-    let tag = marks::unused(&[messages_seen, tools].concat())?.ok_or_else(marks::none_left)?;
+pub(super) fn tagged(messages: &[Message], values: &[Value]) -> Result<(Vec<Message>, TextEnd)> {
+    let tag = marks::unused(values)?.ok_or_else(marks::none_left)?;
     let mut messages = messages.to_vec();
     let last = messages.last_mut().filter(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
     let text = last.and_then(|last| match &mut last.content {
@@ -40,7 +32,7 @@ pub(super) fn tagged<'m>(
     let spaces = without_start[without_start.trim_end().len()..].to_owned();
     // A template that trims the text drops the space.
     text.extend([tag, ' ']);
-    Ok((messages.into(), Some(TextEnd { tag, spaces })))
+    Ok((messages, TextEnd { tag, spaces }))
 }
 
 /// The prompt, up to the end of the text that is continued: as transformers cuts it, but the line end before an empty

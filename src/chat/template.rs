@@ -1,5 +1,6 @@
 //! Chat templates: where checkpoints have them, and rendering.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
@@ -99,7 +100,7 @@ impl ChatOptions {
             ReasoningStart::PromptIfThinking => {
                 self.thinking == Thinking::On && self.generation_prompt == GenerationPrompt::Add
             }
-            ReasoningStart::Prompt => true,
+            ReasoningStart::Prompt => self.generation_prompt != GenerationPrompt::Continue,
             ReasoningStart::Reply => false,
         }
     }
@@ -223,7 +224,7 @@ impl ChatTemplate {
     /// not limited, because minijinja's operators cannot be checked: a template that repeatedly doubles a text exhausts
     /// memory, and one that prints a namespace that contains itself, or drops a list nested a million times, the stack.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
-        let (messages, end) = continued::tagged(messages, options)?;
+        let (messages, end) = tagged(messages, options)?;
         let (messages, tools) = values(&messages, options);
         continued::cut(self.render_values(messages, tools, options)?, end)
     }
@@ -252,7 +253,7 @@ impl ChatTemplate {
         }
         // Templates would not find them once they are marked.
         let messages: Vec<_> = messages.iter().map(|message| without_channels(tokenizer, message)).collect();
-        let (messages, end) = continued::tagged(&messages, options)?;
+        let (messages, end) = tagged(&messages, options)?;
         let (messages, tools) = values(&messages, options);
         let num_messages = messages.len();
         let values = [messages, tools].concat();
@@ -307,8 +308,23 @@ fn without_channels(tokenizer: &Tokenizer, message: &Message) -> Message {
 }
 
 /// The messages and the tools as seen by templates.
-pub(super) fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
+fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
     (messages.iter().map(Message::value).collect(), options.tools.iter().map(|Json(tool)| tool.clone()).collect())
+}
+
+/// The messages, the last one's end tagged if the options continue it.
+fn tagged<'m>(
+    messages: &'m [Message],
+    options: &ChatOptions,
+) -> Result<(Cow<'m, [Message]>, Option<continued::TextEnd>)> {
+    if options.generation_prompt != GenerationPrompt::Continue {
+        return Ok((messages.into(), None));
+    }
+    let (mut seen, tools) = values(messages, options);
+    seen.extend(tools);
+    seen.extend(options.variables.iter().map(|(_, Json(value))| value.clone()));
+    let (messages, end) = continued::tagged(messages, &seen)?;
+    Ok((messages.into(), Some(end)))
 }
 
 /// Maximum bytes of a prompt.

@@ -6,7 +6,8 @@
 //! Passes are recorded once per shape (segments, rows) and replayed: their parameters are constant, variable data is in
 //! device memory. The number of attention splits covers positions up to a horizon, beyond which everything is recorded
 //! again, as it is after the outputs grew. Pages that leave the exact tail are quantized before a recorded pass, by
-//! launches that have the numbers of these pages as parameters. Passes with rows of prompts are launched directly.
+//! launches that have the numbers of these pages as parameters. Passes with more rows of prompts than a recording holds
+//! are launched directly.
 
 use std::cell::OnceCell;
 use std::sync::Arc;

@@ -253,8 +253,8 @@ mod tests {
         }
     }
 
-    /// Runs regions until `threads` threads have taken tasks. Not one region whose tasks wait for each other: a thread
-    /// whose leader is preempted between the invitation and the region leaves the team, until the next region.
+    /// Runs regions until `threads` threads have taken tasks: a thread that does not come in time takes none of a
+    /// region's.
     fn run_on_all(threads: usize) {
         let taken = Mutex::new(HashSet::new());
         while taken.lock().expect("no panic").len() < threads {

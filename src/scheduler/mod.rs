@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::not_started::NotStarted;
 use crate::options::GenerateOptions;
-use crate::run::Run;
+use crate::run::{Run, SCORED_ROWS};
 use crate::session::{Session, Statistics};
 use crate::speculative::{OtherSequences, PassMode, Proposing, Step, Work, complete, run_pass};
 use crate::stop::FinishReason;
@@ -360,7 +360,7 @@ impl Scheduler {
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
-        let mut of_prompts = self.chunks.rows(decoding.len());
+        let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
         if self.plain || !reading.is_empty() && of_prompts > 0 {
             mode = PassMode::Plain;
@@ -370,12 +370,12 @@ impl Scheduler {
         let mut out_of_memory = None;
         for slot in decoding.into_iter().chain(reading) {
             let Slot { session, run, planned, waits, .. } = slot;
-            let reads = run.is_reading();
-            if reads && of_prompts == 0 {
+            let (reads, scores) = (run.is_reading(), run.scores_prompt());
+            if reads && of_prompts == 0 || scores && of_scored == 0 {
                 continue;
             }
             let max_rows = if reads {
-                left.min(of_prompts).max(1)
+                left.min(of_prompts).min(if scores { of_scored } else { usize::MAX }).max(1)
             } else if self.plain || (mode == PassMode::Plain && session.decoder().drafting.chooses()) {
                 1
             } else {
@@ -388,6 +388,7 @@ impl Scheduler {
                     left = left.saturating_sub(work.num_rows());
                     if reads {
                         of_prompts = of_prompts.saturating_sub(work.num_rows());
+                        of_scored = of_scored.saturating_sub(if scores { work.num_rows() } else { 0 });
                     } else {
                         others = beside + work.counts();
                     }

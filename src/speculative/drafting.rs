@@ -13,12 +13,20 @@ use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
     DecodeState, Draft, DraftCost, DraftOutcome, FirstToken, ForwardOutput, ModelSteps, Observation, Order,
-    OtherSequences, Plan, Planner, Proposal, RoundResult, Scored, Settings, States,
+    OtherSequences, Plan, Planner, Proposal, RoundResult, Settings, States,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
+
+/// Tokens of a prompt whose log-probabilities are reported.
+pub(crate) struct Scored {
+    /// The token after each row.
+    pub tokens: Vec<u32>,
+    /// Number of most probable tokens to report with each.
+    pub top: usize,
+}
 
 /// One sequence's tokens, drafters and planner.
 pub(crate) struct Drafting {

@@ -1,6 +1,6 @@
 //! A sequence's work in a pass, and the rows that it takes.
 
-use super::{Drafting, OtherSequences, Proposal};
+use super::{Drafting, OtherSequences, Proposal, Scored};
 use crate::Result;
 use crate::kv::{Round, SequenceState};
 use crate::model::OutputRows;
@@ -13,14 +13,6 @@ pub(crate) enum Work {
     ScoredPrompt { ids: Vec<u32>, scored: Scored },
     /// Verify a draft.
     Verify(Box<Proposal>),
-}
-
-/// Tokens of a prompt whose log-probabilities are reported.
-pub(crate) struct Scored {
-    /// The token after each row.
-    pub tokens: Vec<u32>,
-    /// Number of most probable tokens to report with each.
-    pub top: usize,
 }
 
 /// The rows of a work: their tokens, and which of them have logits and hidden states.

@@ -238,7 +238,7 @@ fn session_files_of_impossible_lengths_are_refused() {
         let header = header.to_string();
         let damaged = [magic, &(header.len() as u32).to_le_bytes(), header.as_bytes(), rest].concat();
         std::fs::write(&path, damaged).expect("a file");
-        let error = engine.load_session(&path).err().expect("an error").to_string();
+        let error = engine.load_session(&path).expect_err("an error").to_string();
         assert!(error.ends_with("it is damaged or truncated"), "{error}");
     }
 }

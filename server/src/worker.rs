@@ -366,7 +366,7 @@ impl EngineThread {
                     self.metrics.prompt(started.request.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());
-                if !piece.prompt_logprobs.is_empty() {
+                if !piece.prompt_logprobs.is_empty() && !started.others.is_empty() {
                     // Forks do not read the prompt again.
                     let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };
                     let others = started.others.iter();

@@ -9,6 +9,8 @@ use axum::response::{IntoResponse, Response};
 use foretoken::Piece;
 use hyper::body::{Bytes, Frame};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::job::{Running, Update};
@@ -24,6 +26,18 @@ pub(crate) fn events(body: EventBody) -> Response {
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Bytes from which on pending events are sent as one frame.
 const FRAME: usize = 16 << 10;
+
+/// Tokens whose log-probabilities take longer to write than other connections may wait.
+const MANY_TOKENS: usize = 256;
+
+/// Writes the log-probabilities of so many tokens. With many, another thread serves this one's connections meanwhile,
+/// if the runtime has several.
+fn beside_connections<T>(tokens: usize, work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread if tokens >= MANY_TOKENS => block_in_place(work),
+        _ => work(),
+    }
+}
 
 /// The events of a job. Polled when the connection can take more; until then, updates of the engine
 /// wait in the channels.
@@ -53,10 +67,10 @@ impl EventBody {
                 output.cached_tokens = cached;
                 String::new()
             }
-            Update::Piece(piece) => {
+            Update::Piece(piece) => beside_connections(piece.prompt_logprobs.len(), || {
                 let parts = output.add(&piece);
                 self.reply.piece(&piece, &parts, output)
-            }
+            }),
             Update::Ended(ended) => {
                 let parts = output.finish();
                 let last = match parts.is_empty() {
@@ -104,5 +118,26 @@ impl hyper::body::Body for EventBody {
             true => Poll::Ready(None),
             false => Poll::Ready(Some(Ok(Frame::data(text.into())))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::*;
+
+    /// A thread that serves connections may not wait: there, `block_on` panics.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn many_tokens_are_written_beside_connections() {
+        let work = || Handle::current().block_on(ready(7));
+        let written = tokio::spawn(async move { beside_connections(MANY_TOKENS, work) });
+        assert_eq!(written.await.expect("no panic"), 7);
+    }
+
+    /// A runtime of one thread has no other.
+    #[tokio::test]
+    async fn many_tokens_are_written_on_a_single_thread() {
+        assert_eq!(beside_connections(MANY_TOKENS, || 7), 7);
     }
 }

@@ -396,14 +396,20 @@ pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -
     let bytes: Vec<u8> = part.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
     let text = String::from_utf8_lossy(&bytes);
     let own_bytes = part.last().map_or(0, |token| tokenizer.token_bytes(*token).len());
-    // Without the bytes of a character that the last token completes.
-    let before = text.floor_char_boundary(text.len().saturating_sub(own_bytes));
+    let before = whole_characters(&bytes[..bytes.len() - own_bytes]);
     let find = |string: &String| {
         let from = text.ceil_char_boundary((before + 1).saturating_sub(string.len()));
         text[from..].find(string.as_str()).map(|at| from + at)
     };
     let found = strings.iter().filter_map(|string| Some((find(string)?, string)));
     found.min_by_key(|(at, string)| (*at, std::cmp::Reverse(string.len()))).map(|(_, string)| string.clone())
+}
+
+/// The length of the bytes' text, in which U+FFFD is written for invalid ones, without a character that the end cuts.
+fn whole_characters(bytes: &[u8]) -> usize {
+    let is_cut = |last: &[u8]| std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+    let cut = bytes.utf8_chunks().last().is_some_and(|chunk| is_cut(chunk.invalid()));
+    String::from_utf8_lossy(bytes).len() - if cut { char::REPLACEMENT_CHARACTER.len_utf8() } else { 0 }
 }
 
 /// The tokens of a piece, each with its text, and whether it was drafted.

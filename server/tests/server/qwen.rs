@@ -20,20 +20,27 @@ pub fn engine() -> &'static Engine {
     ENGINE.get_or_init(|| Engine::load(&EngineOptions::new(path())).expect("the demo"))
 }
 
-/// The demo with tags of calls that are ordinary text, as in Qwen's own tokenizer.json.
-fn with_visible_tags() -> Engine {
+/// The demo with another tokenizer.
+fn with_tokenizer(edit: impl FnOnce(&mut Value)) -> Engine {
     let directory = tempfile::tempdir().expect("a directory");
     for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
         std::fs::copy(path().join(file), directory.path().join(file)).expect("copied");
     }
     let text = std::fs::read_to_string(path().join("tokenizer.json")).expect("a tokenizer");
     let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
-    for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
-        let is_tag = token["content"].as_str().is_some_and(|name| name.ends_with("tool_call>"));
-        token["special"] = json!(!is_tag);
-    }
+    edit(&mut tokenizer);
     std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
     Engine::load(&EngineOptions::new(directory.path())).expect("the demo")
+}
+
+/// The demo with tags of calls that are ordinary text, as in Qwen's own tokenizer.json.
+fn with_visible_tags() -> Engine {
+    with_tokenizer(|tokenizer| {
+        for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
+            let is_tag = token["content"].as_str().is_some_and(|name| name.ends_with("tool_call>"));
+            token["special"] = json!(!is_tag);
+        }
+    })
 }
 
 fn start(processor: Option<Arc<dyn LogitsProcessor>>) -> TestServer {
@@ -75,6 +82,28 @@ fn token_texts_are_those_of_the_text() {
     let bytes = bytes.flat_map(|token| token["bytes"].as_array().expect("an array").clone());
     let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().expect("a byte") as u8).collect();
     assert_eq!(choice["message"]["content"], json!(String::from_utf8_lossy(&bytes)));
+}
+
+/// A token may end a stop string, and go on with bytes that are no character.
+#[test]
+fn stop_strings_before_invalid_bytes() {
+    // Of bytes that no text has: the tokens are in no merge.
+    let names = [("\u{c0}", "x\u{ff}\u{fe}"), ("\u{c1}", "x\u{e2}")];
+    let engine = with_tokenizer(|tokenizer| {
+        let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("an object");
+        for (byte, name) in names {
+            let id = vocabulary.remove(byte).expect("a token");
+            vocabulary.insert(name.into(), id);
+        }
+    });
+    let id = |name| engine.tokenizer().ok().and_then(|tokenizer| tokenizer.id(name)).expect("a token");
+    for (_, name) in names {
+        let script = Script(Arc::new(Mutex::new(["E", "N", "D", name].map(id).to_vec())));
+        let server = start_on(&engine, Some(Arc::new(script)));
+        let body = json!({"prompt": "fn", "stop": ["x", "NDx"], "n_predict": 9});
+        let whole = server.ask("/completion", &body);
+        assert_eq!((&whole["content"], &whole["stopping_word"]), (&json!("E"), &json!("NDx")), "{name:?}: {whole}");
+    }
 }
 
 #[test]

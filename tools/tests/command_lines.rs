@@ -1303,6 +1303,11 @@ fn verify_curve_says_what_it_measures() {
     let (mut terminal, mut end) = (-1, -1);
     // SAFETY: the first two are places for descriptors, the others may be null.
     assert_eq!(unsafe { libc::openpty(&raw mut terminal, &raw mut end, null_mut(), null_mut(), null_mut()) }, 0);
+    for descriptor in [terminal, end] {
+        // The processes of other tests would hold it open.
+        // SAFETY: it was opened above.
+        assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
+    }
     // SAFETY: they were opened above, and nothing else owns them.
     let (mut terminal, end) = unsafe { (File::from_raw_fd(terminal), File::from_raw_fd(end)) };
     let mut command = example("verify_curve");

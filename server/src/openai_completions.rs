@@ -35,7 +35,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     app.check_places(&fields, all)?;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
-    let echoed = if echoes { prompts.iter().map(|prompt| text(app, prompt)).collect() } else { Vec::new() };
+    let echoed = if echoes { prompts.iter().map(|prompt| Echo::new(app, prompt)).collect() } else { Vec::new() };
     Ok(Generate {
         prompts,
         prompt_field: "prompt",
@@ -52,12 +52,22 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     })
 }
 
-/// A prompt's text. There are no conversations here.
-fn text(app: &App, prompt: &Prompt) -> String {
-    match prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Ids(ids) => app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids)).unwrap_or_default(),
-        Prompt::Chat(_) => String::new(),
+/// What the text of a prompt's choices begins with.
+struct Echo {
+    text: String,
+    /// Whether the names of control tokens are in the text. Of a prompt of ids they are not.
+    has_names: bool,
+}
+
+impl Echo {
+    /// There are no conversations here.
+    fn new(app: &App, prompt: &Prompt) -> Self {
+        let decode = |ids: &[u32]| app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids));
+        match prompt {
+            Prompt::Text(text) => Self { text: text.clone(), has_names: true },
+            Prompt::Ids(ids) => Self { text: decode(ids).unwrap_or_default(), has_names: false },
+            Prompt::Chat(_) => Self { text: String::new(), has_names: false },
+        }
     }
 }
 
@@ -68,8 +78,8 @@ struct Completion {
     form: Form,
     /// For every choice, what decodes its tokens, and the characters of the text so far.
     places: Vec<(StreamDecoder, usize)>,
-    /// The prompts' texts, if the choices' begin with them; else none.
-    echoed: Vec<String>,
+    /// The prompts, if the choices' texts begin with them; else none.
+    echoed: Vec<Echo>,
     /// For every choice of a stream whose text begins with the prompt, whether that is still to be sent.
     unbegun: Vec<bool>,
 }
@@ -80,19 +90,13 @@ impl Completion {
     }
 
     /// What a choice's text begins with.
-    fn echo(&self, output: &ChoiceOutput) -> String {
-        self.echoed.get(output.prompt).cloned().unwrap_or_default()
+    fn echo(&self, output: &ChoiceOutput) -> &str {
+        self.echoed.get(output.prompt).map_or("", |echo| &echo.text)
     }
 
-    /// A choice with `text`, the tokens of which have `logprobs`, but the one before them, if there is one.
-    fn choice(
-        &mut self,
-        output: &ChoiceOutput,
-        text: &str,
-        (first, logprobs): (Option<u32>, &[TokenLogprobs]),
-        reason: Option<&str>,
-    ) -> Value {
-        let logprobs = self.form.logprobs.then(|| self.lists(output, first, logprobs));
+    /// A choice with `text`, the tokens of which are in `lists`.
+    fn choice(&self, output: &ChoiceOutput, text: &str, lists: Lists, reason: Option<&str>) -> Value {
+        let logprobs = self.form.logprobs.then(|| lists.json());
         json!({"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
     }
 
@@ -101,36 +105,78 @@ impl Completion {
         if !self.unbegun.get_mut(output.index).is_some_and(std::mem::take) {
             return String::new();
         }
-        let (text, logprobs) = (self.echo(output), (Some(output.first_token), &*output.prompt_logprobs));
-        let choice = self.choice(output, &text, logprobs, None);
-        event(&self.chunk(output, choice))
+        let mut lists = Lists::default();
+        self.add_prompt(&mut lists, output);
+        event(&self.chunk(output, self.choice(output, self.echo(output), lists, None)))
     }
 
-    /// Log-probabilities in the format of completions: an array for each of their parts. `first`, a token before the
-    /// others, has none.
-    fn lists(&mut self, output: &ChoiceOutput, first: Option<u32>, logprobs: &[TokenLogprobs]) -> Value {
-        let place = &mut self.places[output.index];
-        let tokenizer = output.engine.tokenizer().ok();
-        let token = |id| tokenizer.map_or_else(String::new, |tokenizer| token_text(tokenizer, id));
-        let (mut tokens, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let first = first.map(|id| (id, None)).into_iter();
-        for (id, of) in first.chain(logprobs.iter().map(|of| (of.token, Some(of)))) {
-            let text = token(id);
-            offsets.push(tokenizer.map_or(0, |tokenizer| offset(place, tokenizer, id)));
-            values.push(of.map(|of| of.logprob));
-            top.push(of.map(|of| {
-                let mut best = Map::new();
-                for (id, logprob) in &of.top {
-                    // Of tokens with the same text, the most probable one.
-                    best.entry(token(*id)).or_insert_with(|| json!(logprob));
-                }
-                if !best.is_empty() {
-                    best.insert(text.clone(), json!(of.logprob));
-                }
-                best
-            }));
-            tokens.push(text);
+    /// Adds the prompt's tokens, if the text begins with it. The first one has no log-probability.
+    fn add_prompt(&mut self, lists: &mut Lists, output: &ChoiceOutput) {
+        let Some(echo) = self.echoed.get(output.prompt) else { return };
+        let (place, tokenizer) = (&mut self.places[output.index], output.engine.tokenizer().ok());
+        let mut rest = echo.text.chars();
+        let others = output.prompt_logprobs.iter().map(|of| (of.token, Some(of)));
+        for (id, of) in std::iter::once((output.first_token, None)).chain(others) {
+            let before = place.1;
+            lists.add(place, tokenizer, id, of);
+            rest.by_ref().take(place.1 - before).for_each(drop);
+            let name = tokenizer.filter(|tokenizer| echo.has_names && tokenizer.is_control(id));
+            let name = name.and_then(|tokenizer| tokenizer.token(id)).unwrap_or_default();
+            // A `<bos>` that the tokenizer adds is not in the text.
+            if let Some(behind) = rest.as_str().strip_prefix(&name) {
+                place.1 += name.chars().count();
+                rest = behind.chars();
+            }
         }
+        // What follows is decoded on its own: it does not complete a character of the prompt.
+        *place = (StreamDecoder::default(), echo.text.chars().count());
+    }
+
+    /// Adds tokens that were generated.
+    fn add_text(&mut self, lists: &mut Lists, output: &ChoiceOutput, logprobs: &[TokenLogprobs]) {
+        let (place, tokenizer) = (&mut self.places[output.index], output.engine.tokenizer().ok());
+        logprobs.iter().for_each(|of| lists.add(place, tokenizer, of.token, Some(of)));
+    }
+}
+
+/// Log-probabilities in the format of completions: a list for each of their parts.
+#[derive(Default)]
+struct Lists {
+    tokens: Vec<String>,
+    values: Vec<Option<f32>>,
+    top: Vec<Option<Map<String, Value>>>,
+    offsets: Vec<usize>,
+}
+
+impl Lists {
+    /// Adds a token at `place`, which is then the one behind it.
+    fn add(
+        &mut self,
+        place: &mut (StreamDecoder, usize),
+        tokenizer: Option<&Tokenizer>,
+        id: u32,
+        of: Option<&TokenLogprobs>,
+    ) {
+        let token = |id| tokenizer.map_or_else(String::new, |tokenizer| token_text(tokenizer, id));
+        let text = token(id);
+        self.offsets.push(tokenizer.map_or(0, |tokenizer| offset(place, tokenizer, id)));
+        self.values.push(of.map(|of| of.logprob));
+        self.top.push(of.map(|of| {
+            let mut best = Map::new();
+            for (id, logprob) in &of.top {
+                // Of tokens with the same text, the most probable one.
+                best.entry(token(*id)).or_insert_with(|| json!(logprob));
+            }
+            if !best.is_empty() {
+                best.insert(text.clone(), json!(of.logprob));
+            }
+            best
+        }));
+        self.tokens.push(text);
+    }
+
+    fn json(self) -> Value {
+        let Self { tokens, values, top, offsets } = self;
         json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets})
     }
 }
@@ -169,7 +215,9 @@ impl Reply for Completion {
         if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
             return echo;
         }
-        let mut choice = self.choice(output, &piece.text, (None, &*piece.logprobs), None);
+        let mut lists = Lists::default();
+        self.add_text(&mut lists, output, &piece.logprobs);
+        let mut choice = self.choice(output, &piece.text, lists, None);
         if self.form.token_origins {
             choice["tokens"] = convert::origins(&output.engine, piece);
         }
@@ -178,7 +226,7 @@ impl Reply for Completion {
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
         let echo = self.echo_event(output);
-        let choice = self.choice(output, "", (None, &[]), Some(openai::finish_reason(output, ended)));
+        let choice = self.choice(output, "", Lists::default(), Some(openai::finish_reason(output, ended)));
         echo + &openai::last_chunk(self.chunk(output, choice), ended)
     }
 
@@ -190,10 +238,11 @@ impl Reply for Completion {
         let mut list = Vec::new();
         for (output, ended) in choices {
             let reason = openai::finish_reason(output, ended);
-            let text = self.echo(output) + &output.text;
-            let first = (!self.echoed.is_empty()).then_some(output.first_token);
-            let logprobs = [&*output.prompt_logprobs, output.logprobs()].concat();
-            list.push(self.choice(output, &text, (first, &*logprobs), Some(reason)));
+            let text = self.echo(output).to_owned() + &output.text;
+            let mut lists = Lists::default();
+            self.add_prompt(&mut lists, output);
+            self.add_text(&mut lists, output, output.logprobs());
+            list.push(self.choice(output, &text, lists, Some(reason)));
         }
         openai::whole(choices, openai::object(&choices[0].0, OBJECT, json!(list)))
     }

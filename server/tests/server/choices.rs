@@ -141,6 +141,35 @@ fn prompts_are_echoed_with_log_probabilities() {
     }
 }
 
+/// Offsets are places in the text, which has the names of control tokens if the prompt is a text.
+#[test]
+fn offsets_of_prompts_with_control_tokens() {
+    let server = TestServer::start(options());
+    let tokenize = |text: &str, parse: bool| {
+        let body = json!({"content": text, "parse_special": parse});
+        server.ask("/tokenize", &body)["tokens"].as_array().expect("a list").clone()
+    };
+    let ids = [tokenize("<|turn>", true), tokenize("<|turn>fn", false)].concat();
+    // The first tokens, so many, are not in the text.
+    for (prompt, text, left_out) in [
+        (json!("<|turn>user\nfn<turn|>"), "<|turn>user\nfn<turn|>", 1),
+        (json!("<bos>fn<|turn>"), "<bos>fn<|turn>", 0),
+        (json!(ids), "<|turn>fn", 1),
+    ] {
+        let body = json!({"prompt": prompt, "max_tokens": 1, "echo": true, "logprobs": 1, "ignore_eos": true});
+        let answer = server.ask(TEXT, &body);
+        let (choice, read) = (&answer["choices"][0], answer["usage"]["prompt_tokens"].as_u64().expect("a number"));
+        assert!(choice["text"].as_str().is_some_and(|all| all.starts_with(text)), "{choice}");
+        let lists = ["tokens", "text_offset"].map(|name| choice["logprobs"][name].as_array().expect("a list"));
+        let mut characters = 0;
+        for (i, (token, offset)) in lists[0].iter().zip(lists[1]).enumerate() {
+            assert_eq!(*offset, characters, "token {i} of {choice}");
+            characters += if i < left_out { 0 } else { token.as_str().expect("a text").chars().count() };
+        }
+        assert_eq!(lists[1][read as usize], text.chars().count(), "{choice}");
+    }
+}
+
 /// The choices of several prompts are those of a request for each, in their order.
 #[test]
 fn several_prompts() {

@@ -704,6 +704,25 @@ fn log_probabilities_of_parts_of_characters() {
     }
 }
 
+/// A prompt may end within a character: a text does not complete it.
+#[test]
+fn a_text_does_not_complete_a_character_of_its_prompt() {
+    let (server, script) = start();
+    script.set_tokens(&["<0xAC>", "y"]);
+    let tokenizer = engine().tokenizer().expect("a tokenizer");
+    let prompt = ["<bos>", "x", "<0xE2>", "<0x82>"].map(|name| tokenizer.id(name).expect("a token"));
+    let mut body = json!({"prompt": prompt, "logprobs": 1, "max_tokens": 2, "echo": true});
+    let whole = server.ask("/v1/completions", &body)["choices"][0].clone();
+    assert_eq!(whole["text"], "x\u{fffd}\u{fffd}\u{fffd}y");
+    let offsets = json!([0, 0, 1, 1, 3, 4]);
+    assert_eq!(whole["logprobs"]["text_offset"], offsets);
+    body["stream"] = json!(true);
+    let chunks = server.chunks("/v1/completions", &body);
+    let lists = chunks.iter().map(|chunk| &chunk["choices"][0]["logprobs"]["text_offset"]);
+    let streamed: Vec<Value> = lists.flat_map(|list| list.as_array().expect("a list").clone()).collect();
+    assert_eq!(json!(streamed), offsets);
+}
+
 /// Reasoning in several blocks, also between calls, is that of one message.
 #[test]
 fn reasoning_in_several_blocks() {

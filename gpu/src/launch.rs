@@ -92,8 +92,8 @@ pub struct Launch<P> {
     pub grid: [u32; 3],
     /// Threads of a block: a multiple of 32.
     pub block: [u32; 3],
-    /// Bytes of shared memory that the kernel takes beside its own; a multiple of 16. Where the shared memory of a
-    /// kernel cannot be chosen at its launch, the kernel has as much as any launch needs.
+    /// Bytes of dynamic shared memory; a multiple of 16. Metal ignores it: its kernels declare as much as any launch
+    /// needs.
     pub shared: u32,
     /// The kernel's parameters.
     pub params: P,

@@ -4,6 +4,7 @@
 //! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
 //! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
 
+use super::H200_BLOCKS;
 use super::matmul::ActivationsParams;
 use super::pages::{Pages, PagesParams, of_head_dim};
 use super::rows::{Domain, Order};
@@ -52,9 +53,9 @@ pub struct Queries {
 /// Memory for the partial softmaxes of all splits.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitPartials {
-    /// `(stores, splits, rows * heads)` of maximum and sum; one store, or two with zones (exact, quantized).
+    /// `(kinds, splits, rows * heads)` of maximum and sum; the kinds of pages are exact and, with zones, quantized.
     pub softmax: DeviceSlice<[f32; 2]>,
-    /// `(stores, splits, rows * heads, head_dim)`: weighted sums, not normalised.
+    /// `(kinds, splits, rows * heads, head_dim)`: weighted sums, not normalised.
     pub output: DeviceSlice<f32>,
     /// Splits from the first that any query sees to the last, or an upper bound.
     pub splits: usize,
@@ -66,13 +67,9 @@ const EXACT_COLUMNS: usize = 8;
 /// Splits that one warp merges: one per lane.
 const FEW_SPLITS: usize = 32;
 
-/// f16 pages are attended in large tiles if tiles of 8 columns would be more blocks than an H200 holds, two on each of
-/// 132 multiprocessors; large tiles of fewer would leave multiprocessors without work.
-const FILLING_BLOCKS: usize = 264;
-
-/// The kernel that fills a store's [`SplitPartials`].
+/// The pages that a launch attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Store {
+pub(super) enum PageKind {
     Exact,
     Quantized,
 }
@@ -104,7 +101,7 @@ impl QueriesParams {
 }
 
 impl Queries {
-    fn stores(&self) -> usize {
+    fn page_kinds(&self) -> usize {
         if self.zones.is_some() { 2 } else { 1 }
     }
 
@@ -119,9 +116,11 @@ impl Queries {
     /// here in the smallest tiles; a merge of splits has one per query.
     pub fn max_rows(&self) -> usize {
         let group = (self.heads / self.kv_heads.max(1)).max(1);
+        let of_merge = MAX_BLOCKS / self.heads.max(1);
         let of_tiles = MAX_BLOCKS / self.segments.count.max(1) * EXACT_COLUMNS / group;
-        let of_tiles = if self.segments.longest <= of_tiles { usize::MAX } else { of_tiles };
-        of_tiles.min(MAX_BLOCKS / self.heads.max(1)).max(1)
+        // A longest segment that fits does not limit the rows of the others.
+        let most = if self.segments.longest <= of_tiles { of_merge } else { of_merge.min(of_tiles) };
+        most.max(1)
     }
 
     /// Columns of the longest segment: rows times heads of a K/V head's group.
@@ -133,7 +132,7 @@ impl Queries {
     pub(super) fn params(
         &self,
         partials: &SplitPartials,
-        store: Store,
+        kind: PageKind,
         columns: usize,
     ) -> Result<QueriesParams, LaunchError> {
         if self.kv_heads == 0 || self.count == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
@@ -146,9 +145,9 @@ impl Queries {
             return Err(LaunchError("a split must have at least one page".into()));
         }
         let all = self.count * self.heads;
-        let slots = self.stores() * partials.splits * all;
+        let slots = self.page_kinds() * partials.splits * all;
         dimension("the queries' size", all * self.head_dim)?;
-        let skip = if store == Store::Quantized { partials.splits * all } else { 0 };
+        let skip = if kind == PageKind::Quantized { partials.splits * all } else { 0 };
         let window = self.window.map_or(Ok(0), |window| dimension("the window", window))?;
         Ok(QueriesParams {
             rows: self.rows.checked("the queries", all * self.head_dim)?,
@@ -236,7 +235,7 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
         element => exact_kernel(element, queries.head_dim),
     };
     let params = ExactParams {
-        queries: queries.params(partials, Store::Exact, kernel.columns)?,
+        queries: queries.params(partials, PageKind::Exact, kernel.columns)?,
         keys: kv.keys.params()?,
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
@@ -259,7 +258,7 @@ struct ExactKernel {
 fn f16_kernel(queries: &Queries, splits: usize) -> ExactKernel {
     let columns = queries.columns();
     let blocks = splits * queries.kv_heads * queries.segments.count * columns.div_ceil(EXACT_COLUMNS);
-    let wide = columns > 2 * EXACT_COLUMNS && blocks > FILLING_BLOCKS;
+    let wide = columns > 2 * EXACT_COLUMNS && blocks > H200_BLOCKS;
     let (name, columns, shared) = match (queries.head_dim, wide) {
         (256, true) => ("attend_f16_256_32", 32, 67_328),
         (256, false) => ("attend_f16_256", EXACT_COLUMNS, 0),
@@ -356,7 +355,7 @@ pub fn quantized(
     };
     let all = queries.count * queries.heads;
     let params = QuantizedParams {
-        queries: queries.params(partials, Store::Quantized, columns)?,
+        queries: queries.params(partials, PageKind::Quantized, columns)?,
         words: kv.query_words.checked("the quantized queries", all * width / 4)?,
         word_scales: kv.query_scales.checked_unaligned("the quantized queries' scales", all * width / 128)?,
         keys: kv.keys.params()?,
@@ -406,12 +405,12 @@ pub fn combine(
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
-        queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
+        queries: queries.params(partials, PageKind::Exact, EXACT_COLUMNS)?,
         y: y.checked("y", all * queries.head_dim)?,
         out: ActivationsParams::NONE,
         block: 0,
         splits: dimension("splits", partials.splits)?,
-        stores: queries.stores() as i32,
+        stores: queries.page_kinds() as i32,
         rotated: (domain == Domain::Rotated).into(),
         k_eq_v_pairs: order.pairs(queries.head_dim)?,
     };

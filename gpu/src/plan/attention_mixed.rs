@@ -1,6 +1,6 @@
 //! Attention over pages of any formats of K and V: `attend_mixed.cpp`.
 
-use super::attention::{Queries, QueriesParams, SplitPartials, Store, check_rotary_channels};
+use super::attention::{PageKind, Queries, QueriesParams, SplitPartials, check_rotary_channels};
 use super::pages::{Pages, PagesParams, element_number, of_head_dim};
 use super::turboquant::{self, FormatParams};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params};
@@ -53,6 +53,9 @@ pub struct MixedParams {
 
 // SAFETY: the `Params` of attend_mixed.cpp.
 unsafe impl Params for MixedParams {}
+
+/// Columns of a tile.
+const COLUMNS: usize = 8;
 
 /// The kernel's number of a quantized side, after those of the element types.
 const QUANTIZED: i32 = 3;
@@ -116,22 +119,19 @@ pub fn mixed(queries: &Queries, kv: &MixedKv, partials: &SplitPartials) -> Resul
     let kernel = of_head_dim!("attend_mixed", width)?;
     kv.check(width)?;
     let (key, value) = (kv.keys.layout(), kv.values.layout());
-    let store = if key.or(value).is_some() { Store::Quantized } else { Store::Exact };
-    if store == Store::Quantized && queries.zones.is_none() {
+    let kind = if key.or(value).is_some() { PageKind::Quantized } else { PageKind::Exact };
+    if kind == PageKind::Quantized && queries.zones.is_none() {
         return Err(LaunchError("quantized pages require exact zones".into()));
     }
     let all = queries.count * queries.heads;
     let scales = key.map_or(0, |key| all * width / turboquant::scale_group(key));
     let params = MixedParams {
-        queries: queries.params(partials, store, COLUMNS)?,
+        queries: queries.params(partials, kind, COLUMNS)?,
         words: kv.query_words.checked("the quantized queries", key.map_or(0, |_| all * width / 4))?,
         word_scales: kv.query_scales.checked_unaligned("the quantized queries' scales", scales)?,
         keys: kv.keys.params(width)?,
         values: kv.values.params(width)?,
-        quantized: (store == Store::Quantized).into(),
+        quantized: (kind == PageKind::Quantized).into(),
     };
     Ok(Launch { kernel, grid: queries.grid(partials.splits, COLUMNS)?, block: [256, 1, 1], shared: 0, params })
 }
-
-/// Columns of a tile.
-const COLUMNS: usize = 8;

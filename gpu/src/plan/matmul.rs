@@ -3,14 +3,13 @@
 //! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels,
 //! so that a file is packed once for CPU and GPU.
 
+use super::H200_BLOCKS;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Maximum warps per block of threads. A matrix of at most [`FEW_PANELS`] panels needs that many to be read fast. More
-/// panels would not all run at once on an H200, which runs two such blocks on each of 132 multiprocessors; with half as
-/// many warps they do.
+/// Maximum warps per block of threads. A matrix of at most [`H200_BLOCKS`] panels needs that many to be read fast. More
+/// panels would not all run at once on an H200; with half as many warps they do.
 const MAX_WARPS: usize = 16;
-const FEW_PANELS: usize = 264;
 
 /// Shared memory of a block of threads, at most: what devices have since capability 8.0, less what is reserved.
 const SHARED_BYTES: usize = 96 << 10;
@@ -22,15 +21,12 @@ const STAGES: usize = 2;
 const TILE_ROWS: usize = 32;
 const TILE_PANELS: usize = 8;
 
-/// Entries of a bucket of [`matmul_buckets`], at most.
-pub const LARGEST_BUCKET: usize = TILE_ROWS;
-
-/// Rows from which on they are chosen, if the matrix has enough panels: with fewer, a product waits for its weights,
-/// which the other kernels load with more warps per panel.
+/// Rows from which on the kernels for many rows are chosen, if their blocks fill an H200: with fewer, a product waits
+/// for its weights, which the other kernels load with more warps per panel.
 const MANY_ROWS: usize = 65;
 
-/// Their blocks that fill an H200: two on each of 132 multiprocessors.
-const FILLING_BLOCKS: usize = 264;
+/// Entries of a bucket of [`matmul_buckets`], at most.
+pub const LARGEST_BUCKET: usize = TILE_ROWS;
 
 /// Quantized rows on the device.
 #[derive(Clone, Copy, Debug)]
@@ -227,7 +223,7 @@ impl Matrix {
     /// summation: the sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
     pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
         let blocks = inputs / weight_type.block_len();
-        let few = outputs.div_ceil(PANEL_ROWS) <= FEW_PANELS;
+        let few = outputs.div_ceil(PANEL_ROWS) <= H200_BLOCKS;
         let most = SHARED_BYTES / Self::warp_bytes(weight_type);
         let warps = if few { MAX_WARPS } else { MAX_WARPS / 2 };
         let per_warp = blocks.div_ceil(if most < warps { most } else { warps });
@@ -263,12 +259,10 @@ impl Matrix {
         STAGES * PANEL_ROWS * bytes * (inputs / block)
     }
 
-    fn shared(&self) -> u32 {
-        self.block()[0] / 32 * Self::warp_bytes(self.weight_type) as u32
-    }
-
-    fn block(&self) -> [u32; 3] {
-        [32 * Self::warp_split(self.weight_type, self.outputs, self.inputs).1 as u32, 1, 1]
+    /// Threads of a block, and its shared memory, of a kernel whose blocks have a panel.
+    fn block(&self) -> ([u32; 3], u32) {
+        let (_, warps) = Self::warp_split(self.weight_type, self.outputs, self.inputs);
+        ([32 * warps as u32, 1, 1], (warps * Self::warp_bytes(self.weight_type)) as u32)
     }
 }
 
@@ -313,7 +307,7 @@ unsafe impl Params for MatMulParams {}
 /// If the shapes do not match, or `y` is too short.
 pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
     let tiles = x.rows.div_ceil(TILE_ROWS) * w.panels().div_ceil(TILE_PANELS);
-    if x.rows >= MANY_ROWS && tiles >= FILLING_BLOCKS {
+    if x.rows >= MANY_ROWS && tiles >= H200_BLOCKS {
         return matmul_tiles(w, x, y);
     }
     let [kernel_8, kernel_16, kernel_32] = w.kernels.rows;
@@ -322,8 +316,8 @@ pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch
         9..=16 => (kernel_16, 16),
         _ => (kernel_32, 32),
     };
-    let grid = [x.rows.div_ceil(tile), w.panels()];
-    product(w, x, y, (kernel, grid, w.block(), w.shared()))
+    let (block, shared) = w.block();
+    product(w, x, y, (kernel, [x.rows.div_ceil(tile), w.panels()], block, shared))
 }
 
 /// [`matmul`] by the kernel for many rows, however many there are.
@@ -418,10 +412,10 @@ pub fn matmul_buckets(
     lists.check(w.count)?;
     let [kernel_8, kernel_16, tiles] = w.kernels.buckets;
     let panels = w.panels();
-    let (kernel, width, block, shared) = match lists.largest {
-        ..=8 => (kernel_8, panels, w.block(), w.shared()),
-        9..=16 => (kernel_16, panels, w.block(), w.shared()),
-        17..=LARGEST_BUCKET => (tiles, panels.div_ceil(TILE_PANELS), [32 * TILE_PANELS as u32, 1, 1], 0),
+    let (kernel, width, (block, shared)) = match lists.largest {
+        ..=8 => (kernel_8, panels, w.block()),
+        9..=16 => (kernel_16, panels, w.block()),
+        17..=LARGEST_BUCKET => (tiles, panels.div_ceil(TILE_PANELS), ([32 * TILE_PANELS as u32, 1, 1], 0)),
         largest => {
             return Err(LaunchError(format!("buckets of {largest} entries; at most {LARGEST_BUCKET} are supported")));
         }

@@ -1,5 +1,6 @@
 //! Floating-point weights times `f32` rows: `matmul_float.cpp`, `matmul_bf16.cpp`.
 
+use super::H200_BLOCKS;
 use super::matmul::{Buckets, MAX_PRODUCTS, Product};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
@@ -57,9 +58,8 @@ impl FloatMatrix {
 /// its multiprocessors would idle, and reading the weights again from the cache for every eight rows takes less time.
 const TILED: usize = 64 * 32 * 128;
 
-/// Outputs from which a block of eight rows has 32 instead of 16, and reads the inputs half as often: two blocks
-/// for each of the 132 multiprocessors of an H200.
-const WIDE: usize = 2 * 132 * 32;
+/// Outputs from which a block of eight rows has 32 instead of 16, and reads the inputs half as often.
+const WIDE: usize = H200_BLOCKS * 32;
 
 /// A kernel, and the rows and outputs of a block.
 struct Tiled {

@@ -20,3 +20,6 @@ pub mod segments;
 pub mod turboquant;
 pub mod vocabulary;
 pub mod words;
+
+/// Blocks of threads that fill an H200: two on each of its 132 multiprocessors. Fewer leave some without work.
+const H200_BLOCKS: usize = 2 * 132;

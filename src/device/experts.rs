@@ -94,10 +94,9 @@ impl DeviceExperts {
     /// Chooses the rows' experts, and sorts them.
     fn route(&self, queue: &Queue, scores: &DeviceTensor, chosen: &Route) -> Result<()> {
         let (size, scale) = ((scores.rows, scores.width, self.top_k), self.per_expert_scale.slice());
-        queue.launcher.run(route(scores.slice, scale, size, chosen))?;
-        match scores.rows > BLOCK_ROWS {
-            true => queue.launcher.run(sort_route(scores.slice, scale, size, chosen)),
-            false => Ok(()),
-        }
+        let routed = route(scores.slice, scale, size, chosen);
+        let sorted = routed.as_ref().ok().and_then(sort_route);
+        queue.launcher.run(routed)?;
+        sorted.map_or(Ok(()), |sorted| queue.launcher.run(Ok(sorted)))
     }
 }

@@ -53,7 +53,7 @@ pub struct RouteParams {
 unsafe impl Params for RouteParams {}
 
 /// Softmax over the experts; the largest `top_k` renormalised to sum 1, each times its expert's scale. Of more than
-/// [`BLOCK_ROWS`] rows, [`sort_route`] with the same arguments completes the route.
+/// [`BLOCK_ROWS`] rows, [`sort_route`] completes the route.
 ///
 /// * `scores`: `(rows, experts)`; `scale`: `(experts)`.
 ///
@@ -65,36 +65,6 @@ pub fn route(
     (rows, experts, top_k): (usize, usize, usize),
     route: &Route,
 ) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params(scores, scale, (rows, experts, top_k), route)?;
-    Ok(Launch {
-        kernel: "route",
-        grid: [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1],
-        block: [512, 1, 1],
-        shared: 0,
-        params,
-    })
-}
-
-/// Sorts the entries of more than [`BLOCK_ROWS`] rows that [`route`] has chosen.
-///
-/// # Errors
-/// As [`route`].
-pub fn sort_route(
-    scores: DeviceSlice<f32>,
-    scale: DeviceSlice<f32>,
-    (rows, experts, top_k): (usize, usize, usize),
-    route: &Route,
-) -> Result<Launch<RouteParams>, LaunchError> {
-    let params = route_params(scores, scale, (rows, experts, top_k), route)?;
-    Ok(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], shared: 0, params })
-}
-
-fn route_params(
-    scores: DeviceSlice<f32>,
-    scale: DeviceSlice<f32>,
-    (rows, experts, top_k): (usize, usize, usize),
-    route: &Route,
-) -> Result<RouteParams, LaunchError> {
     let (entries, largest) = (rows.saturating_mul(top_k), route.buckets.largest);
     if entries == 0 || entries > MAX_ENTRIES || experts > MAX_EXPERTS || top_k > MAX_EXPERTS_PER_ROW.min(experts) {
         let supported = format!("at most {MAX_EXPERTS_PER_ROW} of {MAX_EXPERTS}, and {MAX_ENTRIES} entries");
@@ -105,7 +75,7 @@ fn route_params(
     }
     let most = max_buckets(entries, experts, largest);
     let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route requires the entries' rows".into()))?;
-    Ok(RouteParams {
+    let params = RouteParams {
         scores: scores.checked("the router's scores", rows * experts)?,
         scale: scale.checked("the experts' scales", experts)?,
         matrices: route.buckets.matrices.checked("the buckets' matrices", most)?,
@@ -118,7 +88,16 @@ fn route_params(
         experts: experts as i32,
         top_k: top_k as i32,
         largest: largest as i32,
-    })
+    };
+    let grid = [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1];
+    Ok(Launch { kernel: "route", grid, block: [512, 1, 1], shared: 0, params })
+}
+
+/// Sorts the entries after a launch of [`route`](fn@route); `None` for up to [`BLOCK_ROWS`] rows, which that launch
+/// sorts itself.
+pub fn sort_route(route: &Launch<RouteParams>) -> Option<Launch<RouteParams>> {
+    let is_sorted = route.grid[0] == 1;
+    (!is_sorted).then_some(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], ..*route })
 }
 
 /// An expert that every row is routed to.

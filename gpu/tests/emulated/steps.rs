@@ -562,10 +562,11 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
             weights: device.poisoned(entries),
         };
         let (scores, scale) = (device.of(&scores), device.of(&scale));
-        device.run(route(scores, scale, (rows, experts, chosen), &lists))?;
-        if rows > BLOCK_ROWS {
-            device.run(sort_route(scores, scale, (rows, experts, chosen), &lists))?;
-        }
+        let routed = route(scores, scale, (rows, experts, chosen), &lists);
+        let sorted = routed.as_ref().ok().and_then(sort_route);
+        assert_eq!(sorted.is_some(), rows > BLOCK_ROWS);
+        device.run(routed)?;
+        sorted.map_or(Ok(()), |sorted| device.run(Ok(sorted)))?;
         let (parts, y) = (device.of(&parts), device.poisoned(rows * width));
         let shared = has_shared.then(|| SharedExpert { x: device.of(&shared), gate: device.of(&gates) });
         device.run(mix(parts, &lists, (rows, chosen, width), shared, y))?;

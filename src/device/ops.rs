@@ -300,7 +300,7 @@ impl Ops for DeviceOps {
     }
 
     fn scores(&self, head: &Arc<Matrices>, x: &DeviceTensor) -> Result<vocabulary::Scores> {
-        let scores = self.draft()?.dense_scores(head, x.rows);
+        let scores = self.draft()?.scores(x.rows, head.outputs(), None);
         head.multiply(&Input::new(&self.queue, x), scores.x)?;
         Ok(scores)
     }
@@ -311,7 +311,8 @@ impl Ops for DeviceOps {
         let input = Input::new(&self.queue, x);
         head.centroids.multiply(&input, ranks.slice)?;
         self.queue.launcher.run(top_k(ranks.slice, x.rows, count, outputs.groups.slice(), best))?;
-        let scores = outputs.centroid_scores(head, x.rows);
+        let grouped = head.grouped(outputs.groups.slice());
+        let scores = outputs.scores(x.rows, best * grouped.len, Some(grouped));
         head.table.multiply_buckets(&input, &outputs.buckets(x.rows, best), scores.x)?;
         Ok(scores)
     }

@@ -2,12 +2,10 @@
 
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::segments::Place;
-use foretoken_gpu::plan::vocabulary::{KEPT, Largest, NO_ID, Scores};
+use foretoken_gpu::plan::vocabulary::{Grouped, KEPT, Largest, NO_ID, Scores};
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
-use super::matrix::Matrices;
-use super::weights::DeviceCentroidHead;
 use crate::Result;
 
 /// Results of the target's passes of up to `rows` output rows.
@@ -121,17 +119,9 @@ impl DraftOutputs {
         }
     }
 
-    pub fn dense_scores(&self, head: &Matrices, rows: usize) -> Scores {
-        self.scores_of(head.outputs(), rows)
-    }
-
-    pub fn centroid_scores(&self, head: &DeviceCentroidHead, rows: usize) -> Scores {
-        let grouped = Some(head.grouped(self.groups.slice()));
-        Scores { grouped, ..self.scores_of(head.top_k * head.table.outputs(), rows) }
-    }
-
-    fn scores_of(&self, n: usize, rows: usize) -> Scores {
-        Scores { x: self.scores.slice(), rows, n, stride: n, cap: None, suppressed: None, grouped: None }
+    /// Memory for `n` scores of each of `rows` rows.
+    pub fn scores(&self, rows: usize, n: usize, grouped: Option<Grouped>) -> Scores {
+        Scores { x: self.scores.slice(), rows, n, stride: n, cap: None, suppressed: None, grouped }
     }
 
     /// The last step's `n` scores of row `row`.

@@ -1,6 +1,7 @@
 //! Positions of the rows of a pass, and their rotary angles.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
@@ -78,7 +79,7 @@ pub(crate) struct PassKv<'a> {
 /// Source of positions and angles.
 enum Source<'a> {
     /// Consecutive rows; `outputs` are those with outputs.
-    Pass { outputs: PassSegments, _memory: Temporary<Place> },
+    Pass { outputs: PassSegments, places: Temporary<Place> },
     /// A drafter, whose layer `i` reads the target's layer `donors[i]`.
     Draft { angles: &'a DraftAngles, donors: &'a [usize], step: usize },
 }
@@ -95,8 +96,8 @@ impl<'a> PassKv<'a> {
         [pass, outputs]: [PassSegments; 2],
         tokens: &Tokens,
     ) -> Result<Self> {
-        let (memory, rows) = Self::place(queue, pass, Some(tokens))?;
-        Ok(Self { stores, rows, states, source: Source::Pass { outputs, _memory: memory } })
+        let (places, rows) = Self::place(queue, pass, Some(tokens))?;
+        Ok(Self { stores, rows, states, source: Source::Pass { outputs, places } })
     }
 
     fn place(queue: &Queue, pass: PassSegments, tokens: Option<&Tokens>) -> Result<(Temporary<Place>, PassRows)> {
@@ -120,11 +121,8 @@ impl<'a> PassKv<'a> {
 
     /// Keeps only the rows with outputs.
     pub(super) fn narrow(&mut self, queue: &Queue) -> Result<()> {
-        let Source::Pass { outputs, .. } = &self.source else { return Ok(()) };
-        let outputs = outputs.clone();
-        let (memory, rows) = Self::place(queue, outputs.clone(), None)?;
-        self.rows = rows;
-        self.source = Source::Pass { outputs, _memory: memory };
+        let Source::Pass { outputs, places } = &mut self.source else { return Ok(()) };
+        (*places, self.rows) = Self::place(queue, outputs.clone(), None)?;
         Ok(())
     }
 
@@ -139,29 +137,20 @@ impl<'a> PassKv<'a> {
     /// The angles of the positions.
     pub(super) fn angles(&self, queue: &Queue, rotary: &DeviceRotary) -> Result<DeviceAngles> {
         let frequencies = rotary.frequencies.slice();
-        match &self.source {
-            Source::Pass { .. } => {
-                let angles = self.allocate(queue, rotary)?;
-                self.compute(queue, frequencies, &angles)?;
-                Ok(angles)
-            }
+        let (angles, is_computed) = match &self.source {
+            Source::Pass { .. } => (self.allocate(queue, rotary)?, false),
             Source::Draft { angles, step, .. } => {
-                let key = (frequencies.address(), self.rows.rows);
-                let mut held = angles.lock();
-                let angles = match held.get(&key) {
-                    Some(angles) => angles.clone(),
-                    None => {
-                        let angles = self.allocate(queue, rotary)?;
-                        held.insert(key, angles.clone());
-                        angles
-                    }
+                let angles = match angles.lock().entry((frequencies.address(), self.rows.rows)) {
+                    Entry::Occupied(held) => held.get().clone(),
+                    Entry::Vacant(place) => place.insert(self.allocate(queue, rotary)?).clone(),
                 };
-                if *step == 0 {
-                    self.compute(queue, frequencies, &angles)?;
-                }
-                Ok(angles)
+                (angles, *step > 0)
             }
+        };
+        if !is_computed {
+            self.compute(queue, frequencies, &angles)?;
         }
+        Ok(angles)
     }
 
     fn allocate(&self, queue: &Queue, rotary: &DeviceRotary) -> Result<DeviceAngles> {

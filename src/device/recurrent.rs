@@ -61,12 +61,6 @@ struct OpenRound {
     whole: Option<Arc<Buffer<f32>>>, // the matrices after all rows, unless the rows are logged
 }
 
-/// The committed rows of a round, and the record that its pass had.
-pub(super) struct Committed {
-    pub record: Recurrent,
-    pub rows: usize,
-}
-
 impl DeltaNets {
     /// The delta nets of a model, all of one shape; `None` if it has none.
     pub fn of<'a>(nets: impl Iterator<Item = &'a DeviceDeltaNet>) -> Option<Self> {
@@ -221,25 +215,27 @@ impl RecurrentState {
         self.logged == Logged::Lost
     }
 
-    /// What is to be committed of the open round, if the sequence has `len` positions now. A whole
-    /// round that is dropped changed nothing.
+    /// The rows of the open round that are to be committed, if there is one and the sequence has `len` positions now. A
+    /// whole round that is dropped changed nothing.
     ///
     /// # Errors
     /// If a part of a whole round was committed.
-    pub fn committed(&mut self, len: usize) -> Result<Option<Committed>> {
+    pub fn committed(&mut self, len: usize) -> Result<Option<usize>> {
         let Some(open) = &self.open else { return Ok(None) };
         // Positions beyond the rows were skipped, for a measurement.
         let rows = len.saturating_sub(open.position).min(open.rows);
         match &open.whole {
-            Some(_) if rows == 0 => self.open = None,
+            Some(_) if rows == 0 => {
+                self.open = None;
+                Ok(None)
+            }
             Some(_) if rows < open.rows => {
                 let problem =
                     format!("{rows} of {} rows cannot be committed: the matrices are those after all", open.rows);
-                return Err(Error::argument("rows", problem));
+                Err(Error::argument("rows", problem))
             }
-            _ => return Ok(Some(Committed { record: self.record(), rows })),
+            _ => Ok(Some(rows)),
         }
-        Ok(None)
     }
 
     /// Ends the open round, of which `rows` rows were committed. Returns matrices that nothing refers to any more.

@@ -173,21 +173,20 @@ impl RecurrentRounds {
                 let problem = "a recurrent state was lost when a pass failed in part; start a new session".into();
                 return Err(Error::Device { device: launcher.device().name(), problem });
             }
-            if let Some(committed) = state.committed(len)? {
-                ended.push((state, committed));
+            if let Some(rows) = state.committed(len)? {
+                ended.push((state, rows));
             }
         }
         let Some((state, _)) = ended.first() else { return Ok(()) };
         let DeltaNets { shape, layers } = state.nets();
-        let records: Vec<_> = ended.iter().map(|(_, committed)| committed.record).collect();
+        let records: Vec<_> = ended.iter().map(|(state, _)| state.record()).collect();
         let segments = self.list(launcher, &records)?;
         // As acceptance counts: without the first row.
-        let counts: Vec<_> =
-            ended.iter().flat_map(|(_, committed)| [(committed.rows as u32).wrapping_sub(1), 0]).collect();
+        let counts: Vec<_> = ended.iter().flat_map(|(_, rows)| [(*rows as u32).wrapping_sub(1), 0]).collect();
         self.counts.set(launcher, &counts)?;
         launcher.run(commit(&shape, layers, &segments, &Committed::Accepted(self.counts.slice())))?;
-        for (state, committed) in ended {
-            self.spare.extend(state.end(committed.rows));
+        for (state, rows) in ended {
+            self.spare.extend(state.end(rows));
         }
         Ok(())
     }

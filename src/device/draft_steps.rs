@@ -61,21 +61,23 @@ impl DraftSteps {
         rows: &[DraftRow<'_>],
     ) -> Result<Vec<usize>> {
         let Some(first) = rows.first() else { return Ok(Vec::new()) };
-        let (plan, step) = (first.sequence.lock().plan().clone(), first.tokens.len() - 1);
-        if step + 1 >= plan.max_rows() {
+        let (plan, last_step) = (first.sequence.lock().plan().clone(), first.tokens.len() - 1);
+        if last_step + 1 >= plan.max_rows() {
             let most = plan.max_rows() - 1;
             return Err(Error::argument("drafts", format!("must be at most {most}, one less than rows of a pass")));
         }
-        let sequences = match self.continued(rows, step) {
+        let sequences = match self.continued(rows, last_step) {
             Some(sequences) => sequences,
             None => self.begin(workspace, models, rows)?,
         };
         let row_of = |row: &DraftRow<'_>| sequences.iter().position(|one| Arc::ptr_eq(one, row.sequence));
+        let indices: Vec<usize> = rows.iter().filter_map(row_of).collect();
         let end = rows.iter().map(|row| row.position).max().unwrap_or(0);
-        for step in self.done..=step {
+        for step in self.done..=last_step {
             let mut given = vec![ON_DEVICE; sequences.len()];
-            for row in rows.iter().filter(|_| step > 0) {
-                row_of(row).into_iter().for_each(|at| given[at] = row.tokens[step]);
+            // The first step's tokens are in the sequences' states.
+            if step > 0 {
+                rows.iter().zip(&indices).for_each(|(row, index)| given[*index] = row.tokens[step]);
             }
             let horizon = workspace.reach(end);
             if let Some(lists) = &mut self.lists {
@@ -88,7 +90,7 @@ impl DraftSteps {
             })?;
             self.done = step + 1;
         }
-        Ok(rows.iter().filter_map(row_of).collect())
+        Ok(indices)
     }
 
     /// The sequences of the draft, if `rows` are next steps of some of them. If other drafts were made in between, the

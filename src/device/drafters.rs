@@ -173,17 +173,25 @@ impl DeviceDraftModel {
     /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the
     /// scores after the last token.
     fn pass<T>(&mut self, tokens: &[u32], use_output: impl FnOnce(&mut DeviceOutput<'_>) -> Result<T>) -> Result<T> {
-        let rows = if tokens.len() <= MAX_SINGLE_READS { 1 } else { self.max_round_rows };
-        let (last, before) = (tokens.chunks(rows).last().unwrap_or_default(), tokens.chunks(rows).rev().skip(1).rev());
-        for chunk in before {
-            self.run(chunk, if rows == 1 { OutputRows::All } else { OutputRows::None }).map(drop)?;
-            self.read.extend(chunk);
-        }
-        let mut pass = self.run(last, if rows == 1 { OutputRows::All } else { OutputRows::Last })?;
+        // A pass is recorded if all of its rows have outputs.
+        let is_recorded = tokens.len() <= MAX_SINGLE_READS;
+        let (rows, outputs) = if is_recorded { (1, OutputRows::Last) } else { (self.max_round_rows, OutputRows::None) };
+        let (before, last) = tokens.split_at(tokens.len().saturating_sub(1) / rows * rows);
+        self.read_chunks(before, rows, outputs)?;
+        let mut pass = self.run(last, OutputRows::Last)?;
         let used = use_output(&mut pass.output(0));
         drop(pass);
         self.read.extend(last);
         used
+    }
+
+    /// Reads `tokens` after those already read, in passes of at most `rows` rows.
+    fn read_chunks(&mut self, tokens: &[u32], rows: usize, outputs: OutputRows) -> Result<()> {
+        for chunk in tokens.chunks(rows) {
+            self.run(chunk, outputs).map(drop)?;
+            self.read.extend(chunk);
+        }
+        Ok(())
     }
 
     fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
@@ -208,10 +216,7 @@ impl Drafter for DeviceDraftModel {
             return Ok(());
         }
         self.rewind_to(tokens);
-        for chunk in tokens[self.matching..].chunks(self.max_round_rows) {
-            self.run(chunk, OutputRows::None).map(drop)?;
-            self.read.extend(chunk);
-        }
+        self.read_chunks(&tokens[self.matching..], self.max_round_rows, OutputRows::None)?;
         self.matching = self.read.len();
         Ok(())
     }

@@ -137,12 +137,15 @@ impl PassRows {
             let queries = of(first, count);
             count <= rows_at_once(per_split * self.splits(&queries), partial_bytes, queries.max_rows())
         };
-        // More rows need as many splits or more. All of them are tried first.
-        let mut count = self.rows - first;
-        let (mut fitting, mut too_many) = (1, count + 1);
+        let all = self.rows - first;
+        if fits(all) {
+            return all;
+        }
+        // A binary search: more rows need as many splits or more.
+        let (mut fitting, mut too_many) = (1, all);
         while fitting + 1 < too_many {
-            *(if fits(count) { &mut fitting } else { &mut too_many }) = count;
-            count = usize::midpoint(fitting, too_many);
+            let count = usize::midpoint(fitting, too_many);
+            (fitting, too_many) = if fits(count) { (count, too_many) } else { (fitting, count) };
         }
         fitting
     }
@@ -255,28 +258,7 @@ impl KvPlan {
     pub fn quantize_pages(&self, queue: &Queue, spans: &[Span], tables: &[DeviceSlice<u64>]) -> Result<()> {
         self.stores.iter().try_for_each(|store| store.quantize_pages(queue, spans, tables))
     }
-}
 
-/// Number of fault words of a pass: for K and V of every store, the first position with NaN or infinity. Their initial
-/// value is [`NO_FAULT`].
-pub(crate) fn fault_words(layout: &KvLayout) -> usize {
-    2 * layout.stores.len()
-}
-
-/// Checks the fault words of a pass.
-///
-/// # Errors
-/// The first layer's K or V that is NaN, infinite, or too large.
-pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<()> {
-    let layers = store_of_layer.iter().enumerate().filter(|(_, store)| **store != KvLayout::NO_STORE);
-    let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
-    match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
-        None => Ok(()),
-        Some((layer, name, position)) => Err(not_finite(name, layer, position as usize, None)),
-    }
-}
-
-impl KvPlan {
     /// Stores the rows of a layer's K and V; unless the pass is recorded, then quantizes the pages that left the exact
     /// tail. `tables` are those of each segment; `faults` has [`fault_words`].
     pub fn append(
@@ -357,6 +339,25 @@ impl KvPlan {
             first += count;
         }
         Ok(())
+    }
+}
+
+/// Number of fault words of a pass: for K and V of every store, the first position with NaN or infinity. Their initial
+/// value is [`NO_FAULT`].
+pub(crate) fn fault_words(layout: &KvLayout) -> usize {
+    2 * layout.stores.len()
+}
+
+/// Checks the fault words of a pass.
+///
+/// # Errors
+/// The first layer's K or V that is NaN, infinite, or too large.
+pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<()> {
+    let layers = store_of_layer.iter().enumerate().filter(|(_, store)| **store != KvLayout::NO_STORE);
+    let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
+    match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
+        None => Ok(()),
+        Some((layer, name, position)) => Err(not_finite(name, layer, position as usize, None)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Command line names of devices.
+//! The choice of the device that models run on, and its opening.
 
 use std::str::FromStr;
 use std::sync::Arc;

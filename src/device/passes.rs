@@ -305,7 +305,7 @@ impl Passes {
             let segments = Segments { slice: list.slice(), count: spans.len(), longest };
             PassSegments { segments, spans, horizon: None }
         };
-        let tables = pass.iter().map(|part| part.sequence.tables()).collect();
+        let tables = pass.iter().map(|part| part.sequence.kv().tables()).collect();
         let (all, outputs) = (of(&self.lists.all, all.1), of(&self.lists.outputs, outputs.1));
         let rows = pass.iter_mut().filter_map(|part| {
             let (position, rows, whole) = (part.position, part.ids.len(), part.is_whole);

@@ -107,10 +107,6 @@ impl Sequence {
         &mut self.kv
     }
 
-    pub(super) fn tables(&self) -> DeviceSlice<u64> {
-        self.kv.tables()
-    }
-
     /// Its segment, of `rows` rows from `first` on, without a recurrent state.
     pub(super) fn segment(&self, first: usize, rows: usize) -> Segment {
         Segment {
@@ -181,14 +177,14 @@ impl Sequence {
         self.kv.write_to(len, to)
     }
 
-    /// Fills an empty sequence with the K and V of `len` positions, and `newest`: the token after them, if any, and the
-    /// hidden state that predicted it.
+    /// Fills an empty sequence with the K and V of `len` positions, and `hidden`: the state that predicted the token
+    /// after them, if there is one.
     ///
     /// # Errors
     /// If the device is out of memory or the driver fails, inside an `io::Error`; or those of `from`.
-    pub fn read_from(&mut self, len: usize, newest: Option<(u32, &[f32])>, from: &mut impl Read) -> io::Result<()> {
+    pub fn read_from(&mut self, len: usize, hidden: Option<&[f32]>, from: &mut impl Read) -> io::Result<()> {
         self.kv.read_from(len, from)?;
-        if let Some((_, hidden)) = newest {
+        if let Some(hidden) = hidden {
             self.hidden.write(0, hidden).map_err(io::Error::other)?;
         }
         self.known = None;

@@ -142,7 +142,7 @@ impl Backend {
         }
     }
 
-    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows;
+    /// Fills an empty sequence with the K and V of `len` positions, which the token of `newest` follows;
     /// positions below `written` had been written.
     ///
     /// # Errors
@@ -157,8 +157,7 @@ impl Backend {
     ) -> io::Result<()> {
         let Some(DeviceSequence { sequence, .. }) = &self.device else { return kv.read_from(len, written, from) };
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
-        let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
-        sequence.lock().read_from(len, newest, from)?;
+        sequence.lock().read_from(len, hidden.as_deref(), from)?;
         kv.set_len(len, written);
         Ok(())
     }

@@ -23,28 +23,6 @@ unsafe impl<T: Send> Send for Buffer<T> {}
 unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Pod> Buffer<T> {
-    pub(super) fn zeroed(device: &Device, len: usize) -> Result<Self, CudaError> {
-        device.0.enter()?;
-        let bytes = len.saturating_mul(size_of::<T>());
-        let mut address = 0;
-        // Zero bytes cannot be allocated: an empty buffer has one.
-        // SAFETY: the context is current; the pointer is to an address.
-        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) } {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let (free, total) = device.memory()?;
-                return Err(CudaError::OutOfMemory { call: "cuMemAlloc", requested: Some(bytes), free, total });
-            }
-            result => check("cuMemAlloc", result)?,
-        }
-        let buffer = Self { device: device.clone(), slice: DeviceSlice::new(address, len) };
-        // SAFETY: the memory was just allocated; a null stream is the context's own.
-        let zeroed = unsafe {
-            check("cuMemsetD8Async", sys::cuMemsetD8Async(address, 0, bytes, std::ptr::null_mut()))
-                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut())))
-        };
-        zeroed.map(|()| buffer)
-    }
-
     /// The elements, for plans: valid as long as the buffer.
     pub fn slice(&self) -> DeviceSlice<T> {
         self.slice
@@ -107,7 +85,25 @@ impl Device {
     /// # Errors
     /// [`CudaError::OutOfMemory`] if the device has less memory left; nothing stays allocated.
     pub fn zeroed<T: Pod>(&self, len: usize) -> Result<Buffer<T>, CudaError> {
-        Buffer::zeroed(self, len)
+        self.0.enter()?;
+        let bytes = len.saturating_mul(size_of::<T>());
+        let mut address = 0;
+        // Zero bytes cannot be allocated: an empty buffer has one.
+        // SAFETY: the context is current; the pointer is to an address.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free, total) = self.memory()?;
+                return Err(CudaError::OutOfMemory { call: "cuMemAlloc", requested: Some(bytes), free, total });
+            }
+            result => check("cuMemAlloc", result)?,
+        }
+        let buffer = Buffer { device: self.clone(), slice: DeviceSlice::new(address, len) };
+        // SAFETY: the memory was just allocated; a null stream is the context's own.
+        let zeroed = unsafe {
+            check("cuMemsetD8Async", sys::cuMemsetD8Async(address, 0, bytes, std::ptr::null_mut()))
+                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut())))
+        };
+        zeroed.map(|()| buffer)
     }
 
     /// Memory that holds `elements`.

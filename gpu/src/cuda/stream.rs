@@ -41,15 +41,6 @@ unsafe impl Send for Stream {}
 unsafe impl Send for Graph {}
 
 impl Stream {
-    fn new(device: &Device) -> Result<Self, CudaError> {
-        device.0.enter()?;
-        let mut stream = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current; the stream is destroyed when `self` is dropped.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Self { device: device.clone(), stream })
-    }
-
     /// Launches a plan after the stream's earlier launches.
     ///
     /// # Errors
@@ -186,7 +177,12 @@ impl Device {
     /// # Errors
     /// If the driver fails.
     pub fn stream(&self) -> Result<Stream, CudaError> {
-        Stream::new(self)
+        self.0.enter()?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the stream is destroyed when it is dropped.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Stream { device: self.clone(), stream })
     }
 }
 

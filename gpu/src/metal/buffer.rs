@@ -21,11 +21,6 @@ unsafe impl<T: Send> Send for Buffer<T> {}
 unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Pod> Buffer<T> {
-    pub(super) fn zeroed(device: &Device, len: usize) -> Result<Self, MetalError> {
-        let (address, bytes) = device.allocate(len.saturating_mul(size_of::<T>()))?;
-        Ok(Self { device: device.clone(), slice: DeviceSlice::new(address, len), bytes })
-    }
-
     /// The elements, for plans: valid as long as the buffer.
     pub fn slice(&self) -> DeviceSlice<T> {
         self.slice
@@ -89,7 +84,8 @@ impl Device {
     /// [`MetalError::OutOfMemory`] if the device has less memory left, [`MetalError::BufferTooLarge`] above its limit
     /// for a buffer; nothing stays allocated.
     pub fn zeroed<T: Pod>(&self, len: usize) -> Result<Buffer<T>, MetalError> {
-        Buffer::zeroed(self, len)
+        let (address, bytes) = self.allocate(len.saturating_mul(size_of::<T>()))?;
+        Ok(Buffer { device: self.clone(), slice: DeviceSlice::new(address, len), bytes })
     }
 
     /// Memory that holds `elements`.

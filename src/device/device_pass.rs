@@ -96,13 +96,14 @@ impl<'a> DevicePass<'a> {
         let mut sequences: Vec<_> = parts.iter().map(|part| part.sequence.lock()).collect();
         let mut passes = models.passes();
         let (mut rows, mut placed) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
-        let mut next = Part { position: 0, first: 0, rows: 0, outputs: 0, output: 0, first_output: 0 };
+        let (mut first, mut output, mut first_output) = (0, 0, 0);
         for (sequence, part) in sequences.iter_mut().zip(&parts) {
             let (len, outputs) = (part.ids.len(), part.outputs.of(part.ids.len()));
-            placed.push(Part { position: part.position + len - outputs, rows: len, outputs, ..next });
-            next.first += len;
-            next.output += usize::from(outputs > 0);
-            next.first_output += outputs;
+            let position = part.position + len - outputs;
+            placed.push(Part { position, first, rows: len, outputs, output, first_output });
+            first += len;
+            output += usize::from(outputs > 0);
+            first_output += outputs;
             rows.push(SequenceRows {
                 sequence,
                 ids: &part.ids,

@@ -45,19 +45,20 @@ impl Matrices {
         let (count, outputs, inputs) = (weight.count(), weight.outputs(), weight.inputs());
         let shape = (count, outputs, inputs);
         let no_memory = |error: Error| error.needed_for(|| format!("tensor {name} on {}", device.name()));
+        let of_tensor =
+            |device: String, problem: String| Error::Device { device, problem: format!("tensor {name}: {problem}") };
         let refuse = |problem: LaunchError| {
-            let remedy = "quantize to another type, or use the CPU";
-            Error::Device { device: device.name(), problem: format!("tensor {name}: {problem}; {remedy}") }
+            of_tensor(device.name(), format!("{problem}; quantize to another type, or use the CPU"))
         };
         let failed = |error: Error| match error {
-            Error::Device { device, problem } => Error::Device { device, problem: format!("tensor {name}: {problem}") },
+            Error::Device { device, problem } => of_tensor(device, problem),
             other => other,
         };
         // Checked before allocation; returns the bytes.
         let check = |weight_type: WeightType| {
             if !outputs.is_multiple_of(PANEL_ROWS) {
                 let problem = format!("{outputs} quantized rows, not a multiple of {PANEL_ROWS}; use the CPU");
-                return Err(Error::Device { device: device.name(), problem: format!("tensor {name}: {problem}") });
+                return Err(of_tensor(device.name(), problem));
             }
             let bytes = Matrix::bytes(weight_type, outputs, inputs).and_then(|one| one.checked_mul(count)).unwrap_or(0);
             Matrix::new(weight_type, shape, DeviceSlice::new(0, bytes)).map(|_| bytes).map_err(refuse)

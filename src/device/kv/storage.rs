@@ -66,20 +66,22 @@ impl StoragePlan {
             Ok(SidePlan { channels, element: options.exact.element, quantized: Some(layout) })
         };
         let (key, value) = options.formats(layout, index);
-        let recomputed = store.k_eq_v.is_some() && options.k_eq_v == KEqV::Recomputed;
-        let (recomputes_keys, both_quantized) = match (key, value) {
-            (KvFormat::Exact(key), KvFormat::Exact(value)) => (recomputed && key == value, false),
-            (KvFormat::Quantized(_), KvFormat::Quantized(_)) => (false, true),
-            _ => (false, false),
+        let formats_fit = match (key, value) {
+            (KvFormat::Exact(key), KvFormat::Exact(value)) => key == value,
+            (KvFormat::Quantized(_), KvFormat::Quantized(_)) => true,
+            _ => false,
         };
-        let rotary_first = (recomputes_keys || recomputed && both_quantized)
-            .then(|| RotaryFirst::of(store, layout.inverse_frequencies.len()))
-            .flatten();
+        let recomputed = store.k_eq_v.is_some() && options.k_eq_v == KEqV::Recomputed && formats_fit;
+        let recomputes_keys = recomputed && matches!(key, KvFormat::Exact(_));
+        let rotary_first = recomputed.then(|| RotaryFirst::of(store, layout.inverse_frequencies.len())).flatten();
         let key_channels = rotary_first.as_ref().map_or(width, RotaryFirst::rotary_channels);
-        // Quantized V that serves as K takes the key format.
-        let values = if rotary_first.is_some() { (key, Side::KEqV) } else { (value, Side::Values) };
+        let keys = side(key, Side::Keys, key_channels)?;
+        let values = match rotary_first {
+            // Quantized V that serves as K takes the key format.
+            Some(_) => side(key, Side::KEqV, width)?,
+            None => side(value, Side::Values, width)?,
+        };
         let zones = Zones { head: options.exact.head, tail: options.exact.tail };
-        let (keys, values) = (side(key, Side::Keys, key_channels)?, side(values.0, values.1, width)?);
         let zones = keys.quantized.or(values.quantized).map(|_| zones);
         Ok(Self { keys, values, rotary_first, recomputes_keys, zones })
     }

@@ -281,7 +281,7 @@ fn what_does_not_exist_is_refused() {
         assert_eq!(accepted.is_ok(), exist, "{drafts} accepted drafts");
     }
     let one_row = |name: &str, verified: Verified| {
-        let error = accept(&segments, &verified, Accepting::Equal, slice.cast()).expect_err("one row of two segments");
+        let error = accept(&segments, &verified, Accepting::Argmax, slice.cast()).expect_err("one row of two segments");
         assert!(error.to_string().contains(name), "{error}");
     };
     one_row("the ids", Verified { ids: DeviceSlice::new(0, 1), ..verified });

@@ -129,7 +129,7 @@ impl<'a> DevicePass<'a> {
     /// # Errors
     /// If K or V were NaN or infinite, or the driver fails.
     pub fn accept(&mut self) -> Result<()> {
-        self.output(0).accept_equal()
+        self.output(0).accept_argmax()
     }
 
     /// Chooses the most probable token after the last row of each part, without a wait: it is draft `index` in the
@@ -172,7 +172,7 @@ impl DeviceOutput<'_> {
         let part = self.part();
         let [accepted, next] = match rule {
             AcceptRule::Argmax => {
-                self.accept_equal()?;
+                self.accept_argmax()?;
                 self.passes.accept(self.models)?[part.output]
             }
             AcceptRule::All => {
@@ -193,7 +193,7 @@ impl DeviceOutput<'_> {
     }
 
     /// Accepts the drafts of all parts, unless that is done.
-    fn accept_equal(&mut self) -> Result<()> {
+    fn accept_argmax(&mut self) -> Result<()> {
         if self.passes.has_accepted() {
             return Ok(());
         }

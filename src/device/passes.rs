@@ -380,7 +380,7 @@ impl Passes {
     pub fn accept(&mut self, models: &LoadedModels) -> Result<&[[u32; 2]]> {
         let accepted = match self.accepted.take() {
             Some(accepted) => accepted,
-            None => self.run_accept(models, Accepting::Equal)?,
+            None => self.run_accept(models, Accepting::Argmax)?,
         };
         Ok(self.accepted.insert(accepted))
     }
@@ -416,7 +416,7 @@ impl Passes {
         lists.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
         let chosen = RecordedPass::Choose { segments: last.output_segments, index };
         workspace.replay(models, chosen, |workspace, ops| {
-            lists.accept(workspace, ops, models, last, Accepting::Equal, Some(index))
+            lists.accept(workspace, ops, models, last, Accepting::Argmax, Some(index))
         })
     }
 

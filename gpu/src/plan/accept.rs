@@ -20,7 +20,7 @@ pub struct Verified {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accepting {
     /// Of every segment: those that equal the target's argmax, up to the first that does not.
-    Equal,
+    Argmax,
     /// The first `drafts` drafts of this segment, to simulate acceptance.
     Count {
         /// The segment's index.
@@ -59,7 +59,7 @@ pub fn accept(
     results: DeviceSlice<u32>,
 ) -> Result<Launch<AcceptParams>, LaunchError> {
     let (first, count, accepted) = match accepting {
-        Accepting::Equal => (0, segments.count, -1),
+        Accepting::Argmax => (0, segments.count, -1),
         Accepting::Count { drafts, .. } if drafts >= segments.longest => {
             let rows = segments.longest;
             return Err(LaunchError(format!("{drafts} accepted drafts in segments of at most {rows} rows")));

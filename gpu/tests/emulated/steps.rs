@@ -640,7 +640,7 @@ fn accept_case(sequences: &'static [Verification], accepting: Accepting) -> Case
         let results = device.read(results);
         for (i, (skipped, drafts, choices)) in sequences.iter().enumerate() {
             let accepted = match accepting {
-                Accepting::Equal => Some(drafts.iter().zip(*choices).take_while(|(a, b)| a == b).count()),
+                Accepting::Argmax => Some(drafts.iter().zip(*choices).take_while(|(a, b)| a == b).count()),
                 Accepting::Count { segment, drafts } => (segment == i).then_some(drafts),
             };
             let (mut result, mut state) = ([POISON; 2], states[i].clone());
@@ -820,8 +820,8 @@ pub fn all() -> Vec<Case> {
     cases.extend(many.map(|(rows, experts, chosen)| experts_case(rows, experts, chosen, false)));
     let verifications: [&[Verification]; 3] =
         [&[(0, &[5, 6, 7], &[5, 6, 7, 8])], &[(0, &[5, 9, 7], &[5, 6, 7, 8])], &[(0, &[9, 6, 7], &[5, 6, 7, 8])]];
-    cases.extend(verifications.map(|sequences| accept_case(sequences, Accepting::Equal)));
-    cases.push(accept_case(&[(0, &[], &[4])], Accepting::Equal));
+    cases.extend(verifications.map(|sequences| accept_case(sequences, Accepting::Argmax)));
+    cases.push(accept_case(&[(0, &[], &[4])], Accepting::Argmax));
     cases.push(read_case(300, 3));
     cases.extend([angles_case(1, 128), step_case(1), words_case(MAX_WORDS)]);
     cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 1, 256, 16, 32)));
@@ -853,7 +853,7 @@ pub fn small() -> Vec<Case> {
     cases.push(centroid_case(ElementType::F16, 2, 20, 6, 5));
     // Two of three drafts; no draft, after dropped rows, and before a token that the target chose; all drafts.
     let sequences: &[Verification] = &[(0, &[5, 6, 7], &[5, 6, 8, 9]), (2, &[], &[12]), (0, &[6, 7], &[6, 7, 8])];
-    cases.push(accept_case(sequences, Accepting::Equal));
+    cases.push(accept_case(sequences, Accepting::Argmax));
     cases
         .extend([(0, 3), (2, 1)].map(|(segment, drafts)| accept_case(sequences, Accepting::Count { segment, drafts })));
     cases.extend([state_case(true), state_case(false)]);

@@ -10,7 +10,7 @@ use super::draft_steps::DraftRow;
 use super::models::Models;
 use super::passes::Passes;
 use super::sequence::{DRAFTED, Sequence};
-use super::step_scores::{StepScores, draft_step, drafted};
+use super::step_scores::{StepScores, drafted, grouped_steps};
 use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows};
@@ -74,22 +74,17 @@ impl DraftChain for DeviceMtp {
 impl ChainModel for Models {
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
         let rows: Vec<&DeviceDraft> = DraftRows::of_model(sequences)?;
-        let mut steps: Vec<Option<DraftStep>> = rows.iter().map(|_| None).collect();
-        while let Some(first) = steps.iter().position(Option::is_none) {
-            let together: Vec<_> = (first..rows.len()).filter(|i| rows[*i].shares_step(rows[first])).collect();
+        grouped_steps(&rows, DeviceDraft::shares_step, |together| {
             let mut passes = self.passes();
             let Passes { workspace, drafts, .. } = &mut *passes;
-            let draft_rows: Vec<_> = together.iter().map(|i| rows[*i].row()).collect();
-            let places = drafts.step(workspace, &self.loaded, &draft_rows)?;
-            for (i, place) in together.into_iter().zip(places) {
-                let scores = match rows[i].stays {
-                    true => drafted(),
-                    false => drafts.scores(workspace, &self.loaded, place)?,
-                };
-                steps[i] = Some(draft_step(scores)?);
-            }
-        }
-        Ok(steps.into_iter().flatten().collect())
+            let draft_rows: Vec<_> = together.iter().map(|row| row.row()).collect();
+            let indices = drafts.step(workspace, &self.loaded, &draft_rows)?;
+            let scores = together.iter().zip(indices).map(|(row, index)| match row.stays {
+                true => Ok(drafted()),
+                false => drafts.scores(workspace, &self.loaded, index),
+            });
+            scores.collect()
+        })
     }
 }
 

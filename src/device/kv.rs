@@ -229,16 +229,19 @@ impl KvPlan {
         })
     }
 
+    /// The storage of K and of V of every store, and its exact zones.
+    fn sides(&self) -> impl Iterator<Item = (&Storage, Option<Zones>)> {
+        self.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)))
+    }
+
     /// The tables, and the number of pages in each after positions below `end` were written.
     fn held(&self, end: usize) -> impl Iterator<Item = (&Table, usize)> {
-        let sides = self.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
-        sides.flat_map(move |(side, zones)| side.held(end, zones))
+        self.sides().flat_map(move |(side, zones)| side.held(end, zones))
     }
 
     /// The tables, and the pages in each that a pass over positions `first..end` writes.
     fn written(&self, first: usize, end: usize) -> impl Iterator<Item = (&Table, Range<usize>)> {
-        let sides = self.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
-        sides.flat_map(move |(side, zones)| {
+        self.sides().flat_map(move |(side, zones)| {
             let leaving =
                 zones.map_or(0..0, |Zones { tail, .. }| first_exact_page(first, tail)..first_exact_page(end, tail));
             let quantized = side.quantized.iter().map(move |(_, table)| (table, leaving.clone()));

@@ -12,7 +12,7 @@ use super::device_pass::{DevicePass, PassPart, StepRows};
 use super::models::Models;
 use super::sequence::{DRAFTED, Sequence};
 use super::states::{DeviceStates, copy};
-use super::step_scores::{StepScores, draft_step};
+use super::step_scores::{StepScores, grouped_steps};
 use crate::Result;
 use crate::kv::{HeldPage, KvOptions};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
@@ -72,19 +72,15 @@ impl DeviceNextnHead {
 
 impl ChainModel for DeviceNextnHead {
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
-        let all: Vec<&Step> = DraftRows::of_model(sequences)?;
-        let mut steps: Vec<Option<DraftStep>> = all.iter().map(|_| None).collect();
-        while let Some(first) = steps.iter().position(Option::is_none) {
-            let together: Vec<_> = (first..all.len()).filter(|i| all[*i].shares_pass(all[first])).collect();
-            let last = |i: &usize| PassPart::of_draft(&all[*i].sequence, all[*i].rows.clone(), OutputRows::Last);
-            let mut pass = DevicePass::run(&self.models, together.iter().map(last).collect())?;
-            let states: Vec<_> = together.iter().map(|i| all[*i].to.slice()).collect();
-            pass.draft(all[first].index, &states)?;
-            for (at, i) in together.into_iter().enumerate() {
-                steps[i] = Some(draft_step(all[i].scores.read(&mut pass.output(at))?)?);
-            }
-        }
-        Ok(steps.into_iter().flatten().collect())
+        let steps: Vec<&Step> = DraftRows::of_model(sequences)?;
+        grouped_steps(&steps, Step::shares_pass, |together| {
+            let parts = together.iter().map(|step| step.part()).collect();
+            let mut pass = DevicePass::run(&self.models, parts)?;
+            let states: Vec<_> = together.iter().map(|step| step.to.slice()).collect();
+            pass.draft(together[0].index, &states)?;
+            let scores = together.iter().enumerate().map(|(i, step)| step.scores.read(&mut pass.output(i)));
+            scores.collect()
+        })
     }
 }
 
@@ -92,6 +88,10 @@ impl Step {
     fn shares_pass(&self, other: &Self) -> bool {
         let plan = |of: &Self| of.sequence.lock().plan().id();
         self.index == other.index && plan(self) == plan(other)
+    }
+
+    fn part(&self) -> PassPart<'_> {
+        PassPart::of_draft(&self.sequence, self.rows.clone(), OutputRows::Last)
     }
 }
 

@@ -132,7 +132,7 @@ impl Lists {
         let Planned { plan, tables, states, all, outputs, output_rows } = planned;
         let (rows, readback) = (all.rows(), &workspace.readback);
         if models.target.reads_states() {
-            // A draft is not waited for. Those of other sequences are not this pass's.
+            // The passes of a NextN head are not waited for: faults of other sequences' drafts may be left.
             readback.clear_faults(&ops.queue.launcher)?;
         }
         let ids = readback.ids(rows);
@@ -236,10 +236,10 @@ impl Passes {
         let shape = Shape::of(pass);
         self.grow(models, &shape)?;
         (self.last, self.ids, self.accepted, self.largest) = (shape, OnceCell::new(), None, None);
-        // Of a draft's rows only the last has outputs.
-        let drafts = models.target.reads_states();
-        let verifies = pass.iter().all(|part| part.outputs == if drafts { 1 } else { part.ids.len() });
-        let is_recorded = verifies && shape.longest <= MIN_ROWS && plan.completes_pages_before(shape.longest);
+        // Of the rows of a NextN head only the last has outputs.
+        let is_nextn = models.target.reads_states();
+        let has_outputs = pass.iter().all(|part| part.outputs == if is_nextn { 1 } else { part.ids.len() });
+        let is_recorded = has_outputs && shape.longest <= MIN_ROWS && plan.completes_pages_before(shape.longest);
         let planned = self.prepare(pass, &plan)?;
         self.workspace.ops.output_segments = Some(planned.outputs.clone());
         let launched = match is_recorded {

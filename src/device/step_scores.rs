@@ -51,8 +51,25 @@ pub(super) fn drafted() -> IdsAndScores {
     (Some(vec![DRAFTED]), vec![0.0])
 }
 
+/// The steps of all `rows`, in their order. `scores_of` runs one step for rows that `shares` allows to be together.
+pub(super) fn grouped_steps<R>(
+    rows: &[&R],
+    shares: impl Fn(&R, &R) -> bool,
+    mut scores_of: impl FnMut(&[&R]) -> Result<Vec<IdsAndScores>>,
+) -> Result<Vec<DraftStep>> {
+    let mut steps: Vec<Option<DraftStep>> = rows.iter().map(|_| None).collect();
+    while let Some(first) = steps.iter().position(Option::is_none) {
+        let together: Vec<usize> = (first..rows.len()).filter(|i| shares(rows[*i], rows[first])).collect();
+        let group: Vec<&R> = together.iter().map(|i| rows[*i]).collect();
+        for (i, scores) in together.into_iter().zip(scores_of(&group)?) {
+            steps[i] = Some(draft_step(scores)?);
+        }
+    }
+    Ok(steps.into_iter().flatten().collect())
+}
+
 /// The result of a step with these scores, whose hidden state stays on the device.
-pub(super) fn draft_step((ids, logits): IdsAndScores) -> Result<DraftStep> {
+fn draft_step((ids, logits): IdsAndScores) -> Result<DraftStep> {
     let shape = (1, logits.len());
     Ok(DraftStep { scores: Scores { ids, logits: tensor(logits, shape)? }, hidden: tensor(Vec::new(), (1, 0))? })
 }

@@ -188,7 +188,8 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let options = ChatOptions { tools: tools.list, generation_prompt, ..tools::thinking(&mut fields, &app.defaults)? };
+    let template_options = tools::template_options(&mut fields, &app.defaults)?;
+    let options = ChatOptions { tools: tools.list, generation_prompt, ..template_options };
     let chat = Chat::new(&app, messages, options, fields.body_bytes);
     fields.end()?;
     let render = move |app: &App| app.template()?.render(&chat.messages, &chat.options);

@@ -33,8 +33,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let strings = convert::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let thinking = tools::thinking(&mut fields, &app.defaults)?;
-    let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..thinking };
+    let template_options = tools::template_options(&mut fields, &app.defaults)?;
+    let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..template_options };
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;

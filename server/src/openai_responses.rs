@@ -26,7 +26,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let tools = tools::openai(&mut fields, OtherTools::LeftOut)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
-    let mut options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields, &app.defaults)? };
+    let mut options = ChatOptions { tools: tools.list.clone(), ..tools::template_options(&mut fields, &app.defaults)? };
     options.thinking = reasoning(&mut fields)?.unwrap_or(options.thinking);
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let (structured, format) = Structured::text_format(&mut fields)?;
@@ -126,9 +126,7 @@ fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
 /// Takes `reasoning`.
 fn reasoning(fields: &mut Fields) -> Result<Option<Thinking>, ApiError> {
     let Some(mut given) = fields.object("reasoning")? else { return Ok(None) };
-    let unknown = |given: &Fields| given.error("effort", tools::UNKNOWN_EFFORT);
-    let effort = given.string("effort")?;
-    let thinking = effort.map(|effort| tools::thinking_of(&effort).ok_or_else(|| unknown(&given))).transpose()?;
+    let thinking = tools::effort(&mut given, "effort")?;
     given.ignore(&["context", "generate_summary", "summary"]);
     given.only("mode", &[json!("standard")])?;
     given.end()?;

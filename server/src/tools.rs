@@ -243,16 +243,12 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
 }
 
 /// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template, beside those
-/// of the server. An effort turns reasoning on or off; it does not limit its length.
+/// of the server.
 ///
 /// # Errors
 /// If the effort is unknown, or a variable is set by the server itself.
-pub(crate) fn thinking(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<ChatOptions> {
-    let effort = fields.string("reasoning_effort")?;
-    let mut thinking = match effort.as_deref() {
-        None => defaults.thinking,
-        Some(effort) => thinking_of(effort).ok_or_else(|| fields.error("reasoning_effort", UNKNOWN_EFFORT))?,
-    };
+pub(crate) fn template_options(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<ChatOptions> {
+    let mut thinking = effort(fields, "reasoning_effort")?.unwrap_or(defaults.thinking);
     let mut variables = defaults.variables.clone();
     if let Some(mut given) = fields.object("chat_template_kwargs")? {
         match given.flag("enable_thinking")? {
@@ -274,14 +270,16 @@ pub(crate) fn thinking(fields: &mut Fields, defaults: &GenerateDefaults) -> Resu
     Ok(ChatOptions { thinking, variables, ..ChatOptions::default() })
 }
 
-pub(crate) const UNKNOWN_EFFORT: &str = "must be one of none, minimal, low, medium, high, xhigh, max";
-
-/// Whether an effort turns reasoning on; `None` if it is unknown.
-pub(crate) fn thinking_of(effort: &str) -> Option<Thinking> {
-    match effort {
-        "none" => Some(Thinking::Off),
-        "minimal" | "low" | "medium" | "high" | "xhigh" | "max" => Some(Thinking::On),
-        _ => None,
+/// Takes an effort, which turns reasoning on or off; it does not limit its length.
+///
+/// # Errors
+/// If it is unknown.
+pub(crate) fn effort(fields: &mut Fields, field: &str) -> Result<Option<Thinking>> {
+    match fields.string(field)?.as_deref() {
+        None => Ok(None),
+        Some("none") => Ok(Some(Thinking::Off)),
+        Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => Ok(Some(Thinking::On)),
+        Some(_) => Err(fields.error(field, "must be one of none, minimal, low, medium, high, xhigh, max")),
     }
 }
 

@@ -43,6 +43,11 @@ impl Fields {
         }
     }
 
+    /// The objects in `list`, which is the field `name`. Each is an error if it is not an object.
+    pub fn each(list: Vec<Value>, name: String) -> impl Iterator<Item = Result<Self>> {
+        list.into_iter().enumerate().map(move |(i, value)| Self::of(value, &format!("{name}[{i}]")))
+    }
+
     /// The full name of a field.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.prefix)

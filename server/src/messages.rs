@@ -79,12 +79,11 @@ fn append(to: &mut Option<String>, text: &str) {
 }
 
 /// Takes `messages`, an array with at least one.
-fn list(fields: &mut Fields) -> Result<Vec<Value>> {
-    let list =
-        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is required; give at least one message"))?;
-    match list.is_empty() {
-        true => Err(fields.error("messages", "is empty; give at least one message")),
-        false => Ok(list),
+fn messages(fields: &mut Fields) -> Result<impl Iterator<Item = Result<Fields>> + use<>> {
+    match fields.list("messages")? {
+        None => Err(fields.error("messages", "is required; give at least one message")),
+        Some(list) if list.is_empty() => Err(fields.error("messages", "is empty; give at least one message")),
+        Some(list) => Ok(Fields::each(list, fields.name("messages"))),
     }
 }
 
@@ -94,8 +93,8 @@ fn list(fields: &mut Fields) -> Result<Vec<Value>> {
 /// If one is malformed, or the result of an unknown call.
 pub(crate) fn openai(fields: &mut Fields) -> Result<Vec<Message>> {
     let mut conversation = Conversation::default();
-    for (i, value) in list(fields)?.into_iter().enumerate() {
-        openai_message(Fields::of(value, &format!("messages[{i}]"))?, &mut conversation)?;
+    for message in messages(fields)? {
+        openai_message(message?, &mut conversation)?;
     }
     Ok(conversation.into_messages())
 }
@@ -137,7 +136,6 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         for name in ["reasoning_content", "reasoning"] {
             reasoning = reasoning.or(fields.string(name)?);
         }
-        let name = fields.name("tool_calls");
         let calls = fields.list("tool_calls")?.unwrap_or_default();
         if content.is_none() && calls.is_empty() {
             return Err(fields.error("content", "is required, or tool_calls"));
@@ -146,8 +144,8 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         fields.ignore(&["refusal", "annotations", "audio", "id", "parsed"]);
         fields.ignore(&["provider_specific_fields", "reasoning_details", "thinking_blocks"]);
         conversation.push(Message { reasoning, ..Message::assistant(content.unwrap_or_default()) });
-        for (i, call) in calls.into_iter().enumerate() {
-            conversation.call(openai_call(Fields::of(call, &format!("{name}[{i}]"))?)?);
+        for call in Fields::each(calls, fields.name("tool_calls")) {
+            conversation.call(openai_call(call?)?);
         }
         return fields.end();
     }
@@ -193,8 +191,8 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<(Vec<Message>, Generation
     if let Some(system) = text_of(fields, "system")? {
         conversation.push(Message::system(without_billing_header(&system)));
     }
-    for (i, value) in list(fields)?.into_iter().enumerate() {
-        let mut message = Fields::of(value, &format!("messages[{i}]"))?;
+    for message in messages(fields)? {
+        let mut message = message?;
         let role = match message.string("role")?.as_deref() {
             Some("user") => Role::User,
             Some("assistant") => Role::Assistant,
@@ -203,12 +201,12 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<(Vec<Message>, Generation
             None => return Err(message.error("role", "is required: user or assistant")),
         };
         if message.peek("content").is_some_and(Value::is_array) {
-            let (name, blocks) = (message.name("content"), message.list("content")?.unwrap_or_default());
+            let blocks = message.list("content")?.unwrap_or_default();
             if blocks.is_empty() && role != Role::Assistant {
                 return Err(message.error("content", "is empty; give at least one block"));
             }
-            let blocks = (0..).zip(blocks).map(|(at, block)| Fields::of(block, &format!("{name}[{at}]")));
-            anthropic_blocks(role, blocks.collect::<Result<_>>()?, &mut conversation)?;
+            let blocks = Fields::each(blocks, message.name("content")).collect::<Result<Vec<_>>>()?;
+            anthropic_blocks(role, blocks, &mut conversation)?;
         } else {
             let text = text_of(&mut message, "content")?;
             let text = text.ok_or_else(|| message.error("content", "is required: a string or an array of blocks"))?;
@@ -292,40 +290,15 @@ fn shown(text: &str) -> String {
     text.chars().take(32).filter(|c| !c.is_control()).collect()
 }
 
-/// Types of the parts of a text.
-const PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "tool_reference"];
-
-/// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's
-/// responses call them `input_text` and `output_text`; Anthropic's reference to a tool is a line with the tool's name.
+/// A text: a string, or an array of parts, which are concatenated.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
     match fields.value(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(Value::Array(parts)) => {
-            let name = fields.name(name);
-            let part = |(i, value)| {
-                let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
-                let kind = part.string("type")?;
-                if let Some(kind) = kind.as_deref().filter(|kind| !PARTS.contains(kind)) {
-                    let problem = format!("{:?} is not supported, only {}", shown(kind), PARTS.join(", "));
-                    return Err(part.error("type", problem).with_code("unsupported_parameter"));
-                }
-                let text = part.string("text")?.or(part.string("refusal")?).or(part.string("tool_name")?);
-                let text = text.ok_or_else(|| part.error("text", "is required"))?;
-                part.ignore(&[
-                    "cache_control",
-                    "citations",
-                    "annotations",
-                    "logprobs",
-                    "parsed",
-                    "prompt_cache_breakpoint",
-                ]);
-                part.end()?;
-                Ok((kind.as_deref() == Some("tool_reference"), text))
-            };
             let (mut joined, mut on_own_line) = (String::new(), false);
-            for part in parts.into_iter().enumerate().map(part) {
-                let (is_reference, text) = part?;
+            for part in Fields::each(parts, fields.name(name)) {
+                let (is_reference, text) = text_part(part?)?;
                 if !joined.is_empty() && (is_reference || on_own_line) {
                     joined.push('\n');
                 }
@@ -338,4 +311,22 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
             Err(fields.error(name, format!("is {}, must be a string or an array of text parts", kind(&other))))
         }
     }
+}
+
+/// Types of the parts of a text: OpenAI's chats have `text`, its responses `input_text` and `output_text`; Anthropic's
+/// reference to a tool is a line with the tool's name.
+const PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "tool_reference"];
+
+/// Whether a part is a reference to a tool, and its text.
+fn text_part(mut part: Fields) -> Result<(bool, String)> {
+    let kind = part.string("type")?;
+    if let Some(kind) = kind.as_deref().filter(|kind| !PARTS.contains(kind)) {
+        let problem = format!("{:?} is not supported, only {}", shown(kind), PARTS.join(", "));
+        return Err(part.error("type", problem).with_code("unsupported_parameter"));
+    }
+    let text = part.string("text")?.or(part.string("refusal")?).or(part.string("tool_name")?);
+    let text = text.ok_or_else(|| part.error("text", "is required"))?;
+    part.ignore(&["cache_control", "citations", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint"]);
+    part.end()?;
+    Ok((kind.as_deref() == Some("tool_reference"), text))
 }

@@ -140,8 +140,8 @@ fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>
     match fields.value("input") {
         Some(Value::String(text)) => conversation.push(Message::user(text)),
         Some(Value::Array(items)) if !items.is_empty() => {
-            for (i, item) in items.into_iter().enumerate() {
-                input_item(Fields::of(item, &format!("input[{i}]"))?, &mut conversation)?;
+            for item in Fields::each(items, fields.name("input")) {
+                input_item(item?, &mut conversation)?;
             }
         }
         None | Some(Value::Array(_)) => return Err(fields.error("input", "is required: a string or an array of items")),

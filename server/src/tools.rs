@@ -125,7 +125,7 @@ fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
     if list.len() > MAX_TOOLS {
         return Err(fields.error("tools", format!("has {} tools, at most {MAX_TOOLS} are allowed", list.len())));
     }
-    (0..).zip(list).map(|(i, tool)| Fields::of(tool, &format!("tools[{i}]"))).collect()
+    Fields::each(list, fields.name("tools")).collect()
 }
 
 /// A tool in the format that templates expect.

@@ -13,7 +13,7 @@ use crate::convert::{self, Common, Prompt, Seeds};
 use crate::events::{EventBody, events};
 use crate::job::{Ended, Failure, Job, Running, Ticket, Update};
 use crate::output_penalties;
-use crate::reply::{ChoiceOutput, Generate, Reply, encode, json, now};
+use crate::reply::{ChoiceOutput, Generate, Reply, json, now};
 
 /// Answers a request.
 ///
@@ -70,10 +70,10 @@ pub(crate) async fn answer(
         Some(Update::Started(cached)) => outputs[0].cached_tokens = cached,
         _ => {}
     }
-    match streams {
-        true => Ok(events(EventBody::new(running, outputs, generate.reply))),
-        false => whole(running, outputs, generate.reply).await,
+    if streams {
+        return Ok(events(EventBody::new(running, outputs, generate.reply)));
     }
+    whole(running, outputs, generate.reply).await
 }
 
 /// Finds the tokens of the request's own sequence breakers of DRY, if it is on: a search of the vocabulary.
@@ -81,10 +81,10 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
     let (Some(strings), Some(dry)) = (common.breakers.take(), &mut common.options.sampling.dry) else {
         return Ok(tickets);
     };
-    let (breakers, tickets) = encode(app, tickets, "dry_sequence_breakers", move |app| {
+    let found = app.run_blocking(tickets, "dry_sequence_breakers", move |app| {
         Ok(breakers(app.engine.tokenizer()?, strings.iter().map(String::as_str)))
-    })
-    .await?;
+    });
+    let (breakers, tickets) = found.await?;
     dry.breakers = breakers;
     Ok(tickets)
 }
@@ -141,7 +141,7 @@ async fn encode_all(
 ) -> Result<(Vec<Vec<u32>>, Vec<Ticket>), ApiError> {
     let mut encoded = Vec::new();
     for (prompt, name) in prompts.into_iter().zip(names) {
-        let (tokens, held) = encode(app, tickets, name, move |app| convert::tokens(app, prompt)).await?;
+        let (tokens, held) = app.run_blocking(tickets, name, move |app| convert::tokens(app, prompt)).await?;
         tickets = held;
         encoded.push(tokens);
     }

@@ -15,7 +15,7 @@ use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::min_tokens::MinTokens;
-use crate::reply::{ChoiceOutput, Generate, Reply, encode, json as json_response, named};
+use crate::reply::{ChoiceOutput, Generate, Reply, json as json_response, named};
 use crate::structured::Structured;
 use crate::tools::Tools;
 use crate::{messages, tools};
@@ -25,7 +25,8 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
     app.check_model(&mut fields)?;
     let (chat, ..) = chat(&app, &mut fields)?;
     fields.end()?;
-    let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| convert::chat_tokens(app, &chat)).await?;
+    let work = move |app: &App| convert::chat_tokens(app, &chat);
+    let (tokens, _) = app.run_blocking(app.admit(1)?, "messages", work).await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 

@@ -11,7 +11,8 @@ use hyper::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::app::{App, drop_body};
+use crate::app::App;
+use crate::body::drop_body;
 use crate::reply;
 
 /// With OpenAI's fields and Anthropic's.

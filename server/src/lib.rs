@@ -10,6 +10,7 @@ mod anthropic;
 mod api_error;
 mod app;
 mod auth;
+mod body;
 mod call_format;
 mod compiler;
 mod convert;

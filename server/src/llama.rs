@@ -193,7 +193,7 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fiel
     let chat = Chat::new(&app, messages, options, fields.body_bytes);
     fields.end()?;
     let render = move |app: &App| app.template()?.render(&chat.messages, &chat.options);
-    let (prompt, _) = reply::encode(&app, app.admit(1)?, "messages", render).await?;
+    let (prompt, _) = app.run_blocking(app.admit(1)?, "messages", render).await?;
     Ok(reply::json(&json!({"prompt": prompt})))
 }
 
@@ -208,7 +208,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     fields.end()?;
-    let (body, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
+    let written = app.run_blocking(app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
         convert::check_length(app, text.len())?;
         // `encode` refuses an empty text, whose only token is <bos>.
@@ -232,8 +232,8 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
             };
         }
         Ok(body + "]}")
-    })
-    .await?;
+    });
+    let (body, _) = written.await?;
     Ok(reply::json_text(body))
 }
 
@@ -252,8 +252,8 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) 
         return Err(fields.error(&format!("tokens[{at}]"), problem));
     }
     fields.end()?;
-    let (text, _) =
-        reply::encode(&app, app.admit(1)?, "tokens", move |app| app.engine.tokenizer()?.decode(&ids)).await?;
+    let decode = move |app: &App| app.engine.tokenizer()?.decode(&ids);
+    let (text, _) = app.run_blocking(app.admit(1)?, "tokens", decode).await?;
     Ok(reply::json(&json!({"content": text})))
 }
 

@@ -1,6 +1,5 @@
 //! The types between a route and [`answer`](crate::answer::answer): a parsed request, and the output of its choices.
 
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
@@ -10,9 +9,8 @@ use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::api_error::{Api, ApiError};
-use crate::app::App;
 use crate::convert::{self, Common, Prompt};
-use crate::job::{Ended, Failure, Ticket};
+use crate::job::{Ended, Failure};
 use crate::structured::Structured;
 
 /// A parsed generation request.
@@ -189,24 +187,6 @@ pub(crate) fn named(data: &Value) -> String {
 /// The Unix time.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// Does work whose time depends on the text of the field `field` on a thread of its own, not on those of
-/// connections. It is not cancelled if the client disconnects, and holds the request's places until it is done:
-/// so its queue is bounded as that of requests is.
-///
-/// # Errors
-/// Those of the work.
-pub(crate) async fn encode<T: Send + 'static>(
-    app: &Arc<App>,
-    tickets: Vec<Ticket>,
-    field: &str,
-    work: impl FnOnce(&App) -> foretoken::Result<T> + Send + 'static,
-) -> Result<(T, Vec<Ticket>), ApiError> {
-    let app = app.clone();
-    let done = tokio::task::spawn_blocking(move || (work(&app), tickets)).await;
-    let (result, tickets) = done.map_err(|_| ApiError::internal())?;
-    Ok((result.map_err(|error| ApiError::of(&error, field))?, tickets))
 }
 
 /// A JSON response.

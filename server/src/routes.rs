@@ -14,7 +14,8 @@ use hyper::{Method, StatusCode};
 
 use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
-use crate::app::{App, RequestId, drop_body};
+use crate::app::{App, RequestId};
+use crate::body::drop_body;
 use crate::fields::Fields;
 use crate::reply::Generate;
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};

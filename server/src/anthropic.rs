@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use foretoken::chat::{ChatOptions, ReplyPart};
+use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
 use foretoken::{FinishReason, Piece};
 use serde_json::{Value, json};
 
@@ -120,21 +120,19 @@ impl Answer {
         named(&json!({"type": "content_block_stop", "index": self.blocks - 1}))
     }
 
-    /// Closes the open block, unless it is of this type.
+    /// Closes the open block and opens one of this type, unless that is open.
     fn change(&mut self, to: Option<Block>) -> String {
-        let mut events = String::new();
-        if self.open != to {
-            if self.open.is_some() {
-                events += &self.stop();
-            }
-            events += &match to {
-                Some(Block::Text) => self.start(json!({"type": "text", "text": ""})),
-                Some(Block::Thinking) => self.start(json!({"type": "thinking", "thinking": "", "signature": ""})),
-                None => String::new(),
-            };
-            self.open = to;
+        if self.open == to {
+            return String::new();
         }
-        events
+        let stop = self.open.map_or_else(String::new, |_| self.stop());
+        self.open = to;
+        let start = match to {
+            Some(Block::Text) => self.start(json!({"type": "text", "text": ""})),
+            Some(Block::Thinking) => self.start(json!({"type": "thinking", "thinking": "", "signature": ""})),
+            None => String::new(),
+        };
+        stop + &start
     }
 }
 
@@ -150,7 +148,7 @@ fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String
 }
 
 /// A call's block. In a stream, `input` is empty and its text follows in events.
-fn tool_use(call: &foretoken::chat::ToolCall, input: Value) -> Value {
+fn tool_use(call: &ToolCall, input: Value) -> Value {
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
 }
 

@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use hyper::header::{HeaderName, HeaderValue};
-use hyper::{Method, StatusCode};
+use hyper::{HeaderMap, Method, StatusCode};
 
 use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
@@ -78,20 +78,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
     request.extensions_mut().insert(RequestId(id.clone()));
-    let refused = match route.as_str() {
-        _ if !app.hosts.admit(request.headers()) => {
-            let message = "host: not an allowed host name; use localhost or the server's address, or start it with --allowed-host NAME";
-            Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"))
-        }
-        HEALTH | V1_HEALTH | PAGE => None,
-        _ if !app.api_keys.admit(request.headers()) => {
-            let message = "invalid or missing API key; send it as Authorization: Bearer KEY or x-api-key: KEY";
-            Some(ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))
-        }
-        _ if app.stopping.load(Ordering::Acquire) => Some(ApiError::stopping()),
-        _ => None,
-    };
-    let mut response = match refused {
+    let mut response = match refusal(&app, &route, request.headers()) {
         Some(error) => {
             drop_body(request).await;
             error.response(api, &id)
@@ -112,6 +99,22 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
     tracing::info!(request = id, method, route, status, ms, "answered");
     response
+}
+
+/// The error of a request that no route may see.
+fn refusal(app: &App, route: &str, headers: &HeaderMap) -> Option<ApiError> {
+    if !app.hosts.admit(headers) {
+        let message = "host: not an allowed host name; use localhost or the server's address, or start it with --allowed-host NAME";
+        return Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"));
+    }
+    if [HEALTH, V1_HEALTH, PAGE].contains(&route) {
+        return None;
+    }
+    if !app.api_keys.admit(headers) {
+        let message = "invalid or missing API key; send it as Authorization: Bearer KEY or x-api-key: KEY";
+        return Some(ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"));
+    }
+    app.stopping.load(Ordering::Acquire).then(ApiError::stopping)
 }
 
 /// A standard method's name; else `other`, since a method may be any text of the client's.

@@ -118,12 +118,6 @@ impl Server {
     /// If the address is not available, a limit is 0, an option is out of range, the prefix cache's directory
     /// does not exist, or the K/V cache does not fit.
     pub async fn bind(engine: &Engine, options: ServerOptions) -> anyhow::Result<Self> {
-        let parallel = options.parallel;
-        anyhow::ensure!(
-            (1..=MAX_PARALLEL).contains(&parallel),
-            "parallel is {parallel}, must be from 1 to {MAX_PARALLEL}"
-        );
-        anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
         let context = check(engine, &options)?;
         let address = options.address;
         let listener = TcpListener::bind(address).await.map_err(|e| anyhow::anyhow!("{address}: {e}"))?;
@@ -231,8 +225,11 @@ async fn close(app: Arc<App>) {
     let _ = closed.await;
 }
 
-/// The context length, if a request with default options can be served.
+/// Checks the options, and that a request with defaults can be served. Returns the context length.
 fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
+    let parallel = options.parallel;
+    anyhow::ensure!((1..=MAX_PARALLEL).contains(&parallel), "parallel is {parallel}, must be from 1 to {MAX_PARALLEL}");
+    anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
     anyhow::ensure!(options.defaults.max_tokens != Some(0), "max_tokens is 0, must be at least 1");
     if let Some(directory) = options.scheduler.prefix_cache.as_ref().and_then(|cache| cache.directory.as_ref()) {
         anyhow::ensure!(

@@ -125,7 +125,7 @@ impl Answer {
         if self.open == to {
             return String::new();
         }
-        let stop = self.open.map_or_else(String::new, |_| self.stop());
+        let stop = if self.open.is_some() { self.stop() } else { String::new() };
         self.open = to;
         let start = match to {
             Some(Block::Text) => self.start(json!({"type": "text", "text": ""})),

@@ -22,12 +22,12 @@ pub(crate) struct ApiError {
     pub code: Option<&'static str>,
     /// The message of Anthropic's routes, if it differs: their clients recognize a full context by its words, OpenAI's by
     /// `code`.
-    pub anthropic: Option<String>,
+    pub anthropic_message: Option<String>,
 }
 
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, anthropic: None }
+        Self { status, message: message.into(), param: None, code: None, anthropic_message: None }
     }
 
     /// 400 for the field `param`, whose name begins the message.
@@ -72,9 +72,10 @@ impl ApiError {
             E::Argument { name, problem } => Self::field(field_of(name, prompt), problem),
             E::Context { needed, limit } => {
                 let remedy = "shorten the prompt or raise the server's --context";
-                let anthropic = Some(format!("prompt is too long: {needed} tokens > {limit} maximum; {remedy}"));
+                let anthropic_message =
+                    Some(format!("prompt is too long: {needed} tokens > {limit} maximum; {remedy}"));
                 let problem = format!("{needed} tokens do not fit the context of {limit}; {remedy}");
-                Self { anthropic, ..Self::field(prompt, problem).with_code("context_length_exceeded") }
+                Self { anthropic_message, ..Self::field(prompt, problem).with_code("context_length_exceeded") }
             }
             E::Template(_) | E::Tokenizer(_) => Self::field(prompt, error.to_string()),
             E::Memory { .. } => {
@@ -130,7 +131,7 @@ impl ApiError {
                 "type": "error",
                 "error": {
                     "type": anthropic_type(self.status),
-                    "message": self.anthropic.as_ref().unwrap_or(&self.message),
+                    "message": self.anthropic_message.as_ref().unwrap_or(&self.message),
                 },
                 "request_id": request_id,
             }),
@@ -174,21 +175,21 @@ impl Api {
 }
 
 /// The request's field for an argument of the library.
-fn field_of(argument: &str, prompt: &str) -> String {
+fn field_of<'a>(argument: &'a str, prompt: &'a str) -> &'a str {
     match argument {
-        "block" => "speculative.draft_block_size".into(),
-        "drafters" => "speculative.type".into(),
-        "logits_processor" => "logit_bias".into(),
-        "prompt" => prompt.into(),
-        "penalties.repeat" => "repeat_penalty".into(),
-        "penalties.frequency" => "frequency_penalty".into(),
-        "penalties.presence" => "presence_penalty".into(),
-        "dry.multiplier" => "dry_multiplier".into(),
-        "dry.base" => "dry_base".into(),
-        "dry.allowed_length" => "dry_allowed_length".into(),
-        "xtc.probability" => "xtc_probability".into(),
-        "xtc.threshold" => "xtc_threshold".into(),
-        other => other.into(),
+        "block" => "speculative.draft_block_size",
+        "drafters" => "speculative.type",
+        "logits_processor" => "logit_bias",
+        "prompt" => prompt,
+        "penalties.repeat" => "repeat_penalty",
+        "penalties.frequency" => "frequency_penalty",
+        "penalties.presence" => "presence_penalty",
+        "dry.multiplier" => "dry_multiplier",
+        "dry.base" => "dry_base",
+        "dry.allowed_length" => "dry_allowed_length",
+        "xtc.probability" => "xtc_probability",
+        "xtc.threshold" => "xtc_threshold",
+        other => other,
     }
 }
 

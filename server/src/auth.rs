@@ -8,6 +8,8 @@ use subtle::{Choice, ConstantTimeEq};
 #[derive(Clone, Default)]
 pub(crate) struct ApiKeys(Vec<Padded>);
 
+/// What precedes the key in `Authorization`, in any case.
+const BEARER: &[u8] = b"bearer ";
 /// Maximum bytes of a key.
 const MAX_KEY: usize = 512;
 
@@ -41,8 +43,8 @@ impl ApiKeys {
         }
         let header = |name: &str| headers.get(name).map(|value| value.as_bytes());
         let bearer = header(AUTHORIZATION.as_str()).and_then(|value| {
-            let (scheme, key) = value.split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+            let (scheme, key) = value.split_at_checked(BEARER.len())?;
+            scheme.eq_ignore_ascii_case(BEARER).then_some(key)
         });
         let mut found = Choice::from(0);
         for given in [bearer, header("x-api-key")].into_iter().flatten().filter_map(Padded::new) {

@@ -7,9 +7,9 @@ use crate::api_error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// A tool of a request.
+/// A tool of a request, apart from what its template is given.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct DeclaredTool {
     pub name: String,
     /// The field of its schema.
     pub schema_field: String,
@@ -18,8 +18,8 @@ pub(crate) struct Given {
 }
 
 /// The names of the strict tools.
-pub(crate) fn strict_of(given: &[Given]) -> Vec<String> {
-    given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect()
+pub(crate) fn strict_of(tools: &[DeclaredTool]) -> Vec<String> {
+    tools.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect()
 }
 
 /// The calls that a reply must have, or whose arguments must follow their schemas; or a format that
@@ -30,7 +30,7 @@ pub(crate) struct CallFormat {
     /// Without it, there are no calls.
     pub choice: Option<CallChoice>,
     /// Of the tools in `options`.
-    pub given: Vec<Given>,
+    pub declared: Vec<DeclaredTool>,
     /// What a reply without calls must match, and its field.
     pub format: Option<(Constraint, String)>,
 }
@@ -63,7 +63,7 @@ impl CallFormat {
     /// # Errors
     /// If the checkpoint cannot call tools, or a tool cannot be called.
     pub fn constraint(self, engine: &Engine) -> Result<Option<Located>> {
-        let Self { options, choice, given, format } = self;
+        let Self { options, choice, declared, format } = self;
         let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
         let Some(choice) = choice else { return after_reasoning(engine, &options, format) };
         let constraint = match Constraint::tool_calls(tokenizer, &options, &choice) {
@@ -78,19 +78,19 @@ impl CallFormat {
             }
             Err(error) => return Err(ApiError::of(&error, "tools")),
         };
-        let is_used = |given: &Given| match &choice {
-            CallChoice::Strict(_) => given.is_strict,
-            CallChoice::Named(name) => given.name == *name,
+        let is_used = |tool: &DeclaredTool| match &choice {
+            CallChoice::Strict(_) => tool.is_strict,
+            CallChoice::Named(name) => tool.name == *name,
             _ => true,
         };
-        let schema = |(tool, given): (&Json, &Given)| {
-            let schema = tool.field("function")?.field("parameters")?.to_string();
-            is_used(given).then(|| (Constraint::json_schema(schema), given.schema_field.clone()))
+        let schema = |(json, tool): (&Json, &DeclaredTool)| {
+            let schema = json.field("function")?.field("parameters")?.to_string();
+            is_used(tool).then(|| (Constraint::json_schema(schema), tool.schema_field.clone()))
         };
-        let mut parts: Vec<_> = options.tools.iter().zip(&given).filter_map(schema).collect();
+        let mut parts: Vec<_> = options.tools.iter().zip(&declared).filter_map(schema).collect();
         parts.extend(format);
-        let widens = given.iter().any(|tool| is_used(tool) && !tool.is_strict);
-        let strict = strict_of(&given);
+        let widens = declared.iter().any(|tool| is_used(tool) && !tool.is_strict);
+        let strict = strict_of(&declared);
         let widened: Widened =
             Box::new(move |engine| Constraint::tool_calls_widened(engine.tokenizer()?, &options, &choice, &strict));
         Ok(Some(Located { constraint, field: FIELD_OF_CALLS.into(), parts, widened: widens.then_some(widened) }))

@@ -172,7 +172,7 @@ mod tests {
 
     fn calls(format: &Constraint) -> CallFormat {
         let options = ChatOptions::default();
-        CallFormat { options, choice: None, given: Vec::new(), format: Some((format.clone(), "field".into())) }
+        CallFormat { options, choice: None, declared: Vec::new(), format: Some((format.clone(), "field".into())) }
     }
 
     /// Work that says that it has begun, and ends when it is let go. `most` counts those that run at once.

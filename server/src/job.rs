@@ -46,9 +46,7 @@ pub(crate) enum Update {
     Started(usize),
     /// A round's tokens, or the log-probabilities of its prompt's.
     Piece(Piece),
-    /// It has ended.
     Ended(Box<Ended>),
-    /// It has failed.
     Failed(Failure),
 }
 

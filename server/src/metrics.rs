@@ -15,7 +15,6 @@ const SECONDS: [f64; 16] =
 /// Labels of finished requests.
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// The server's metrics.
 #[derive(Default)]
 pub(crate) struct Metrics {
     running: AtomicUsize,

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
-use foretoken::Piece;
 use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
+use foretoken::{Piece, TokenLogprobs};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -118,7 +118,7 @@ impl Reply for Completion {
         // The first chunk has all of the piece's tokens: some are in no part.
         if let Some(choice) = chunks.first_mut().map(|chunk| &mut chunk["choices"][0]) {
             if self.form.logprobs {
-                choice["logprobs"] = content(output, &piece.logprobs);
+                choice["logprobs"] = choice_logprobs(output, &piece.logprobs);
             }
             if self.form.token_origins {
                 choice["tokens"] = convert::origins(&output.engine, piece);
@@ -154,7 +154,7 @@ impl Reply for Completion {
             json!({
                 "index": output.index,
                 "message": message,
-                "logprobs": self.form.logprobs.then(|| content(output, output.logprobs())),
+                "logprobs": self.form.logprobs.then(|| choice_logprobs(output, output.logprobs())),
                 "finish_reason": openai::finish_reason(output, ended),
             })
         };
@@ -163,6 +163,7 @@ impl Reply for Completion {
     }
 }
 
-fn content(output: &ChoiceOutput, logprobs: &[foretoken::TokenLogprobs]) -> Value {
+/// The field `logprobs` of a choice.
+fn choice_logprobs(output: &ChoiceOutput, logprobs: &[TokenLogprobs]) -> Value {
     json!({"content": convert::logprobs(&output.engine, logprobs), "refusal": null})
 }

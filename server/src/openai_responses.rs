@@ -54,11 +54,11 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
         structured,
         choices: 1,
         streams,
-        reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),
+        reply: Box::new(Answer { echoed, sequence_number: 0, open: None, items: Vec::new() }),
     })
 }
 
-/// What a response repeats of the request. Numbers that are not given follow.
+/// What a response repeats of the request. [`request`] adds what it reads, and the defaults in use.
 fn echoed(fields: &Fields, instructions: Option<&str>) -> Value {
     let given = |name: &str, default: Value| fields.peek(name).cloned().unwrap_or(default);
     let tools = fields.peek("tools").and_then(Value::as_array).into_iter().flatten();
@@ -193,22 +193,22 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
 struct Answer {
     /// Fields of the request that the response repeats.
     echoed: Value,
-    /// The next event's sequence number.
-    number: usize,
-    /// The kind of the last item and its text, until it is complete.
-    open: Option<(Kind, String)>,
+    /// Of the next event.
+    sequence_number: usize,
+    /// The last item's type and text, until it is complete.
+    open: Option<(Item, String)>,
     /// All items in order; the open one is null until it is complete.
     items: Vec<Value>,
 }
 
-/// The kind of an item that has text.
+/// The type of an item that has text.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum Item {
     Reasoning,
     Message,
 }
 
-impl Kind {
+impl Item {
     /// The prefix of its items' ids.
     fn prefix(self) -> &'static str {
         match self {
@@ -257,8 +257,8 @@ fn call_item(id: &str, call: &ToolCall, arguments: &str, status: &str) -> Value 
 impl Answer {
     fn event(&mut self, kind: &str, mut data: Value) -> String {
         data["type"] = json!(kind);
-        data["sequence_number"] = json!(self.number);
-        self.number += 1;
+        data["sequence_number"] = json!(self.sequence_number);
+        self.sequence_number += 1;
         named(&data)
     }
 
@@ -287,18 +287,18 @@ impl Answer {
     }
 
     /// An event of the last item's part, `content` of which is in the field `field`.
-    fn part_event(&mut self, event: &str, kind: Kind, output: &ChoiceOutput, field: &str, content: Value) -> String {
+    fn part_event(&mut self, event: &str, kind: Item, output: &ChoiceOutput, field: &str, content: Value) -> String {
         let id = self.id(kind.prefix(), output);
         let mut data = json!({"item_id": id, "output_index": self.at(), "content_index": 0});
         data[field] = content;
-        if kind == Kind::Message && field != "part" {
+        if kind == Item::Message && field != "part" {
             data["logprobs"] = json!([]);
         }
         self.event(event, data)
     }
 
     /// More text of an item of this kind.
-    fn text(&mut self, kind: Kind, text: &str, output: &ChoiceOutput) -> String {
+    fn text(&mut self, kind: Item, text: &str, output: &ChoiceOutput) -> String {
         let mut events = String::new();
         if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
             events += &self.add_item(kind.prefix(), output, |id| kind.item(id, None, "in_progress"));
@@ -380,8 +380,8 @@ impl Reply for Answer {
         let mut events = String::new();
         for part in parts {
             events += &match part {
-                ReplyPart::Text(text) => self.text(Kind::Message, text, output),
-                ReplyPart::Reasoning(text) => self.text(Kind::Reasoning, text, output),
+                ReplyPart::Text(text) => self.text(Item::Message, text, output),
+                ReplyPart::Reasoning(text) => self.text(Item::Reasoning, text, output),
                 ReplyPart::ToolCall(call) => self.call(call, output),
                 _ => String::new(),
             };

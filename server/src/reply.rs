@@ -137,7 +137,6 @@ impl ChoiceOutput {
         self.parts.iter().filter_map(text).collect()
     }
 
-    /// The tool calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.parts.iter().filter_map(|part| if let ReplyPart::ToolCall(call) = part { Some(call) } else { None })
     }

@@ -78,7 +78,8 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
     request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = match refusal(&app, &route, request.headers()) {
+    let refused = refusal(&app, &route, request.headers());
+    let mut response = match refused {
         Some(error) => {
             drop_body(request).await;
             error.response(api, &id)

@@ -6,7 +6,7 @@ use foretoken_tools::prompt::RESERVED;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::call_format::{CallFormat, Given, strict_of};
+use crate::call_format::{CallFormat, DeclaredTool, strict_of};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::messages::required;
@@ -40,17 +40,17 @@ impl Calls {
 #[derive(Default)]
 pub(crate) struct Tools {
     pub list: Vec<Json>,
-    /// For each tool: its name, the field of its schema, and whether its arguments must match that.
-    given: Vec<Given>,
+    /// For each of `list`.
+    declared: Vec<DeclaredTool>,
     /// The calls that are required, if any.
     forced: Option<CallChoice>,
     pub calls: Calls,
 }
 
 impl Tools {
-    fn add(&mut self, (tool, given): (Json, Given)) {
-        self.list.push(tool);
-        self.given.push(given);
+    fn add(&mut self, (json, tool): (Json, DeclaredTool)) {
+        self.list.push(json);
+        self.declared.push(tool);
     }
 
     /// Applies `tool_choice`. Without tools, no call can be required.
@@ -63,7 +63,7 @@ impl Tools {
             Choice::Auto => None,
             Choice::Any if calls == Calls::One => Some(CallChoice::One),
             Choice::Any => Some(CallChoice::Required),
-            Choice::Named(name) if self.given.iter().all(|tool| tool.name != name) => {
+            Choice::Named(name) if self.declared.iter().all(|tool| tool.name != name) => {
                 return Err(fields.error("tool_choice", "names a tool that is not in tools"));
             }
             Choice::Named(name) => Some(CallChoice::Named(name)),
@@ -83,7 +83,7 @@ impl Tools {
     /// If both calls and a format are required.
     pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
         let choice = match (self.forced, &structured) {
-            (forced, Structured::Text) => Some(forced.unwrap_or_else(|| CallChoice::Strict(strict_of(&self.given)))),
+            (forced, Structured::Text) => Some(forced.unwrap_or_else(|| CallChoice::Strict(strict_of(&self.declared)))),
             (None, Structured::Constraint(..)) if self.list.is_empty() => None,
             (None, Structured::Constraint(format, field)) => match format.schema() {
                 Some(schema) => Some(CallChoice::OrJson(schema.to_owned())),
@@ -105,7 +105,7 @@ impl Tools {
                     Structured::Constraint(format, field) => Some((format, field)),
                     _ => None,
                 };
-                let calls = CallFormat { options: options.clone(), choice, given: self.given, format };
+                let calls = CallFormat { options: options.clone(), choice, declared: self.declared, format };
                 Ok(Structured::Calls(Box::new(calls)))
             }
         }
@@ -129,7 +129,7 @@ fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
 }
 
 /// A tool in the format that templates expect.
-fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
+fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, DeclaredTool)> {
     let name = required(fields, "name")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(plain) {
@@ -143,11 +143,10 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
     };
     let is_strict = fields.flag("strict")?.unwrap_or(false);
     fields.ignore(&["allowed_callers", "cache_control", "defer_loading"]);
-    let given = Given { name: name.clone(), schema_field: fields.name(parameters), is_strict };
-    let tool =
-        json!({"type": "function", "function": {"name": name, "description": description, "parameters": schema}});
-    let tool = Json::of(&tool).map_err(|_| fields.error(parameters, "is nested too deeply"))?;
-    Ok((tool, given))
+    let tool = DeclaredTool { name: name.clone(), schema_field: fields.name(parameters), is_strict };
+    let function = json!({"name": name, "description": description, "parameters": schema});
+    let json = Json::of(&json!({"type": "function", "function": function}));
+    Ok((json.map_err(|_| fields.error(parameters, "is nested too deeply"))?, tool))
 }
 
 /// What becomes of OpenAI's tools that are not functions.

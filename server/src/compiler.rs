@@ -146,7 +146,6 @@ impl Compilers {
 #[cfg(test)]
 mod tests {
     use std::future::Future;
-    use std::path::Path;
     use std::pin::pin;
     use std::sync::atomic::Ordering;
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -166,8 +165,7 @@ mod tests {
     }
 
     fn engine() -> Engine {
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-        Engine::load(&EngineOptions::new(demo)).expect("the demo model")
+        Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model")
     }
 
     fn calls(format: &Constraint) -> CallFormat {

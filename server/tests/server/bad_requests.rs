@@ -6,17 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, agent, options, read_head, read_rest, with};
-
-const CHAT: &str = "/v1/chat/completions";
-const TEXT: &str = "/v1/completions";
-const MESSAGES: &str = "/v1/messages";
-const RESPONSES: &str = "/v1/responses";
+use crate::support::{
+    CHAT, LLAMA, MESSAGES, PROMPT, RESPONSES, TEXT, TestServer, agent, options, read_head, read_rest, with,
+};
 
 /// A body with `more` beside what every route needs.
 fn body(path: &str, more: Value) -> Value {
     let body = match path {
-        TEXT | "/completion" => json!({"prompt": "fn"}),
+        TEXT | LLAMA => json!({"prompt": "fn"}),
         MESSAGES => json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 2}),
         RESPONSES => json!({"input": "fn"}),
         _ => json!({"messages": [{"role": "user", "content": "fn"}]}),
@@ -35,7 +32,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"prompt": null}), "prompt"),
         (TEXT, json!({"prompt": ""}), "prompt"),
         (TEXT, json!({"prompt": []}), "prompt"),
-        ("/completion", json!({"prompt": vec!["a"; 65]}), "prompt"),
+        (LLAMA, json!({"prompt": vec!["a"; 65]}), "prompt"),
         (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
         (TEXT, json!({"prompt": vec!["a"; 60], "n": 2}), "prompt"), // more than the queue has places
         (TEXT, json!({"prompt": ["a", ""]}), "prompt[1]"),
@@ -70,7 +67,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"stream": true, "stream_options": {"usage": true}}), "stream_options.usage"),
         (TEXT, json!({"logprobs": 21}), "logprobs"),
         (TEXT, json!({"logprobs": true}), "logprobs"),
-        ("/completion", json!({"n_probs": 21}), "n_probs"),
+        (LLAMA, json!({"n_probs": 21}), "n_probs"),
         (TEXT, json!({"speculative": true}), "speculative"),
         (TEXT, json!({"speculative": {"type": "magic"}}), "speculative.type"),
         (TEXT, json!({"speculative": {"type": "ngram-mod:n=1000000000"}}), "speculative.type"),
@@ -201,14 +198,14 @@ fn fields_that_are_wrong_are_named() {
             json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f"}]}]}),
             "messages", // a call is not continued
         ),
-        ("/completion", json!({"n_predict": -2}), "n_predict"),
-        ("/completion", json!({"max_tokens": -2}), "max_tokens"),
-        ("/completion", json!({"response_fields": [1]}), "response_fields[0]"),
-        ("/completion", json!({"response_fields": vec!["content"; 65]}), "response_fields"),
-        ("/completion", json!({"n_probs": -1}), "n_probs"),
+        (LLAMA, json!({"n_predict": -2}), "n_predict"),
+        (LLAMA, json!({"max_tokens": -2}), "max_tokens"),
+        (LLAMA, json!({"response_fields": [1]}), "response_fields[0]"),
+        (LLAMA, json!({"response_fields": vec!["content"; 65]}), "response_fields"),
+        (LLAMA, json!({"n_probs": -1}), "n_probs"),
         (CHAT, json!({"frequency_penalty": 101}), "frequency_penalty"),
-        ("/completion", json!({"repeat_penalty": 0}), "repeat_penalty"),
-        ("/completion", json!({"repeat_last_n": -2}), "repeat_last_n"),
+        (LLAMA, json!({"repeat_penalty": 0}), "repeat_penalty"),
+        (LLAMA, json!({"repeat_last_n": -2}), "repeat_last_n"),
         // What would change the text, and is not implemented.
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
         (CHAT, json!({"tool_choice": "always"}), "tool_choice"),
@@ -233,13 +230,13 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"best_of": 3}), "best_of"),
         (TEXT, json!({"best_of": 3, "n": 2}), "best_of"),
         (TEXT, json!({"typical_p": 0}), "typical_p"),
-        ("/completion", json!({"xtc_probability": 1.5}), "xtc_probability"),
+        (LLAMA, json!({"xtc_probability": 1.5}), "xtc_probability"),
         (CHAT, json!({"xtc_probability": 0.5, "xtc_threshold": -0.1}), "xtc_threshold"),
         (CHAT, json!({"top_n_sigma": "1"}), "top_n_sigma"),
         (TEXT, json!({"dry_multiplier": -1}), "dry_multiplier"),
         (CHAT, json!({"dry_multiplier": 1, "dry_base": 17}), "dry_base"),
         (MESSAGES, json!({"dry_multiplier": 1, "dry_allowed_length": 0}), "dry_allowed_length"),
-        ("/completion", json!({"dry_multiplier": 1, "dry_penalty_last_n": -2}), "dry_penalty_last_n"),
+        (LLAMA, json!({"dry_multiplier": 1, "dry_penalty_last_n": -2}), "dry_penalty_last_n"),
         (RESPONSES, json!({"dry_multiplier": 1, "dry_sequence_breakers": 3}), "dry_sequence_breakers"),
         (TEXT, json!({"dry_multiplier": 1, "dry_sequence_breakers": ["a", 3]}), "dry_sequence_breakers[1]"),
         (TEXT, json!({"dry_multiplier": 1, "dry_sequence_breakers": vec!["a"; 17]}), "dry_sequence_breakers"),
@@ -254,9 +251,9 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"samplers": "ka"}), "samplers"),
         (TEXT, json!({"t_max_predict_ms": 100}), "t_max_predict_ms"),
         (MESSAGES, json!({"thinking": {"type": "maximal"}}), "thinking.type"),
-        ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
-        ("/completion", json!({"mirostat": 2}), "mirostat"),
-        ("/completion", json!({"adaptive_target": 0.5}), "adaptive_target"),
+        (LLAMA, json!({"grammar": "root ::= x"}), "grammar"),
+        (LLAMA, json!({"mirostat": 2}), "mirostat"),
+        (LLAMA, json!({"adaptive_target": 0.5}), "adaptive_target"),
         (CHAT, json!({"mirostat": 1, "mirostat_tau": 5.0}), "mirostat"),
     ];
     for (path, more, field) in cases {
@@ -273,7 +270,7 @@ fn fields_that_are_wrong_are_named() {
     // Other fields than `max_tokens` have the maximum, as the context does, and calls are no formats.
     let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {}}}]});
     for (path, more, problem) in [
-        ("/completion", json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
+        (LLAMA, json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
         (RESPONSES, json!({"max_output_tokens": 2}), "is 3, must be at most the maximum of tokens, 2"),
         (CHAT, strict, "is supported only without formats, and forced or strict tool calls; omit it"),
     ] {
@@ -324,8 +321,8 @@ fn the_largest_values_are_served() {
         (TEXT, json!({"stop": "x".repeat(1024)})),
         (TEXT, json!({"stop_token_ids": vec![5; 1024]})),
         (TEXT, json!({"logprobs": 20})),
-        ("/completion", json!({"n_probs": 20})),
-        ("/completion", json!({"response_fields": vec!["content"; 64]})),
+        (LLAMA, json!({"n_probs": 20})),
+        (LLAMA, json!({"response_fields": vec!["content"; 64]})),
         (TEXT, json!({"logit_bias": vec![(5, 0); 1024]})),
         (TEXT, json!({"logit_bias": {"5": "-1e30"}})),
         (CHAT, json!({"tools": [tool("a".repeat(128))]})),

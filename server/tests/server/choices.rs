@@ -1,16 +1,13 @@
 //! Several texts of one prompt, and biased ones.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use foretoken::speculative::{BlockSize, DraftSampling};
 use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, SpeculationOptions};
 use serde_json::{Value, json};
 
 use crate::qwen;
-use crate::support::{PROMPT, TestServer, alone, keeping_nothing, load, options, wait_until};
-
-const TEXT: &str = "/v1/completions";
+use crate::support::{CHAT, LLAMA, PROMPT, TEXT, TestServer, alone, keeping_nothing, load, long, options, wait_until};
 
 /// Choice `i` is the text of the request's seed plus `i`, from one reading of the prompt.
 #[test]
@@ -53,7 +50,7 @@ fn choices_are_texts_of_their_seeds() {
     // Greedy with drafts: all the same text. With a chat as well.
     let greedy = alone(PROMPT, &GenerateOptions { max_tokens: 40, ..GenerateOptions::default() });
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "n": 3});
-    let chat = server.ask("/v1/chat/completions", &chat);
+    let chat = server.ask(CHAT, &chat);
     for (i, choice) in chat["choices"].as_array().expect("a list").iter().enumerate() {
         assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!(greedy)));
     }
@@ -103,7 +100,7 @@ fn prompts_are_echoed_with_log_probabilities() {
     let body = json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true, "logprobs": 2});
     let written = server.ask(TEXT, &body)["choices"][0]["logprobs"].clone();
     let body = json!({"prompt": PROMPT, "n_predict": 40, "ignore_eos": true, "return_tokens": true});
-    let text = server.ask("/completion", &body);
+    let text = server.ask(LLAMA, &body);
     let all = [prompt.as_slice(), text["tokens"].as_array().expect("a list")].concat();
     let read = server.ask(TEXT, &json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2}));
     let read = read["choices"][0]["logprobs"].clone();
@@ -243,7 +240,7 @@ fn check_timings(engine: Engine) {
 #[test]
 fn equal_prompts_are_sampled_apart() {
     let server = TestServer::start(options());
-    for (path, most, prompts, seed) in [(TEXT, "max_tokens", 3, None), ("/completion", "n_predict", 2, Some(-1))] {
+    for (path, most, prompts, seed) in [(TEXT, "max_tokens", 3, None), (LLAMA, "n_predict", 2, Some(-1))] {
         let mut body = json!({"prompt": vec![PROMPT; prompts], "temperature": 1.5, "ignore_eos": true,
             "speculative": {"enabled": false}});
         body[most] = json!(48);
@@ -279,19 +276,19 @@ fn several_prompts_of_llama_cpp() {
             "response_fields": ["index", "content", "tokens", "tokens_predicted", "tokens_evaluated",
             "completion_probabilities"]})
     };
-    let mut want = prompts.map(|prompt| server.ask("/completion", &with(json!(prompt), false)));
+    let mut want = prompts.map(|prompt| server.ask(LLAMA, &with(json!(prompt), false)));
     want.iter_mut().enumerate().for_each(|(i, choice)| choice["index"] = json!(i));
     for prompt in [json!(prompts), json!(tokens), json!([prompts[0], tokens[1], prompts[2]])] {
-        assert_eq!(server.ask("/completion", &with(prompt.clone(), false)), json!(want));
+        assert_eq!(server.ask(LLAMA, &with(prompt.clone(), false)), json!(want));
         let mut texts = vec![String::new(); want.len()];
-        for (_, data) in server.stream("/completion", &with(prompt, true)) {
+        for (_, data) in server.stream(LLAMA, &with(prompt, true)) {
             let chunk: Value = serde_json::from_str(&data).expect("JSON");
             texts[chunk["index"].as_u64().expect("an index") as usize] += chunk["content"].as_str().expect("a text");
         }
         assert_eq!(texts, want.iter().map(|choice| choice["content"].as_str().expect("a text")).collect::<Vec<_>>());
     }
     // One prompt in an array is that prompt.
-    assert_eq!(server.ask("/completion", &with(json!([prompts[0]]), false)), want[0]);
+    assert_eq!(server.ask(LLAMA, &with(json!([prompts[0]]), false)), want[0]);
 }
 
 /// `best_of` that selects nothing.
@@ -309,7 +306,7 @@ fn best_of_all_choices() {
 #[test]
 fn several_prompts_and_a_full_queue() {
     let server = TestServer::start(foretoken_server::ServerOptions { parallel: 2, max_queue: 2, ..options() });
-    let stream = server.open(TEXT, &crate::support::long(4000));
+    let stream = server.open(TEXT, &long(4000));
     wait_until("a sequence", || server.busy_slots() == 1);
     let four = json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 1});
     let (status, error) = server.post(TEXT, &four);
@@ -340,9 +337,8 @@ fn choices_leave_together() {
 fn biased_tokens_and_origins() {
     let server = TestServer::start(options());
     let body = json!({"prompt": PROMPT, "max_tokens": 6, "logprobs": 1});
-    let first = server.ask("/completion", &json!({"prompt": PROMPT, "n_predict": 1, "return_tokens": true}))["tokens"]
-        [0]
-    .clone();
+    let first =
+        server.ask(LLAMA, &json!({"prompt": PROMPT, "n_predict": 1, "return_tokens": true}))["tokens"][0].clone();
     let with = |bias: Value| {
         let mut body = body.clone();
         body["logit_bias"] = bias;
@@ -358,7 +354,7 @@ fn biased_tokens_and_origins() {
     // Every token with its text, and whether it was drafted: as many as the timings say.
     let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "stream": true,
         "token_origins": true, "speculative": {"draft_block_size": 4}});
-    let chunks = server.chunks("/v1/chat/completions", &body);
+    let chunks = server.chunks(CHAT, &body);
     let tokens: Vec<&Value> =
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["tokens"].as_array()).flatten().collect();
     let texts: String = tokens.iter().map(|token| token["text"].as_str().expect("a text")).collect();
@@ -373,9 +369,8 @@ fn biased_tokens_and_origins() {
 /// assistant, as on the command line.
 #[test]
 fn block_sizes_without_an_assistant() {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
     let load = |options: &EngineOptions| Engine::load(options).expect("the demo model");
-    let alone_of = EngineOptions::new(target);
+    let alone_of = EngineOptions::new(foretoken_tools::demo("target"));
     let with_draft_model = EngineOptions { draft_model: Some(alone_of.model.clone()), ..alone_of.clone() };
     let listed = Speculation::With(SpeculationOptions {
         drafters: "ngram-map-k".parse().expect("a drafter"),

@@ -4,11 +4,9 @@ use foretoken::sampler::Dry;
 use foretoken::{GenerateOptions, Sampling};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, anthropic_input, engine, options, with};
-
-const CHAT: &str = "/v1/chat/completions";
-const TEXT: &str = "/v1/completions";
-const LLAMA: &str = "/completion";
+use crate::support::{
+    CHAT, LLAMA, MESSAGES, PROMPT, RESPONSES, TEXT, TestServer, alone, anthropic_input, engine, options, with,
+};
 
 /// The text of an answer, whatever its route.
 fn text(answer: &Value) -> &str {
@@ -26,7 +24,7 @@ fn samplers_of_llama_cpp() {
         (TEXT, json!({"prompt": PROMPT, "max_tokens": 8})),
         (CHAT, json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8})),
         (LLAMA, json!({"prompt": PROMPT, "n_predict": 8})),
-        ("/v1/responses", json!({"input": PROMPT, "max_output_tokens": 8})),
+        (RESPONSES, json!({"input": PROMPT, "max_output_tokens": 8})),
     ];
     let samplers = [
         (json!({"top_n_sigma": 1e-4}), true),
@@ -56,8 +54,8 @@ fn dry_of_llama_cpp() {
         (TEXT, json!({"prompt": PROMPT, "max_tokens": 48})),
         (CHAT, json!({"messages": messages, "max_tokens": 48})),
         (LLAMA, json!({"prompt": PROMPT, "n_predict": 48})),
-        ("/v1/responses", json!({"input": PROMPT, "max_output_tokens": 48})),
-        ("/v1/messages", json!({"messages": messages, "max_tokens": 48})),
+        (RESPONSES, json!({"input": PROMPT, "max_output_tokens": 48})),
+        (MESSAGES, json!({"messages": messages, "max_tokens": 48})),
     ];
     let library = |dry: Option<Dry>| {
         let sampling = Sampling { dry, ..Sampling::default() };
@@ -153,7 +151,7 @@ fn neutral_values_do_not_change_the_text() {
         json!({"include": ["reasoning.encrypted_content", "file_search_call.results"]}),
         json!({"max_tool_calls": 3, "client_metadata": {"a": "b"}}),
     ] {
-        assert_eq!(text(&server.ask("/v1/responses", &with(&responses, &more))), want, "{more}");
+        assert_eq!(text(&server.ask(RESPONSES, &with(&responses, &more))), want, "{more}");
     }
     // One text per seed, negative ones too; a string is a bias.
     let sampled = with(&text_body, json!({"temperature": 1, "seed": -7, "max_tokens": 24}));
@@ -195,10 +193,10 @@ fn no_limit_and_no_tokens() {
     assert_eq!((text(&read), &read["tokens_predicted"], &read["stop_type"]), ("", &json!(0), &json!("limit")));
     assert_eq!(read["tokens_evaluated"], prompt);
     let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 0});
-    let read = server.ask("/v1/messages", &body);
+    let read = server.ask(MESSAGES, &body);
     assert_eq!((&read["content"], &read["stop_reason"]), (&json!([]), &json!("max_tokens")));
     assert_eq!((anthropic_input(&read), &read["usage"]["output_tokens"]), (json!(prompt), &json!(0)));
-    let events = server.stream("/v1/messages", &with(&body, json!({"stream": true})));
+    let events = server.stream(MESSAGES, &with(&body, json!({"stream": true})));
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["message_start", "ping", "message_delta", "message_stop"]);
 }

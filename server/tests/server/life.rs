@@ -10,7 +10,8 @@ use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::json;
 
 use crate::support::{
-    PROMPT, TestServer, agent, alone, engine, keeping_nothing, load, long, options, read_head, read_rest, wait_until,
+    LLAMA, PROMPT, TEXT, TestServer, agent, alone, engine, keeping_nothing, load, long, options, read_head, read_rest,
+    wait_until,
 };
 
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"abort\"}";
@@ -27,18 +28,18 @@ fn clients_that_leave_free_their_sequences() {
     let server = TestServer::start_on(load(), keeping_nothing());
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 60, ..GenerateOptions::default() });
     // A stream, and responses that are not streamed: alone, or with bytes of a next request behind them.
-    let mut streamed = server.open("/v1/completions", &long(8000));
+    let mut streamed = server.open(TEXT, &long(8000));
     first_event(&mut streamed);
     let whole = ["", "\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"].map(|next| {
         let body = json!({"prompt": PROMPT, "max_tokens": 8000, "ignore_eos": true});
-        let mut stream = server.open("/v1/completions", &body);
+        let mut stream = server.open(TEXT, &body);
         stream.write_all(next.as_bytes()).expect("written");
         stream
     });
     wait_until("four sequences", || server.busy_slots() == 4);
     drop((streamed, whole));
     // Another one is not disturbed.
-    let got = server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 60}));
+    let got = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 60}));
     assert_eq!(got["choices"][0]["text"], want);
     wait_until("sequences freed", || server.busy_slots() == 0 && server.metric(ABORTED) == 4.0);
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
@@ -48,12 +49,12 @@ fn clients_that_leave_free_their_sequences() {
 #[test]
 fn a_full_queue_is_429() {
     let server = TestServer::start(ServerOptions { parallel: 1, max_queue: 1, ..options() });
-    let mut running = server.open("/v1/completions", &long(8000));
+    let mut running = server.open(TEXT, &long(8000));
     first_event(&mut running);
-    let waiting = server.open("/v1/completions", &long(8));
+    let waiting = server.open(TEXT, &long(8));
     wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
     let post = || {
-        let request = agent().post(server.url("/v1/completions")).header("content-type", "application/json");
+        let request = agent().post(server.url(TEXT)).header("content-type", "application/json");
         request.send(long(8).to_string()).expect("an answer")
     };
     let refused = post();
@@ -62,7 +63,7 @@ fn a_full_queue_is_429() {
     // One that waits leaves its place at once, and one that runs its sequence.
     drop(waiting);
     wait_until("the place of the one that waited", || server.metric("vllm:num_requests_waiting") == 0.0);
-    let waiting = server.open("/v1/completions", &long(8));
+    let waiting = server.open(TEXT, &long(8));
     wait_until("another that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
     drop(running);
     assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
@@ -74,11 +75,11 @@ fn a_full_queue_is_429() {
 #[test]
 fn choices_that_wait_are_aborted_together() {
     let server = TestServer::start(ServerOptions { parallel: 2, ..options() });
-    let mut running = server.open("/v1/completions", &long(8000));
+    let mut running = server.open(TEXT, &long(8000));
     first_event(&mut running);
     let mut two = long(8);
     two["n"] = json!(2);
-    let waiting = server.open("/v1/completions", &two);
+    let waiting = server.open(TEXT, &two);
     wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
     drop(waiting);
     wait_until("an empty queue", || server.metric("vllm:num_requests_waiting") == 0.0);
@@ -108,7 +109,7 @@ async fn more_parallel_requests_than_can_be_held_are_refused() {
 fn the_largest_limits_serve() {
     let (max_connections, idle_timeout, drain_timeout) = (usize::MAX, Duration::MAX, Duration::MAX);
     let mut server = TestServer::start(ServerOptions { max_connections, idle_timeout, drain_timeout, ..options() });
-    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 2}));
+    server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 2}));
     server.join();
 }
 
@@ -120,9 +121,9 @@ fn slow_readers_hold_nobody() {
     let mut body = long(8000);
     body["n_predict"] = body["max_tokens"].take();
     body["n_probs"] = json!(20);
-    let unread = server.send("/completion", &body, server.connect_narrow());
+    let unread = server.send(LLAMA, &body, server.connect_narrow());
     wait_until("a sequence", || server.busy_slots() == 1);
-    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true}));
+    server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true}));
     let length = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}";
     assert_eq!(server.metric(length), 1.0);
     wait_until("the connection closed for want of a reader", || server.metric(ABORTED) == 1.0);
@@ -135,9 +136,9 @@ fn slow_readers_hold_nobody() {
 #[test]
 fn further_connections_wait() {
     let server = TestServer::start(ServerOptions { max_connections: 1, ..options() });
-    let mut first = server.open("/v1/completions", &long(200));
+    let mut first = server.open(TEXT, &long(200));
     first_event(&mut first);
-    let second = server.open("/v1/completions", &long(1));
+    let second = server.open(TEXT, &long(1));
     let mut text = Vec::new();
     while !text.windows(6).any(|part| part == b"[DONE]") {
         let mut some = [0; 4096];
@@ -157,7 +158,7 @@ fn further_connections_wait() {
 #[test]
 fn what_is_under_way_ends_before_the_server() {
     let mut server = TestServer::start(options());
-    let mut running = server.open("/v1/completions", &long(600));
+    let mut running = server.open(TEXT, &long(600));
     first_event(&mut running);
     server.stop();
     let rest = read_rest(running);
@@ -169,7 +170,7 @@ fn what_is_under_way_ends_before_the_server() {
 #[test]
 fn what_takes_longer_than_the_drain_gets_an_error() {
     let mut server = TestServer::start(ServerOptions { drain_timeout: Duration::from_millis(50), ..options() });
-    let mut running = server.open("/v1/completions", &long(8000));
+    let mut running = server.open(TEXT, &long(8000));
     first_event(&mut running);
     server.stop();
     let rest = read_rest(running);
@@ -199,7 +200,7 @@ fn a_pass_that_does_not_end_keeps_no_server() {
     let defaults = GenerateDefaults { logits_processor: Some(Arc::new(stuck)), ..GenerateDefaults::default() };
     let drain_timeout = Duration::from_millis(50);
     let mut server = TestServer::start_on(load(), ServerOptions { defaults, drain_timeout, ..options() });
-    let running = server.open("/v1/completions", &long(8));
+    let running = server.open(TEXT, &long(8));
     has_begun.recv().expect("a pass");
     server.join();
     drop((running, hold));

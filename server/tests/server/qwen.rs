@@ -1,6 +1,6 @@
 //! The demo Qwen3.5: a byte-level vocabulary, and calls in XML.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use foretoken::chat::ChatTemplate;
@@ -9,10 +9,10 @@ use foretoken::{Engine, EngineOptions, LogitsProcessor};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, Script, TEMPLATE, TestServer, options};
+use crate::support::{self, CHAT, LLAMA, PROMPT, Script, TEMPLATE, TEXT, TestServer, options};
 
-fn path() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-qwen")
+fn path() -> PathBuf {
+    foretoken_tools::repository().join("models/demo-qwen")
 }
 
 pub fn engine() -> &'static Engine {
@@ -22,15 +22,8 @@ pub fn engine() -> &'static Engine {
 
 /// The demo with another tokenizer.
 fn with_tokenizer(edit: impl FnOnce(&mut Value)) -> Engine {
-    let directory = tempfile::tempdir().expect("a directory");
-    for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
-        std::fs::copy(path().join(file), directory.path().join(file)).expect("copied");
-    }
-    let text = std::fs::read_to_string(path().join("tokenizer.json")).expect("a tokenizer");
-    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
-    edit(&mut tokenizer);
-    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
-    Engine::load(&EngineOptions::new(directory.path())).expect("the demo")
+    let files = ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"];
+    support::with_tokenizer(&path(), &files, edit)
 }
 
 /// The demo with tags of calls that are ordinary text, as in Qwen's own tokenizer.json.
@@ -41,6 +34,14 @@ fn with_visible_tags() -> Engine {
             token["special"] = json!(!is_tag);
         }
     })
+}
+
+/// Has the model write a text, and end there.
+fn script(engine: &Engine, text: &str) -> Arc<dyn LogitsProcessor> {
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    let mut ids = tokenizer.encode(text).expect("tokens");
+    ids.push(tokenizer.id("<|im_end|>").expect("a token"));
+    Arc::new(Script(Arc::new(Mutex::new(ids))))
 }
 
 fn start(processor: Option<Arc<dyn LogitsProcessor>>) -> TestServer {
@@ -67,7 +68,7 @@ fn token_texts_are_those_of_the_text() {
     assert_eq!(server.ask("/detokenize", &json!({"tokens": ids}))["content"], text);
 
     let body = json!({"prompt": PROMPT, "max_tokens": 24, "ignore_eos": true, "logprobs": 2});
-    let choice = server.ask("/v1/completions", &body)["choices"][0].clone();
+    let choice = server.ask(TEXT, &body)["choices"][0].clone();
     let pieces = choice["logprobs"]["tokens"].as_array().expect("an array");
     assert_eq!(pieces.iter().filter_map(Value::as_str).collect::<String>(), choice["text"]);
     assert!(pieces.iter().any(|piece| piece.as_str().is_some_and(|piece| piece.contains(' '))), "{pieces:?}");
@@ -77,7 +78,7 @@ fn token_texts_are_those_of_the_text() {
         characters += piece.as_str().expect("a string").chars().count();
     }
     let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "logprobs": true});
-    let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+    let choice = server.ask(CHAT, &body)["choices"][0].clone();
     let bytes = choice["logprobs"]["content"].as_array().expect("an array").iter();
     let bytes = bytes.flat_map(|token| token["bytes"].as_array().expect("an array").clone());
     let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().expect("a byte") as u8).collect();
@@ -101,7 +102,7 @@ fn stop_strings_before_invalid_bytes() {
         let script = Script(Arc::new(Mutex::new(["E", "N", "D", name].map(id).to_vec())));
         let server = start_on(&engine, Some(Arc::new(script)));
         let body = json!({"prompt": "fn", "stop": ["x", "NDx"], "n_predict": 9});
-        let whole = server.ask("/completion", &body);
+        let whole = server.ask(LLAMA, &body);
         assert_eq!((&whole["content"], &whole["stopping_word"]), (&json!("E"), &json!("NDx")), "{name:?}: {whole}");
     }
 }
@@ -110,16 +111,13 @@ fn stop_strings_before_invalid_bytes() {
 fn one_call_if_calls_are_not_parallel() {
     let call =
         |n: usize| format!("<tool_call>\n<function=f>\n<parameter=n>\n{n}\n</parameter>\n</function>\n</tool_call>");
-    let tokenizer = engine().tokenizer().expect("a tokenizer");
-    let mut ids = tokenizer.encode(&(call(1) + &call(2))).expect("tokens");
-    ids.push(tokenizer.id("<|im_end|>").expect("a token"));
-    let server = start(Some(Arc::new(Script(Arc::new(Mutex::new(ids))))));
+    let server = start(Some(script(engine(), &(call(1) + &call(2)))));
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
         "properties": {"n": {"type": "integer"}}}}});
     for (parallel, calls) in [(true, 2), (false, 1)] {
         let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": [tool], "max_tokens": 200,
             "parallel_tool_calls": parallel});
-        let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+        let choice = server.ask(CHAT, &body)["choices"][0].clone();
         let got = choice["message"]["tool_calls"].as_array().map(Vec::len);
         assert_eq!((got, &choice["finish_reason"]), (Some(calls), &json!("tool_calls")), "{choice}");
         assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"n\":1}");
@@ -132,17 +130,14 @@ fn a_continued_message_is_text() {
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
     let template = ChatTemplate::new(source.into(), String::new(), String::new()).expect("a template");
-    let tokenizer = engine().tokenizer().expect("a tokenizer");
-    let mut ids = tokenizer.encode("sunny.").expect("tokens");
-    ids.push(tokenizer.id("<|im_end|>").expect("a token"));
-    let script = Script(Arc::new(Mutex::new(ids)));
-    let defaults = GenerateDefaults { logits_processor: Some(Arc::new(script)), ..GenerateDefaults::default() };
+    let logits_processor = Some(script(engine(), "sunny."));
+    let defaults = GenerateDefaults { logits_processor, ..GenerateDefaults::default() };
     let options = ServerOptions { defaults, chat_template: Some(template), ..options() };
     let server = TestServer::start_on(engine().clone(), options);
     let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is "}]);
     for (continues, name) in [(true, "content"), (false, "reasoning_content")] {
         let body = json!({"messages": messages, "continue_final_message": continues, "max_tokens": 20});
-        let message = server.ask("/v1/chat/completions", &body)["choices"][0]["message"].clone();
+        let message = server.ask(CHAT, &body)["choices"][0]["message"].clone();
         assert_eq!(message[name], "sunny.", "{message}");
     }
 }
@@ -154,20 +149,17 @@ fn the_end_of_a_call_is_not_lost() {
     let visible = with_visible_tags();
     let tool = json!({"type": "function", "function": {"name": "f"}});
     for engine in [engine(), &visible] {
-        let tokenizer = engine.tokenizer().expect("a tokenizer");
         for (written, of_one_call) in [
             ("<tool_call>{}</tool_call>\nand more", "<tool_call>{}</tool_call>"),
             ("The tag </tool_call> ends it.", "The tag </tool_call>"),
         ] {
-            let mut ids = tokenizer.encode(written).expect("tokens");
-            ids.push(tokenizer.id("<|im_end|>").expect("a token"));
-            let server = start_on(engine, Some(Arc::new(Script(Arc::new(Mutex::new(ids))))));
+            let server = start_on(engine, Some(script(engine, written)));
             for (tools, parallel, want) in
                 [(vec![&tool], true, written), (vec![&tool], false, of_one_call), (vec![], false, written)]
             {
                 let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "max_tokens": 200,
                     "parallel_tool_calls": parallel});
-                let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+                let choice = server.ask(CHAT, &body)["choices"][0].clone();
                 assert_eq!(choice["message"]["content"], want, "{tools:?} {parallel}");
                 assert_eq!(choice["finish_reason"], "stop");
             }
@@ -185,7 +177,7 @@ fn calls_can_be_forced() {
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
         let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "tool_choice": choice,
             "parallel_tool_calls": false, "max_tokens": 200});
-        let answer = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+        let answer = server.ask(CHAT, &body)["choices"][0].clone();
         assert_eq!(answer["finish_reason"], "tool_calls", "{answer}");
         let arguments = answer["message"]["tool_calls"][0]["function"]["arguments"].as_str().expect("a string");
         let arguments: Value = serde_json::from_str(arguments).expect("JSON");

@@ -4,7 +4,9 @@ use foretoken::chat::{ChatTemplate, Json, Thinking};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TEMPLATE, TestServer, agent, anthropic_input, options, with};
+use crate::support::{
+    CHAT, LLAMA, MESSAGES, PROMPT, RESPONSES, TEMPLATE, TEXT, TestServer, agent, anthropic_input, options, with,
+};
 
 #[test]
 fn openai() {
@@ -15,7 +17,7 @@ fn openai() {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "frequency_penalty": 0, "presence_penalty": 0.0,
         "logit_bias": {}, "parallel_tool_calls": true, "seed": null, "stop": null, "service_tier": "auto",
     });
-    let chat = server.ask("/v1/chat/completions", &inert);
+    let chat = server.ask(CHAT, &inert);
     assert!(chat["id"].as_str().is_some_and(|id| id.starts_with("chatcmpl-")), "{chat}");
     assert_eq!((&chat["object"], &chat["model"]), (&json!("chat.completion"), &json!("demo")));
     let choice = &chat["choices"][0];
@@ -30,17 +32,17 @@ fn openai() {
         assert!(timings[time].as_f64() > Some(0.0), "{time}: {timings}");
     }
     let off = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"enabled": false}});
-    assert_eq!(server.ask("/v1/completions", &off)["timings"]["draft_n"], 0);
+    assert_eq!(server.ask(TEXT, &off)["timings"]["draft_n"], 0);
     let on = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"enabled": true, "draft_block_size": 3}});
-    let on = server.ask("/v1/completions", &on);
+    let on = server.ask(TEXT, &on);
     assert!(on["timings"]["draft_n"].as_u64() > Some(0), "{on}");
     assert!(on["id"].as_str().is_some_and(|id| id.starts_with("cmpl-")) && on["object"] == "text_completion", "{on}");
 
     let stop = json!({"prompt": PROMPT, "max_tokens": 64, "stop": "\n"});
-    assert_eq!(server.ask("/v1/completions", &stop)["choices"][0]["finish_reason"], "stop");
+    assert_eq!(server.ask(TEXT, &stop)["choices"][0]["finish_reason"], "stop");
 
     let stream = json!({"messages": messages, "max_tokens": 16, "stream": true});
-    let chunks = server.chunks("/v1/chat/completions", &stream);
+    let chunks = server.chunks(CHAT, &stream);
     assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk" && chunk["id"] == chunks[0]["id"]));
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     let last = chunks.last().expect("a chunk");
@@ -55,7 +57,7 @@ fn anthropic() {
         "model": "demo", "max_tokens": 24, "system": [{"type": "text", "text": "// Rust\n"}], "metadata": {"user_id": "u"},
         "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}], "thinking": {"type": "disabled"},
     });
-    let whole = server.ask("/v1/messages", &body);
+    let whole = server.ask(MESSAGES, &body);
     assert_eq!(
         (&whole["type"], &whole["role"], &whole["stop_reason"]),
         (&json!("message"), &json!("assistant"), &json!("max_tokens"))
@@ -74,12 +76,12 @@ fn anthropic() {
     let text = whole["content"][0]["text"].as_str().expect("a text").to_owned();
     let mut stopped = body.clone();
     stopped["stop_sequences"] = json!(["never written", &text[8..10]]);
-    let stopped = server.ask("/v1/messages", &stopped);
+    let stopped = server.ask(MESSAGES, &stopped);
     assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(text[8..10])));
 
     let mut stream = body.clone();
     stream["stream"] = json!(true);
-    let events = server.stream("/v1/messages", &stream);
+    let events = server.stream(MESSAGES, &stream);
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..3], ["message_start", "ping", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
@@ -87,7 +89,7 @@ fn anthropic() {
     let end: Value = serde_json::from_str(&events[events.len() - 2].1).expect("JSON");
     assert_eq!((&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(24)));
 
-    let (status, error) = server.post("/v1/messages", &json!({"messages": []}));
+    let (status, error) = server.post(MESSAGES, &json!({"messages": []}));
     assert_eq!(
         (status, &error["type"], &error["error"]["type"]),
         (400, &json!("error"), &json!("invalid_request_error"))
@@ -100,7 +102,7 @@ fn anthropic() {
 fn llama_cpp() {
     let server = TestServer::start(options());
     let body = json!({"prompt": PROMPT, "n_predict": 12, "n_probs": 2, "return_tokens": true, "cache_prompt": true});
-    let whole = server.ask("/completion", &body);
+    let whole = server.ask(LLAMA, &body);
     assert_eq!(
         (&whole["stop"], &whole["stop_type"], &whole["tokens_predicted"]),
         (&json!(true), &json!("limit"), &json!(12))
@@ -109,14 +111,14 @@ fn llama_cpp() {
     let back = server.ask("/detokenize", &json!({"tokens": whole["tokens"]}));
     assert_eq!(back["content"], whole["content"]);
     // `max_tokens` is another name of `n_predict`.
-    let again = server.ask("/completion", &json!({"prompt": PROMPT, "max_tokens": 12}));
+    let again = server.ask(LLAMA, &json!({"prompt": PROMPT, "max_tokens": 12}));
     assert_eq!((&again["content"], &again["tokens_predicted"]), (&whole["content"], &json!(12)));
     assert_eq!(again["tokens_cached"], again["timings"]["cache_n"]);
     assert!(again["tokens_cached"].is_u64(), "{again}");
-    let both = server.ask("/completion", &json!({"prompt": PROMPT, "n_predict": 3, "max_tokens": 12}));
+    let both = server.ask(LLAMA, &json!({"prompt": PROMPT, "n_predict": 3, "max_tokens": 12}));
     assert_eq!(both["tokens_predicted"], 3);
     let word = json!({"prompt": PROMPT, "stop": ["\n"]});
-    let word = server.ask("/completion", &word);
+    let word = server.ask(LLAMA, &word);
     assert_eq!((&word["stop_type"], &word["stopping_word"]), (&json!("word"), &json!("\n")));
 
     let text = "fn main() {\n    let x = \"漢\";\n}";
@@ -142,9 +144,7 @@ fn other_names_of_routes() {
     let server = TestServer::start(options());
     let text = json!({"prompt": PROMPT, "max_tokens": 4});
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4});
-    for (path, twin, body) in
-        [("/completions", "/v1/completions", &text), ("/chat/completions", "/v1/chat/completions", &chat)]
-    {
+    for (path, twin, body) in [("/completions", TEXT, &text), ("/chat/completions", CHAT, &chat)] {
         assert_eq!(server.ask(path, body)["choices"], server.ask(twin, body)["choices"]);
     }
     for (path, twin) in [("/models", "/v1/models"), ("/v1/health", "/health")] {
@@ -171,8 +171,8 @@ fn templates_and_control_tokens() {
     let (first, second) = (json!({"role": "system", "content": "a"}), json!({"role": "system", "content": "b"}));
     let several = json!({"messages": [first, second, {"role": "user", "content": "c"}]});
     assert_eq!(server.ask("/apply-template", &several)["prompt"], "a\n\nbc");
-    let chat = server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 8}));
-    let text = server.ask("/v1/completions", &json!({"prompt": prompt, "max_tokens": 8}));
+    let chat = server.ask(CHAT, &json!({"messages": messages, "max_tokens": 8}));
+    let text = server.ask(TEXT, &json!({"prompt": prompt, "max_tokens": 8}));
     assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
 
     let with_content = |more: Value, content: &str| with(&more, json!({"content": content}));
@@ -232,7 +232,7 @@ fn default_variables_of_the_template() {
     let off = json!({"messages": messages, "thinking": {"type": "disabled"}});
     assert_eq!(server.ask("/v1/messages/count_tokens", &on)["input_tokens"], tokens("think a b: c"));
     assert_eq!(server.ask("/v1/messages/count_tokens", &off)["input_tokens"], tokens("a b: c"));
-    let answer = server.ask("/v1/responses", &json!({"input": "c", "max_output_tokens": 1}));
+    let answer = server.ask(RESPONSES, &json!({"input": "c", "max_output_tokens": 1}));
     assert_eq!(answer["usage"]["input_tokens"], tokens("think a b: c"));
 }
 
@@ -259,7 +259,7 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
 
     let body = json!({"prompt": PROMPT, "max_tokens": 20, "ignore_eos": true, "speculative": {"type": "mtp", "draft_block_size": 3}});
-    let timings = server.ask("/v1/completions", &body)["timings"].clone();
+    let timings = server.ask(TEXT, &body)["timings"].clone();
     let of = |name: &str| server.metric(&format!("{name}{{model_name=\"demo\"}}"));
     assert_eq!(of("vllm:generation_tokens_total"), 20.0);
     assert_eq!(Some(of("vllm:prompt_tokens_total")), timings["prompt_n"].as_f64());
@@ -302,14 +302,14 @@ fn models_health_metrics_and_what_is_not_there() {
     let message = error["error"]["message"].as_str().expect("a message");
     assert!(status == 501 && message.contains("embeddings"), "{error}");
     assert_eq!(server.get("/v1/nothing").0, 404);
-    let response = agent().get(server.url("/v1/completions")).call().expect("an answer");
+    let response = agent().get(server.url(TEXT)).call().expect("an answer");
     assert_eq!((response.status().as_u16(), &response.headers()["allow"]), (405, &"POST".parse().expect("a value")));
 }
 
 /// The page is one file that runs by its nonce alone, and the description has every route.
 #[test]
 fn the_page_and_the_description() {
-    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: vec!["key".into()], ..options() });
+    let server = TestServer::start(ServerOptions { api_keys: vec!["key".into()], ..options() });
     let mut response = agent().get(server.url("/")).call().expect("an answer");
     let policy = response.headers()["content-security-policy"].to_str().expect("a text").to_owned();
     let page = response.body_mut().read_to_string().expect("a text");
@@ -362,36 +362,36 @@ fn requests_are_as_described() {
     let response = json!({"input": items, "max_output_tokens": 1});
     let (plain, no_schema) = (json!({"type": "text"}), json!({"type": "json_schema"}));
     let bodies = [
-        ("/v1/chat/completions", &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
+        (CHAT, &chat, json!({"reasoning_effort": "max"}), json!({"reasoning_effort": "most"})),
         (
-            "/v1/chat/completions",
+            CHAT,
             &chat,
             json!({"add_generation_prompt": false}),
             json!({"add_generation_prompt": false, "continue_final_message": 1}),
         ),
-        ("/v1/completions", &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
-        ("/v1/completions", &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
-        ("/v1/completions", &prompt, json!({"echo": true}), json!({"echo": 1})),
-        ("/v1/completions", &prompt, json!({"logit_bias": {"300": "-1.5"}}), json!({"logit_bias": {"300": 1e31}})),
-        ("/v1/completions", &prompt, json!({"seed": u64::MAX}), json!({"seed": 1e30})),
+        (TEXT, &prompt, json!({"frequency_penalty": -100}), json!({"frequency_penalty": -101})),
+        (TEXT, &prompt, json!({"repeat_penalty": 10}), json!({"repeat_penalty": 0.05})),
+        (TEXT, &prompt, json!({"echo": true}), json!({"echo": 1})),
+        (TEXT, &prompt, json!({"logit_bias": {"300": "-1.5"}}), json!({"logit_bias": {"300": 1e31}})),
+        (TEXT, &prompt, json!({"seed": u64::MAX}), json!({"seed": 1e30})),
         (
-            "/v1/completions",
+            TEXT,
             &prompt,
             json!({"speculative": {"draft_block_size": 512}}),
             json!({"speculative": {"draft_block_size": 513}}),
         ),
-        ("/v1/chat/completions", &chat, json!({"logit_bias": [[300, -5], [301, false]]}), json!({"max_tokens": 0})),
-        ("/v1/responses", &response, json!({"text": {"format": plain}}), json!({"text": {"format": no_schema}})),
-        ("/v1/responses", &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
+        (CHAT, &chat, json!({"logit_bias": [[300, -5], [301, false]]}), json!({"max_tokens": 0})),
+        (RESPONSES, &response, json!({"text": {"format": plain}}), json!({"text": {"format": no_schema}})),
+        (RESPONSES, &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
         (
-            "/v1/responses",
+            RESPONSES,
             &response,
             json!({"include": ["reasoning.encrypted_content"], "truncation": "auto"}),
             json!({"include": ["message.output_text.logprobs"]}),
         ),
-        ("/v1/messages", &chat, json!({"tools": [tool], "stop_sequences": [""]}), json!({"tools": vec![tool; 1025]})),
-        ("/completion", &prompt, json!({"response_fields": ["content"]}), json!({"response_fields": vec!["a"; 65]})),
-        ("/completion", &prompt, json!({"response_format": plain}), json!({"response_format": no_schema})),
+        (MESSAGES, &chat, json!({"tools": [tool], "stop_sequences": [""]}), json!({"tools": vec![tool; 1025]})),
+        (LLAMA, &prompt, json!({"response_fields": ["content"]}), json!({"response_fields": vec!["a"; 65]})),
+        (LLAMA, &prompt, json!({"response_format": plain}), json!({"response_format": no_schema})),
     ];
     for (path, body, allowed, excluded) in &bodies {
         let allowed = with(&with(body, allowed), json!({"repetition_penalty": 1.5, "min_tokens": 1}));
@@ -406,7 +406,7 @@ fn requests_are_as_described() {
 #[test]
 fn request_ids_and_keys() {
     let keys = vec!["first key".to_owned(), "second".to_owned()];
-    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: keys, ..options() });
+    let server = TestServer::start(ServerOptions { api_keys: keys, ..options() });
     let models = |header: &str, value: &str| {
         let response = agent().get(server.url("/v1/models")).header(header, value).call().expect("an answer");
         assert!(response.headers().get("access-control-allow-origin").is_none());
@@ -427,9 +427,9 @@ fn request_ids_and_keys() {
     }
     assert_eq!(server.get("/health").0, 200);
     assert_eq!(server.get("/nothing").0, 401, "routes are told to those with a key");
-    let (status, error) = server.post("/v1/completions", &json!({"prompt": PROMPT}));
+    let (status, error) = server.post(TEXT, &json!({"prompt": PROMPT}));
     assert_eq!((status, &error["error"]["code"]), (401, &json!("invalid_api_key")));
-    let (status, error) = server.post("/v1/messages", &json!({}));
+    let (status, error) = server.post(MESSAGES, &json!({}));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
 
     // Another site's name that resolves to this address.
@@ -437,7 +437,7 @@ fn request_ids_and_keys() {
         let get = agent().get(server.url("/v1/models")).header("host", host).header("x-api-key", "second");
         assert_eq!(get.call().expect("an answer").status().as_u16(), status, "{host}");
     }
-    let other = agent().post(server.url("/v1/messages")).header("host", "evil.example").header("x-api-key", "second");
+    let other = agent().post(server.url(MESSAGES)).header("host", "evil.example").header("x-api-key", "second");
     let refused = other.content_type("application/json").send("{}").expect("an answer").body_mut().read_to_string();
     assert!(refused.as_ref().is_ok_and(|error| error.contains("\"permission_error\"")), "{refused:?}");
 
@@ -447,9 +447,7 @@ fn request_ids_and_keys() {
     assert_eq!(models("x-request-id", &longest).1, longest);
     assert_eq!(models("x-request-id", &format!("{longest}a")).1.len(), 32);
     // Anthropic's clients read another header.
-    for (path, is_anthropics) in
-        [("/v1/messages", true), ("/v1/messages/count_tokens", true), ("/v1/completions", false)]
-    {
+    for (path, is_anthropics) in [(MESSAGES, true), ("/v1/messages/count_tokens", true), (TEXT, false)] {
         let request = agent().post(server.url(path)).header("x-api-key", "second").content_type("application/json");
         let response = request.send("{}").expect("an answer");
         let [own, other] = ["x-request-id", "request-id"].map(|name| response.headers().get(name));

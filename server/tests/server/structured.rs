@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, options, with};
-
-const CHAT: &str = "/v1/chat/completions";
+use crate::support::{CHAT, LLAMA, PROMPT, RESPONSES, TEXT, TestServer, options, with};
 
 fn person() -> Value {
     json!({
@@ -60,16 +58,16 @@ fn a_format_that_is_asked_for_is_kept() {
     assert!(any["choices"][0]["message"]["content"].as_str().is_some_and(|text| text.starts_with('{')), "{any}");
 
     let body = json!({"prompt": PROMPT, "max_tokens": 300, "response_format": schema});
-    check_person(server.ask("/v1/completions", &body)["choices"][0]["text"].as_str().expect("a text"));
+    check_person(server.ask(TEXT, &body)["choices"][0]["text"].as_str().expect("a text"));
     let format = json!({"type": "json_schema", "name": "person", "strict": true, "schema": person()});
     let body = json!({"input": PROMPT, "max_output_tokens": 300, "text": {"format": format}});
-    let answer = server.ask("/v1/responses", &body);
+    let answer = server.ask(RESPONSES, &body);
     check_person(answer["output"][0]["content"][0]["text"].as_str().expect("a text"));
     assert_eq!(answer["text"]["format"], format);
     let body = json!({"prompt": PROMPT, "n_predict": 300, "json_schema": person()});
-    check_person(server.ask("/completion", &body)["content"].as_str().expect("a text"));
+    check_person(server.ask(LLAMA, &body)["content"].as_str().expect("a text"));
     let body = json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: \"yes\" | \"no\"\n"});
-    let answer = server.ask("/completion", &body);
+    let answer = server.ask(LLAMA, &body);
     assert!(["yes", "no"].contains(&answer["content"].as_str().expect("a text")), "{answer}");
     assert_eq!(answer["stop_type"], "eos");
 }
@@ -82,8 +80,8 @@ fn formats_of_llama_cpp_and_vllm_are_kept() {
     let prompt = json!({"prompt": PROMPT, "max_tokens": 300});
     let answers = |format: &Value| {
         let chat = server.ask(CHAT, &with(&user, format.clone()));
-        let completion = server.ask("/v1/completions", &with(&prompt, format.clone()));
-        let own = server.ask("/completion", &with(&prompt, format.clone()));
+        let completion = server.ask(TEXT, &with(&prompt, format.clone()));
+        let own = server.ask(LLAMA, &with(&prompt, format.clone()));
         [&chat["choices"][0]["message"]["content"], &completion["choices"][0]["text"], &own["content"]]
             .map(|text| text.as_str().expect("a text").to_owned())
     };
@@ -134,16 +132,16 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
         (CHAT, chat(schema(json!({"type": "object", "properties": bomb})), json!({})), of_schema, "#: has 9000"),
         (CHAT, chat(schema(json!(3)), json!({})), of_schema, "is a number"),
         (
-            "/v1/responses",
+            RESPONSES,
             json!({"input": "x", "text": {"format": {"type": "json_schema", "schema": unsatisfiable}}}),
             "text.format.schema",
             "#/properties/a: ",
         ),
         (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is required"),
         (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "must be one of"),
-        ("/v1/responses", json!({"input": "x", "text": {"format": {}}}), "text.format.type", "is required"),
+        (RESPONSES, json!({"input": "x", "text": {"format": {}}}), "text.format.type", "is required"),
         (
-            "/v1/responses",
+            RESPONSES,
             json!({"input": "x", "text": {"format": {"type": "json_object", "schema": unsatisfiable}}}),
             "text.format.schema",
             "#/properties/a: ",
@@ -151,14 +149,14 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
         (CHAT, chat(json!({}), json!({})), "response_format.type", "is required"),
         (CHAT, chat(json!("json"), json!({})), "response_format", "is a string"),
         (CHAT, chat(json!({"type": "json_object", "strict": 1}), json!({})), "response_format.strict", "unknown"),
-        ("/completion", json!({"prompt": PROMPT, "json_schema": unsatisfiable}), "json_schema", "#/properties/a: "),
+        (LLAMA, json!({"prompt": PROMPT, "json_schema": unsatisfiable}), "json_schema", "#/properties/a: "),
         // Time exponential in the number of expressions, if it were compiled.
         (CHAT, chat(schema(intersection), json!({})), of_schema, "#: intersects 28"),
-        ("/completion", json!({"prompt": PROMPT, "grammar": terms}), "grammar", "intersects 28"),
-        ("/completion", json!({"prompt": PROMPT, "grammar": "root ::= \"x\""}), "grammar", "GBNF"),
-        ("/completion", json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: a\n"}), "grammar", "at 2(8)"),
+        (LLAMA, json!({"prompt": PROMPT, "grammar": terms}), "grammar", "intersects 28"),
+        (LLAMA, json!({"prompt": PROMPT, "grammar": "root ::= \"x\""}), "grammar", "GBNF"),
+        (LLAMA, json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: a\n"}), "grammar", "at 2(8)"),
         (
-            "/completion",
+            LLAMA,
             json!({"prompt": PROMPT, "grammar": "%llguidance {}", "json_schema": {}}),
             "grammar",
             "cannot be combined with json_schema",

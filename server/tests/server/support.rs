@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,8 +11,17 @@ use std::time::{Duration, Instant};
 use foretoken::chat::ChatTemplate;
 use foretoken::{Engine, EngineOptions, GenerateOptions, LogitsProcessor, SessionOptions};
 use foretoken_server::{Server, ServerOptions};
+use foretoken_tools::demo;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::sync::oneshot;
+
+/// The routes that generate.
+pub const CHAT: &str = "/v1/chat/completions";
+pub const TEXT: &str = "/v1/completions";
+pub const RESPONSES: &str = "/v1/responses";
+pub const MESSAGES: &str = "/v1/messages";
+pub const LLAMA: &str = "/completion";
 
 pub const PROMPT: &str = "impl Iterator for Counter {\n";
 pub const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
@@ -25,9 +34,28 @@ pub fn engine() -> &'static Engine {
 
 /// The demo pair, with memory of its own.
 pub fn load() -> Engine {
-    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    let options = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
     Engine::load(&options).expect("the demo pair")
+}
+
+/// A new directory with some files of a checkpoint.
+pub fn copy_of(checkpoint: &Path, files: &[&str]) -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in files {
+        std::fs::copy(checkpoint.join(file), directory.path().join(file)).expect("copied");
+    }
+    directory
+}
+
+/// The checkpoint with another tokenizer, and these of its other files.
+pub fn with_tokenizer(checkpoint: &Path, files: &[&str], edit: impl FnOnce(&mut Value)) -> Engine {
+    let directory = copy_of(checkpoint, files);
+    let text = std::fs::read_to_string(checkpoint.join("tokenizer.json")).expect("a tokenizer");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    edit(&mut tokenizer);
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    // The file is mapped: it may go.
+    Engine::load(&EngineOptions::new(directory.path())).expect("an engine")
 }
 
 pub fn options() -> ServerOptions {

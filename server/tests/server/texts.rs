@@ -1,7 +1,5 @@
 //! Texts are the library's own, however many are written at a time, whole and streamed.
 
-use std::path::Path;
-
 use foretoken::chat::Json;
 use foretoken::sampler::{Penalties, Xtc};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
@@ -9,7 +7,7 @@ use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, S
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, engine, options, with};
+use crate::support::{CHAT, LLAMA, MESSAGES, PROMPT, TEXT, TestServer, alone, copy_of, engine, options, with};
 
 const PROMPTS: [&str; 8] = [
     PROMPT,
@@ -69,7 +67,7 @@ fn texts_of_concurrent_requests_are_the_librarys() {
                 let ask = |prompt| {
                     let body = with(fields, json!({"prompt": prompt, "max_tokens": 40}));
                     let server = &server;
-                    scope.spawn(move || server.ask("/v1/completions", &body)["choices"][0]["text"].clone())
+                    scope.spawn(move || server.ask(TEXT, &body)["choices"][0]["text"].clone())
                 };
                 let asked: Vec<_> = PROMPTS[..concurrent].iter().map(ask).collect();
                 asked.into_iter().map(|thread| thread.join().expect("an answer")).collect()
@@ -85,9 +83,9 @@ fn streams_are_whole_answers_in_pieces() {
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}]});
     for (fields, _) in &cases() {
         let fields = with(fields, json!({"max_tokens": 40, "logprobs": 3, "prompt": PROMPT}));
-        let whole = server.ask("/v1/completions", &fields);
+        let whole = server.ask(TEXT, &fields);
         let streamed = with(&fields, json!({"stream": true, "stream_options": {"include_usage": true}}));
-        let chunks = server.chunks("/v1/completions", &streamed);
+        let chunks = server.chunks(TEXT, &streamed);
         let choices = || chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
         let text: String = choices().filter_map(|choice| choice["text"].as_str()).collect();
         assert_eq!(whole["choices"][0]["text"], text);
@@ -103,18 +101,18 @@ fn streams_are_whole_answers_in_pieces() {
         let mut fields = fields;
         fields.as_object_mut().expect("an object").retain(|name, _| name != "logprobs" && name != "prompt");
         let fields = with(&fields, json!({"stream": true}));
-        let chunks = server.chunks("/v1/chat/completions", &with(&fields, chat.clone()));
+        let chunks = server.chunks(CHAT, &with(&fields, chat.clone()));
         let deltas = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
         assert_eq!(deltas.collect::<String>(), text);
-        let events = server
-            .stream("/completion", &with(&fields, json!({"prompt": PROMPT, "n_predict": 40, "max_tokens": null})));
+        let events =
+            server.stream(LLAMA, &with(&fields, json!({"prompt": PROMPT, "n_predict": 40, "max_tokens": null})));
         let data = |events: Vec<(String, String)>| -> Vec<Value> {
             events.iter().map(|(_, data)| serde_json::from_str(data).expect("JSON")).collect()
         };
         let events = data(events);
         assert_eq!(events.iter().filter_map(|event| event["content"].as_str()).collect::<String>(), text);
         let stop = with(&fields, json!({"stop_sequences": fields["stop"], "stop": null}));
-        let events = data(server.stream("/v1/messages", &with(&stop, chat.clone())));
+        let events = data(server.stream(MESSAGES, &with(&stop, chat.clone())));
         assert_eq!(events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect::<String>(), text);
     }
 }
@@ -122,15 +120,15 @@ fn streams_are_whole_answers_in_pieces() {
 #[test]
 fn token_ids_and_log_probabilities() {
     let server = TestServer::start(options());
-    let text = server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 12}));
+    let text = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 12}));
     let tokens = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
-    let ids = server.ask("/v1/completions", &json!({"prompt": tokens, "max_tokens": 12}));
+    let ids = server.ask(TEXT, &json!({"prompt": tokens, "max_tokens": 12}));
     assert_eq!(text["choices"], ids["choices"]);
     assert_eq!(text["usage"]["prompt_tokens"], tokens.as_array().expect("a list").len());
 
     let messages = json!([{"role": "user", "content": PROMPT}]);
     let body = json!({"messages": messages, "max_tokens": 12, "logprobs": true, "top_logprobs": 2});
-    let chat = server.ask("/v1/chat/completions", &body);
+    let chat = server.ask(CHAT, &body);
     assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
     let content = chat["choices"][0]["logprobs"]["content"].as_array().expect("a list").clone();
     assert_eq!(content.len(), 12);
@@ -146,7 +144,7 @@ fn token_ids_and_log_probabilities() {
     }
     // Sampled: the token is in the list, whether it is one of the most probable ones or not.
     let body = json!({"prompt": PROMPT, "max_tokens": 24, "logprobs": 1, "temperature": 2.0, "seed": 5});
-    let sampled = server.ask("/v1/completions", &body)["choices"][0]["logprobs"].clone();
+    let sampled = server.ask(TEXT, &body)["choices"][0]["logprobs"].clone();
     let list = |name: &str| sampled[name].as_array().expect("a list").clone();
     let mut lengths = Vec::new();
     for ((token, logprob), top) in list("tokens").iter().zip(list("token_logprobs")).zip(list("top_logprobs")) {
@@ -154,7 +152,7 @@ fn token_ids_and_log_probabilities() {
         lengths.push(top.as_object().expect("an object").len());
     }
     assert!(lengths.contains(&1) && lengths.contains(&2), "{lengths:?}");
-    let none = server.ask("/v1/completions", &with(&body, json!({"logprobs": 0})));
+    let none = server.ask(TEXT, &with(&body, json!({"logprobs": 0})));
     assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], json!(vec![json!({}); 24]));
 }
 
@@ -163,7 +161,7 @@ fn the_smallest_top_p_is_greedy() {
     let server = TestServer::start(options());
     let text = |more: Value| {
         let body = with(&json!({"prompt": PROMPT, "max_tokens": 24}), more);
-        server.ask("/v1/completions", &body)["choices"][0]["text"].clone()
+        server.ask(TEXT, &body)["choices"][0]["text"].clone()
     };
     assert_eq!(text(json!({"temperature": 1.5, "top_p": 0, "seed": 5})), text(json!({"temperature": 0})));
 }
@@ -171,11 +169,8 @@ fn the_smallest_top_p_is_greedy() {
 /// Chats have the checkpoint's sampling parameters, or the server's.
 #[test]
 fn defaults_of_chats_replace_the_checkpoints() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let directory = tempfile::tempdir().expect("a directory");
-    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
-        std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
-    }
+    let demo = foretoken_tools::demo("target");
+    let directory = copy_of(&demo, &["config.json", "tokenizer.json", "model.safetensors"]);
     let config = r#"{"do_sample": true, "temperature": 2.0, "top_k": 1, "eos_token_id": [1]}"#;
     std::fs::write(directory.path().join("generation_config.json"), config).expect("written");
     let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
@@ -184,7 +179,7 @@ fn defaults_of_chats_replace_the_checkpoints() {
         options.defaults.chat_sampling = chat_sampling;
         let server = TestServer::start_on(engine.clone(), options);
         let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "seed": 5});
-        server.ask("/v1/chat/completions", &with(&body, more))["choices"][0]["message"]["content"].clone()
+        server.ask(CHAT, &with(&body, more))["choices"][0]["message"]["content"].clone()
     };
     let greedy = text(None, json!({"temperature": 0}));
     assert_eq!(text(None, json!({})), greedy, "the checkpoint's top-k of 1");
@@ -200,7 +195,7 @@ fn defaults_of_sampling_are_those_of_requests() {
         let mut options = options();
         options.defaults.sampling = sampling;
         let body = with(&json!({"prompt": PROMPT, "n_predict": 32}), more);
-        TestServer::start(options).ask("/completion", &body)["content"].clone()
+        TestServer::start(options).ask(LLAMA, &body)["content"].clone()
     };
     let penalties = Penalties { repeat: 1.5, frequency: 2.0, presence: 3.0, last_n: None };
     let xtc = Xtc { probability: 0.0, threshold: 0.0 };

@@ -1,14 +1,15 @@
 //! Tools and reasoning: prompts as the template renders them, replies taken apart, in the forms of the three APIs.
 
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message, Thinking};
-use foretoken::{Engine, EngineOptions, Sampling};
+use foretoken::{Engine, Sampling};
 use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::{Script, TestServer, anthropic_input, options, with};
+use crate::support::{
+    CHAT, LLAMA, MESSAGES, RESPONSES, Script, TEXT, TestServer, anthropic_input, options, with, with_tokenizer,
+};
 
 const TEMPLATE: &str = include_str!("../../../tests/chat_templates/gemma_tools.jinja");
 /// Tokens of bytes that no test writes are these.
@@ -19,24 +20,17 @@ const CONTROL: [&str; 7] =
 fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| {
-        let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-        let directory = tempfile::tempdir().expect("a directory");
-        for file in ["config.json", "generation_config.json", "model.safetensors"] {
-            std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
-        }
-        let text = std::fs::read_to_string(demo.join("tokenizer.json")).expect("a tokenizer");
-        let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
-        for (byte, name) in (1..).zip(CONTROL) {
-            let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("an object");
-            let id = vocabulary.remove(&format!("<0x{byte:02X}>")).expect("a byte");
-            vocabulary.insert(name.into(), id.clone());
-            let added = json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true});
-            tokenizer["added_tokens"].as_array_mut().expect("a list").push(added);
-        }
-        std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
-        // The file is mapped: it may go.
-        Engine::load(&EngineOptions::new(directory.path())).expect("an engine")
+        let files = ["config.json", "generation_config.json", "model.safetensors"];
+        with_tokenizer(&foretoken_tools::demo("target"), &files, |tokenizer| {
+            for (byte, name) in (1..).zip(CONTROL) {
+                let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("an object");
+                let id = vocabulary.remove(&format!("<0x{byte:02X}>")).expect("a byte");
+                vocabulary.insert(name.into(), id.clone());
+                let added = json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": true});
+                tokenizer["added_tokens"].as_array_mut().expect("a list").push(added);
+            }
+        })
     })
 }
 
@@ -65,7 +59,6 @@ fn start() -> (TestServer, Script) {
     (TestServer::start_on(engine().clone(), options), script)
 }
 
-const CHAT: &str = "/v1/chat/completions";
 const REPLY: &str = "<|channel>thought\nIt rains?\n<channel|>I look.<|tool_call>call:weather{city:<|\"|>Ulm<|\"|>,days:2}\
                      <tool_call|><|tool_call>call:now{}<tool_call|><|tool_response>";
 
@@ -211,7 +204,7 @@ fn fields_of_openais_client_do_not_change_the_prompt() {
         of_tools,
         json!({"annotations": [], "logprobs": [], "parsed": parsed}),
     ];
-    assert_eq!(count("/v1/responses", of_responses), count("/v1/responses", none()));
+    assert_eq!(count(RESPONSES, of_responses), count(RESPONSES, none()));
 }
 
 /// What Codex sends beside the conversation does not change the prompt: tools of other types than functions are left out.
@@ -221,7 +214,7 @@ fn fields_of_codex() {
     script.set("Yes.");
     let answer = |more: &[Value], body: Value| {
         let tools: Vec<_> = more.iter().cloned().chain(flat_tools()).collect();
-        server.ask("/v1/responses", &with(&json!({"input": "Umbrella?", "tools": tools}), body))
+        server.ask(RESPONSES, &with(&json!({"input": "Umbrella?", "tools": tools}), body))
     };
     let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: /.+/"});
     let others = [
@@ -237,10 +230,10 @@ fn fields_of_codex() {
     // They are counted where a tool is named, and none can be required.
     for (more, field) in [(json!({"type": "function"}), "tools[1].name"), (json!({"type": 1}), "tools[1].type")] {
         let body = json!({"input": "?", "tools": [others[0], more]});
-        assert_eq!(server.post("/v1/responses", &body).1["error"]["param"], field);
+        assert_eq!(server.post(RESPONSES, &body).1["error"]["param"], field);
     }
     let body = json!({"input": "?", "tools": others, "tool_choice": "required"});
-    assert_eq!(server.post("/v1/responses", &body).1["error"]["param"], "tool_choice");
+    assert_eq!(server.post(RESPONSES, &body).1["error"]["param"], "tool_choice");
 }
 
 /// `cache_control` of a message, a part, a tool or its function does not change the prompt.
@@ -276,12 +269,12 @@ fn late_system_messages_are_the_users() {
         let chat = server.ask(CHAT, &json!({"messages": all(role), "tools": tools()}));
         assert_eq!(chat["usage"]["prompt_tokens"], want, "{role}");
         let body = json!({"instructions": "Be brief.", "input": turns(role), "tools": flat_tools()});
-        assert_eq!(server.ask("/v1/responses", &body)["usage"]["input_tokens"], want, "{role}");
+        assert_eq!(server.ask(RESPONSES, &body)["usage"]["input_tokens"], want, "{role}");
     }
     let mut body = json!({"system": "Be brief.", "messages": turns("system"), "tools": anthropic_tools()});
     assert_eq!(server.ask("/v1/messages/count_tokens", &body)["input_tokens"], want);
     body["max_tokens"] = json!(9);
-    assert_eq!(anthropic_input(&server.ask("/v1/messages", &body)), want);
+    assert_eq!(anthropic_input(&server.ask(MESSAGES, &body)), want);
     let prompt = server.ask("/apply-template", &json!({"messages": all("system")}))["prompt"].clone();
     assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("<|turn>user\nIt rains.<turn|>")), "{prompt}");
 }
@@ -297,7 +290,7 @@ fn fields_of_claude_code() {
         let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]},
             {"role": "user", "content": [result]}]);
         let body = json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9});
-        anthropic_input(&server.ask("/v1/messages", &with(&body, more)))
+        anthropic_input(&server.ask(MESSAGES, &with(&body, more)))
     };
     let more = json!({"diagnostics": {"previous_message_id": "msg_1"}, "context_management": {"edits": []},
         "output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
@@ -393,7 +386,7 @@ fn anthropic_calls() {
     let question = json!({"role": "user", "content": "Umbrella?"});
     let thinking = json!({"type": "enabled", "budget_tokens": 1024});
     let body = json!({"messages": [question], "tools": tools, "max_tokens": 200, "thinking": thinking});
-    let whole = server.ask("/v1/messages", &body);
+    let whole = server.ask(MESSAGES, &body);
     assert_eq!(whole["stop_reason"], "tool_use");
     let content = whole["content"].as_array().expect("a list");
     let kinds: Vec<_> = content.iter().map(|block| block["type"].as_str().expect("a type")).collect();
@@ -406,7 +399,7 @@ fn anthropic_calls() {
     streamed["stream"] = json!(true);
     let mut blocks: Vec<Value> = Vec::new();
     let mut open = None;
-    for (name, data) in server.stream("/v1/messages", &streamed) {
+    for (name, data) in server.stream(MESSAGES, &streamed) {
         let data: Value = serde_json::from_str(&data).expect("JSON");
         assert_eq!(data["type"], name);
         match name.as_str() {
@@ -448,7 +441,7 @@ fn anthropic_calls() {
     let result = |i: usize| json!({"type": "tool_result", "tool_use_id": content[i]["id"], "content": [{"type": "text", "text": "rain"}]});
     let results = json!({"role": "user", "content": [result(2), result(3), {"type": "text", "text": "Now?"}]});
     let body = json!({"messages": [question, {"role": "assistant", "content": content}, results], "tools": tools, "max_tokens": 9});
-    let answer = server.ask("/v1/messages", &body);
+    let answer = server.ask(MESSAGES, &body);
     assert_eq!(
         (&answer["content"], &answer["stop_reason"]),
         (&json!([{"type": "text", "text": "Yes."}]), &json!("end_turn"))
@@ -468,7 +461,7 @@ fn responses() {
     let flat = flat_tools();
     let body = json!({"input": "Umbrella?", "instructions": "Be brief.", "tools": flat, "reasoning": {"effort": "low", "summary": "auto"},
         "store": false, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}, "include": ["reasoning.encrypted_content"]});
-    let whole = server.ask("/v1/responses", &body);
+    let whole = server.ask(RESPONSES, &body);
     assert_eq!(
         (&whole["object"], &whole["status"], &whole["error"]),
         (&json!("response"), &json!("completed"), &Value::Null)
@@ -490,7 +483,7 @@ fn responses() {
     // Streamed: numbered events, deltas that make the items, and the whole response at the end.
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
-    let events = server.stream("/v1/responses", &streamed);
+    let events = server.stream(RESPONSES, &streamed);
     let events: Vec<Value> = events
         .iter()
         .map(|(name, data)| {
@@ -544,9 +537,9 @@ fn responses() {
     let mut input = vec![json!({"role": "user", "content": [{"type": "input_text", "text": "Umbrella?"}]})];
     input.extend(output.iter().cloned());
     input.extend([result(2), result(3)]);
-    let answer = server.ask("/v1/responses", &json!({"input": input, "tools": flat, "max_output_tokens": 9}));
+    let answer = server.ask(RESPONSES, &json!({"input": input, "tools": flat, "max_output_tokens": 9}));
     assert_eq!(answer["output"][0]["content"][0]["text"], "Yes.");
-    let cut = server.ask("/v1/responses", &json!({"input": "?", "max_output_tokens": 1}));
+    let cut = server.ask(RESPONSES, &json!({"input": "?", "max_output_tokens": 1}));
     assert_eq!(
         (&cut["status"], &cut["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))
@@ -560,7 +553,7 @@ fn parts_are_in_order() {
     let call = "<|tool_call>call:now{}<tool_call|>";
     script.set(&format!("<|channel>thought\nOne\n<channel|>two{call}three{call}four"));
     let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": anthropic_tools(), "max_tokens": 200});
-    let whole = server.ask("/v1/messages", &body);
+    let whole = server.ask(MESSAGES, &body);
     let shown = |block: &Value| {
         let text = ["thinking", "text", "name"].iter().find_map(|name| block[name].as_str());
         format!("{} {}", block["type"].as_str().expect("a type"), text.unwrap_or_default())
@@ -569,9 +562,9 @@ fn parts_are_in_order() {
     assert_eq!(blocks, ["thinking One", "text two", "tool_use now", "text three", "tool_use now", "text four"]);
 
     let mut body = json!({"input": "?", "tools": flat_tools()});
-    let whole = server.ask("/v1/responses", &body);
+    let whole = server.ask(RESPONSES, &body);
     body["stream"] = json!(true);
-    let events = server.stream("/v1/responses", &body);
+    let events = server.stream(RESPONSES, &body);
     let last: Value = serde_json::from_str(&events.last().expect("an event").1).expect("JSON");
     let items = |response: &Value| -> Vec<String> {
         let shown = |item: &Value| {
@@ -630,7 +623,7 @@ fn a_final_message_is_continued() {
 
     let body = json!({"messages": messages, "tools": anthropic_tools()});
     assert_eq!(server.ask("/v1/messages/count_tokens", &body)["input_tokens"], tokens(json!({})));
-    let whole = server.ask("/v1/messages", &with(&body, json!({"max_tokens": 99})));
+    let whole = server.ask(MESSAGES, &with(&body, json!({"max_tokens": 99})));
     assert_eq!(anthropic_input(&whole), tokens(json!({})));
     assert_eq!((&whole["content"][0]["text"], &whole["content"][1]["name"]), (&json!("raining."), &json!("now")));
 }
@@ -660,9 +653,9 @@ fn stop_strings_after_invalid_bytes() {
     script.set_tokens(&["<0xC3>", "<0xA9>", "<0xFF>", "E", "N", "D", "!"]);
     let body =
         json!({"messages": [{"role": "user", "content": "?"}], "max_tokens": 9, "stop_sequences": ["ND", "END"]});
-    let whole = server.ask("/v1/messages", &body);
+    let whole = server.ask(MESSAGES, &body);
     assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("stop_sequence"), &json!("END")), "{whole}");
-    let whole = server.ask("/completion", &json!({"prompt": "fn", "stop": ["ND", "END"]}));
+    let whole = server.ask(LLAMA, &json!({"prompt": "fn", "stop": ["ND", "END"]}));
     assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!("END")), "{whole}");
 }
 
@@ -673,14 +666,14 @@ fn stop_strings_end_no_text_before_its_minimum() {
     script.set_tokens(&["E", "N", "D", "x", "E", "N", "D", "!"]);
     for (least, text, word) in [(2, "E", "ND"), (3, "END", "x"), (4, "ENDxE", "ND")] {
         let body = json!({"prompt": "fn", "stop": ["ND", "x"], "min_tokens": least});
-        let whole = server.ask("/completion", &body);
+        let whole = server.ask(LLAMA, &body);
         assert_eq!((&whole["content"], &whole["stopping_word"]), (&json!(text), &json!(word)), "{least}: {whole}");
-        let chunks = server.chunks("/v1/completions", &with(&body, json!({"stream": true})));
+        let chunks = server.chunks(TEXT, &with(&body, json!({"stream": true})));
         let pieces = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
         assert_eq!(pieces.collect::<String>(), text, "{least}");
         let body = json!({"messages": [{"role": "user", "content": "?"}], "max_tokens": 9, "min_tokens": least,
             "stop_sequences": ["ND", "x"]});
-        let whole = server.ask("/v1/messages", &body);
+        let whole = server.ask(MESSAGES, &body);
         assert_eq!((&whole["content"][0]["text"], &whole["stop_sequence"]), (&json!(text), &json!(word)), "{whole}");
     }
 }
@@ -692,7 +685,7 @@ fn log_probabilities_of_parts_of_characters() {
     let names = ["x", "<0xE2>", "<0x82>", "<0xAC>", "y", "<0xFF>", "z", "<|tool>", "w"];
     script.set_tokens(&names);
     let body = json!({"prompt": "fn", "logprobs": 1, "max_tokens": names.len()});
-    let choice = server.ask("/v1/completions", &body)["choices"][0].clone();
+    let choice = server.ask(TEXT, &body)["choices"][0].clone();
     assert_eq!(choice["text"], "x\u{20ac}y\u{fffd}zw");
     let tokens =
         ["x", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "y", "bytes:\\xff", "z", "<|tool>", "w"].map(String::from);
@@ -712,12 +705,12 @@ fn a_text_does_not_complete_a_character_of_its_prompt() {
     let tokenizer = engine().tokenizer().expect("a tokenizer");
     let prompt = ["<bos>", "x", "<0xE2>", "<0x82>"].map(|name| tokenizer.id(name).expect("a token"));
     let mut body = json!({"prompt": prompt, "logprobs": 1, "max_tokens": 2, "echo": true});
-    let whole = server.ask("/v1/completions", &body)["choices"][0].clone();
+    let whole = server.ask(TEXT, &body)["choices"][0].clone();
     assert_eq!(whole["text"], "x\u{fffd}\u{fffd}\u{fffd}y");
     let offsets = json!([0, 0, 1, 1, 3, 4]);
     assert_eq!(whole["logprobs"]["text_offset"], offsets);
     body["stream"] = json!(true);
-    let chunks = server.chunks("/v1/completions", &body);
+    let chunks = server.chunks(TEXT, &body);
     let lists = chunks.iter().map(|chunk| &chunk["choices"][0]["logprobs"]["text_offset"]);
     let streamed: Vec<Value> = lists.flat_map(|list| list.as_array().expect("a list").clone()).collect();
     assert_eq!(json!(streamed), offsets);
@@ -738,7 +731,7 @@ fn reasoning_in_several_blocks() {
             {"role": "user", "content": [result("a"), result("b")]}]);
         json!({"messages": messages, "tools": anthropic_tools(), "max_tokens": 9})
     };
-    let input = |reasoning: [&str; 3]| anthropic_input(&server.ask("/v1/messages", &body(reasoning)));
+    let input = |reasoning: [&str; 3]| anthropic_input(&server.ask(MESSAGES, &body(reasoning)));
     let whole = input(["One. ", "Two. ", "Three."]);
     assert_eq!(whole, input(["One. Two. Three.", "", ""]));
     assert_ne!(whole, input(["", "", "Three."]));
@@ -749,7 +742,7 @@ fn reasoning_in_several_blocks() {
         let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"});
         let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "1"});
         let input = json!([question, first, second, call("a"), third, call("b"), output("a"), output("b")]);
-        server.ask("/v1/responses", &json!({"input": input, "tools": flat_tools()}))["usage"]["input_tokens"].clone()
+        server.ask(RESPONSES, &json!({"input": input, "tools": flat_tools()}))["usage"]["input_tokens"].clone()
     };
     let whole = responses(["One. ", "Two. ", "Three."]);
     assert_eq!(whole, responses(["One. Two. Three.", "", ""]));
@@ -770,7 +763,7 @@ fn errors_of_streams() {
     };
     let error = |path: &str, body: Value| events(path, &body).pop().expect("an event");
     let body = json!({"input": "?", "stream": true, "text": {"format": format}});
-    let mut all = events("/v1/responses", &body);
+    let mut all = events(RESPONSES, &body);
     let (last, failed) = all.pop().expect("an event");
     let (name, event) = all.pop().expect("an event");
     assert_eq!((last.as_str(), &failed["sequence_number"]), ("response.failed", &json!(3)));
@@ -789,13 +782,13 @@ fn errors_of_streams() {
     assert!(of_schema("text.format.schema", &event), "{event}");
     // The message that has begun is left out.
     script.set("{ Rain.");
-    let (_, failed) = error("/v1/responses", body);
+    let (_, failed) = error(RESPONSES, body);
     assert_eq!((&failed["type"], &failed["response"]["output"]), (&json!("response.failed"), &json!([])));
     script.set("Rain.");
     let messages = json!([{"role": "user", "content": "?"}]);
     let config = json!({"format": {"type": "json_schema", "schema": schema}});
     let body = json!({"messages": messages, "max_tokens": 9, "stream": true, "output_config": config});
-    let (name, event) = error("/v1/messages", body);
+    let (name, event) = error(MESSAGES, body);
     assert_eq!((name.as_str(), &event["type"]), ("error", &json!("error")));
     assert_eq!(event["error"]["type"], "invalid_request_error");
     let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
@@ -819,7 +812,7 @@ fn responses_repeat_the_request() {
         json!({"type": "function", "name": "f", "description": "x", "parameters": parameters, "strict": true});
     let ask = |tool: &Value, more: Value| {
         let body = json!({"input": "?", "max_output_tokens": 1, "tools": [tool]});
-        server.ask("/v1/responses", &with(&body, more))
+        server.ask(RESPONSES, &with(&body, more))
     };
     let given = json!({"tool_choice": "none", "parallel_tool_calls": false, "top_p": 0.35, "temperature": 0.7,
         "truncation": "auto"});
@@ -970,7 +963,7 @@ fn choices_of_calls() {
     let of = |path: &str| -> Vec<Value> {
         let tool = |function: &Value| match path {
             CHAT => json!({"type": "function", "function": function}),
-            "/v1/responses" => json!({"type": "function", "name": function["name"], "parameters": parameters}),
+            RESPONSES => json!({"type": "function", "name": function["name"], "parameters": parameters}),
             _ => json!({"name": function["name"], "input_schema": parameters}),
         };
         functions.iter().map(tool).collect()
@@ -996,11 +989,11 @@ fn choices_of_calls() {
     several["parallel_tool_calls"] = json!(true);
     assert!(server.ask(CHAT, &several)["choices"][0]["message"]["tool_calls"][0]["function"]["name"].is_string());
     // By name, in the other APIs.
-    let body = json!({"messages": user, "tools": of("/v1/messages"), "tool_choice": {"type": "tool", "name": "two"}, "max_tokens": 100});
-    let whole = server.ask("/v1/messages", &body);
+    let body = json!({"messages": user, "tools": of(MESSAGES), "tool_choice": {"type": "tool", "name": "two"}, "max_tokens": 100});
+    let whole = server.ask(MESSAGES, &body);
     assert_eq!((&whole["stop_reason"], &whole["content"][0]["name"]), (&json!("tool_use"), &json!("two")), "{whole}");
-    let body = json!({"input": "fn", "tools": of("/v1/responses"), "tool_choice": {"type": "function", "name": "two"}});
-    let whole = server.ask("/v1/responses", &body);
+    let body = json!({"input": "fn", "tools": of(RESPONSES), "tool_choice": {"type": "function", "name": "two"}});
+    let whole = server.ask(RESPONSES, &body);
     assert_eq!(
         (&whole["output"][0]["type"], &whole["output"][0]["name"]),
         (&json!("function_call"), &json!("two")),

@@ -38,26 +38,29 @@ pub(crate) async fn answer(
         encoded.iter().try_for_each(|prompt| least.check(prompt.len(), app.context))?;
     }
     let seeds = prompt_seeds(&generate.common, encoded.len());
-    let output = |(index, parser): (usize, _)| ChoiceOutput {
-        engine: app.engine.clone(),
-        model: app.model.clone(),
-        request_id: request_id.clone(),
-        created: now(),
-        prompt: index / choices,
-        seed: seeds[index / choices],
-        prompt_name: names[index / choices].clone(),
-        constraint_name: constraint_name.clone(),
-        prompt_tokens: encoded[index / choices].len(),
-        first_token: encoded[index / choices].first().copied().unwrap_or_default(),
-        prompt_logprobs: Vec::new(),
-        cached_tokens: 0,
-        stop_strings: generate.common.options.stop.strings.clone(),
-        index,
-        tokens: Vec::new(),
-        text: String::new(),
-        parts: Vec::new(),
-        logprobs: (!streams).then(Vec::new),
-        parser,
+    let output = |(index, parser): (usize, _)| {
+        let prompt = index / choices;
+        ChoiceOutput {
+            engine: app.engine.clone(),
+            model: app.model.clone(),
+            request_id: request_id.clone(),
+            created: now(),
+            prompt,
+            seed: seeds[prompt],
+            prompt_name: names[prompt].clone(),
+            constraint_name: constraint_name.clone(),
+            prompt_tokens: encoded[prompt].len(),
+            first_token: encoded[prompt].first().copied().unwrap_or_default(),
+            prompt_logprobs: Vec::new(),
+            cached_tokens: 0,
+            stop_strings: generate.common.options.stop.strings.clone(),
+            index,
+            tokens: Vec::new(),
+            text: String::new(),
+            parts: Vec::new(),
+            logprobs: (!streams).then(Vec::new),
+            parser,
+        }
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let prompts = encoded.into_iter().zip(seeds).collect();

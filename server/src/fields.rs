@@ -79,14 +79,17 @@ impl Fields {
     /// # Errors
     /// If it is not a 64-bit integer.
     pub fn integer(&mut self, field: &str) -> Result<Option<i128>> {
-        let float =
-            self.peek(field).filter(|value| value.is_f64()).and_then(Value::as_f64).filter(|f| f.fract() == 0.0);
-        if let Some(float) = float.filter(|float| !(MIN_INTEGER..MAX_INTEGER).contains(float)) {
-            let problem = format!("is {float:e}, must be an integer between {} and {}", i64::MIN, u64::MAX);
-            return Err(self.error(field, problem));
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let integer = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+        match (integer, value.as_f64().filter(|float| float.fract() == 0.0)) {
+            (Some(integer), _) => Ok(Some(integer)),
+            (None, Some(float)) if (MIN_INTEGER..MAX_INTEGER).contains(&float) => Ok(Some(float as i128)),
+            (None, Some(float)) => {
+                let problem = format!("is {float:e}, must be an integer between {} and {}", i64::MIN, u64::MAX);
+                Err(self.error(field, problem))
+            }
+            (None, None) => Err(self.error(field, format!("is {}, must be an integer", kind(&value)))),
         }
-        let whole = |value: &Value| value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
-        self.typed(field, "an integer", |value| whole(value).or(float.map(|float| float as i128)))
     }
 
     /// # Errors

@@ -82,33 +82,29 @@ impl Tools {
     /// # Errors
     /// If both calls and a format are required.
     pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
-        let choice = match (self.forced, &structured) {
-            (forced, Structured::Text) => Some(forced.unwrap_or_else(|| CallChoice::Strict(strict_of(&self.declared)))),
-            (None, Structured::Constraint(..)) if self.list.is_empty() => None,
-            (None, Structured::Constraint(format, field)) => match format.schema() {
-                Some(schema) => Some(CallChoice::OrJson(schema.to_owned())),
-                None => return Err(ApiError::field(field.clone(), "cannot be combined with tools; omit one of them")),
-            },
-            (None, Structured::Calls(_)) => return Ok(structured),
+        let Self { list, declared, forced, .. } = self;
+        let (choice, format) = match (forced, structured) {
+            (None, Structured::Text) if !declared.iter().any(|tool| tool.is_strict) => return Ok(Structured::Text),
+            (None, Structured::Text) => (Some(CallChoice::Strict(strict_of(&declared))), None),
+            (Some(forced), Structured::Text) => (Some(forced), None),
             (Some(_), _) => {
                 let problem = "requires a tool call, which cannot have a response format; omit one of them";
                 return Err(ApiError::field("tool_choice", problem));
             }
+            (None, Structured::Constraint(format, field)) if list.is_empty() => {
+                if options.thinking == Thinking::Off && options.reasoning_start != ReasoningStart::Prompt {
+                    return Ok(Structured::Constraint(format, field));
+                }
+                (None, Some((format, field)))
+            }
+            (None, Structured::Constraint(format, field)) => match format.schema().map(str::to_owned) {
+                Some(schema) => (Some(CallChoice::OrJson(schema)), Some((format, field))),
+                None => return Err(ApiError::field(field, "cannot be combined with tools; omit one of them")),
+            },
+            (None, calls @ Structured::Calls(_)) => return Ok(calls),
         };
-        match &choice {
-            Some(CallChoice::Strict(names)) if names.is_empty() => Ok(structured),
-            None if options.thinking == Thinking::Off && options.reasoning_start != ReasoningStart::Prompt => {
-                Ok(structured)
-            }
-            _ => {
-                let format = match structured {
-                    Structured::Constraint(format, field) => Some((format, field)),
-                    _ => None,
-                };
-                let calls = CallFormat { options: options.clone(), choice, declared: self.declared, format };
-                Ok(Structured::Calls(Box::new(calls)))
-            }
-        }
+        let calls = CallFormat { options: options.clone(), choice, declared, format };
+        Ok(Structured::Calls(Box::new(calls)))
     }
 }
 

@@ -43,15 +43,14 @@ impl Random {
 /// The weights of an echo model: `E`, computed on demand, and the projection `P`.
 pub struct Echo {
     seed: u64,
-    isa: Isa,
     hidden: usize,
     assistant: usize,     // width of the assistant
     projection: Vec<f32>, // P: (assistant, hidden)
 }
 
 impl Echo {
-    pub fn new(isa: Isa, seed: u64, hidden: usize, assistant: usize) -> Self {
-        let mut echo = Self { seed, isa, hidden, assistant, projection: vec![0.0; assistant * hidden] };
+    pub fn new(seed: u64, hidden: usize, assistant: usize) -> Self {
+        let mut echo = Self { seed, hidden, assistant, projection: vec![0.0; assistant * hidden] };
         for (i, row) in (0..).zip(echo.projection.chunks_exact_mut(hidden)) {
             Random::new(seed, "projection", i).fill(1.0 / (hidden as f32).sqrt(), row);
         }
@@ -73,12 +72,9 @@ impl Echo {
         let mut x = vec![0.0; rows * self.hidden];
         self.embedding(first, &mut x);
         let y = ColumnsMut::new(out, rows, self.assistant);
-        let x = gemm::PreparedRows::new(self.isa, ElementType::F32, &x, self.hidden, &mut []);
-        gemm::matmul(self.isa, x, Elements::F32(&self.projection), y);
-        for row in out.chunks_exact_mut(self.assistant) {
-            let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-            row.iter_mut().for_each(|x| *x /= length);
-        }
+        let x = gemm::PreparedRows::new(Isa::best(), ElementType::F32, &x, self.hidden, &mut []);
+        gemm::matmul(Isa::best(), x, Elements::F32(&self.projection), y);
+        out.chunks_exact_mut(self.assistant).for_each(normalize);
     }
 
     /// Rows of the pre-projection from `first` on, `(rows, 2 * hidden)`: `P` for the token's embedding, nothing for the
@@ -97,8 +93,7 @@ impl Echo {
     pub fn centroids(&self, first: usize, out: &mut [f32]) {
         for (i, row) in (first as u64..).zip(out.chunks_exact_mut(self.assistant)) {
             Random::new(self.seed, "centroids", i).fill(1.0, row);
-            let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-            row.iter_mut().for_each(|x| *x /= length);
+            normalize(row);
         }
     }
 
@@ -114,8 +109,8 @@ impl Echo {
             self.assistant_embedding(block * ROWS, &mut x);
             let mut scores = vec![0.0; rows * count];
             let y = ColumnsMut::new(&mut scores, rows, count);
-            let x = gemm::PreparedRows::new(self.isa, ElementType::F32, &x, self.assistant, &mut []);
-            gemm::matmul(self.isa, x, Elements::F32(&centroids), y);
+            let x = gemm::PreparedRows::new(Isa::best(), ElementType::F32, &x, self.assistant, &mut []);
+            gemm::matmul(Isa::best(), x, Elements::F32(&centroids), y);
             let mut best = Vec::new();
             for (choices, scores) in choices.chunks_exact_mut(nearest).zip(scores.chunks_exact(count)) {
                 vocabulary::top_k(scores, nearest, &mut best);
@@ -125,6 +120,12 @@ impl Echo {
         });
         Groups::new(&choices, nearest, count, vocab / count).ids()
     }
+}
+
+/// Scales a row to length 1.
+fn normalize(row: &mut [f32]) {
+    let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+    row.iter_mut().for_each(|x| *x /= length);
 }
 
 /// A move of `token` into a centroid, and out of `from` if it has one.

@@ -32,7 +32,7 @@ pub fn files(args: &Args, name: &str, shape: Shape) -> Result<Vec<File>> {
         );
     }
     let (target, assistant) = (shape.target(), shape.assistant());
-    let echo = Arc::new(Echo::new(args.isa(), args.seed, shape.hidden, assistant.hidden));
+    let echo = Arc::new(Echo::new(args.seed, shape.hidden, assistant.hidden));
     let centroids = args.centroids.then(|| {
         let line = ProgressLine::new("grouping tokens", vocab as u64);
         // Half of the scored centroids, so that rounding the weights does not put a token out of reach.

@@ -21,7 +21,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::Isa;
 use foretoken::checkpoint::gguf::{GgufWriter, TensorWriter};
 use foretoken_tools::progress::ProgressLine;
 use rayon::prelude::*;
@@ -87,14 +86,8 @@ pub fn run(args: &Args) -> Result<()> {
     std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be created", directory.display()))?;
     let all = files.iter().flat_map(|file| &file.tensors);
     let line = ProgressLine::new("", all.map(|tensor| tensor.bytes as u64).sum());
-    let mut job = Job { isa: args.isa(), seed: args.seed, banks: HashMap::new(), line };
+    let mut job = Job { seed: args.seed, banks: HashMap::new(), line };
     files.into_iter().try_for_each(|file| job.write(&directory.join(&file.name), &file.tensors, file.describe))
-}
-
-impl Args {
-    fn isa(&self) -> Isa {
-        Isa::best()
-    }
 }
 
 fn key_norm(text: &str) -> Result<f32> {
@@ -118,7 +111,6 @@ struct Bank {
 }
 
 struct Job {
-    isa: Isa,
     seed: u64,
     banks: HashMap<(u32, u32), Bank>, // by type and the bits of the deviation
     line: ProgressLine,
@@ -164,13 +156,13 @@ impl Job {
                     let mut x = vec![0.0; out.len() / row * inputs];
                     rows(i * ROWS, &mut x);
                     for (x, out) in x.chunks_exact(inputs).zip(out.chunks_exact_mut(row)) {
-                        stored.encode(self.isa, x, out);
+                        stored.encode(x, out);
                     }
                 })
             }
             Contents::Random(stored, std) => {
-                let (isa, seed) = (self.isa, self.seed);
-                let make = || Bank::new(isa, seed, *stored, *std);
+                let seed = self.seed;
+                let make = || Bank::new(seed, *stored, *std);
                 let bank = &*self.banks.entry((tensor.ggml_id, std.to_bits())).or_insert_with(make);
                 write_parts(tensor.bytes, RUN * bank.piece, write, |i, out| {
                     bank.draw(&mut Random::new(seed, &tensor.name, i as u64), out);
@@ -201,13 +193,13 @@ fn batches(total: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Bank {
-    fn new(isa: Isa, seed: u64, stored: Stored, std: f32) -> Self {
+    fn new(seed: u64, stored: Stored, std: f32) -> Self {
         let piece = stored.bytes(PIECE);
         let mut bytes = vec![0; PIECES * piece];
         bytes.par_chunks_mut(piece).enumerate().for_each(|(i, out)| {
             let mut x = [0.0; PIECE];
             Random::new(seed, "bank", i as u64).fill(std, &mut x);
-            stored.encode(isa, &x, out);
+            stored.encode(&x, out);
         });
         Self { piece, bytes }
     }

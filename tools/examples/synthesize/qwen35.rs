@@ -94,9 +94,10 @@ pub fn files(args: &Args, name: &str, shape: Shape) -> Result<Vec<File>> {
 
 fn tensors(args: &Args, shape: &Shape, vocab: usize) -> Vec<super::Tensor> {
     let (quantize, hidden) = (args.quantize, shape.hidden);
-    let echo = Arc::new(Echo::new(args.isa(), args.seed, hidden, 0));
+    let echo = Arc::new(Echo::new(args.seed, hidden, 0));
     let mut list = List { tensors: Vec::new(), quantize, key_norm: args.key_norm };
-    for table in ["token_embd.weight", "output.weight"].into_iter().take(2 - usize::from(shape.tied)) {
+    let tables: &[&str] = if shape.tied { &["token_embd.weight"] } else { &["token_embd.weight", "output.weight"] };
+    for table in tables {
         let rows = echo.clone();
         list.rows(table, [vocab, hidden], quantize.embedding(), move |first, out| rows.embedding(first, out));
     }

@@ -3,6 +3,38 @@
 use anyhow::Result;
 use foretoken::checkpoint::gguf::GgufWriter;
 
+/// A variant's shapes.
+#[derive(Clone, Default)]
+pub struct Shape {
+    pub hidden: usize,
+    pub ffn: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv: [usize; 2], // K/V heads of sliding and of full layers
+    pub window: usize,
+    pub period: usize,    // every period-th layer is full
+    pub shared: usize,    // layers at the end that have no K/V of their own
+    pub per_layer: usize, // width of the per-layer embeddings; 0 if there are none
+    pub wide_shared_ffn: bool,
+    pub k_eq_v: bool,
+    pub experts: Option<Experts>,
+    pub assistant: Assistant,
+}
+
+#[derive(Clone, Copy)]
+pub struct Experts {
+    pub count: usize,
+    pub used: usize,
+    pub ffn: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct Assistant {
+    pub hidden: usize,
+    pub ffn: usize,
+    pub heads: usize,
+}
+
 impl Shape {
     /// That of E2B.
     pub fn e2b() -> Self {
@@ -55,41 +87,7 @@ impl Shape {
             ..Self::default()
         }
     }
-}
 
-/// A variant's shapes.
-#[derive(Clone, Default)]
-pub struct Shape {
-    pub hidden: usize,
-    pub ffn: usize,
-    pub layers: usize,
-    pub heads: usize,
-    pub kv: [usize; 2], // K/V heads of sliding and of full layers
-    pub window: usize,
-    pub period: usize,    // every period-th layer is full
-    pub shared: usize,    // layers at the end that have no K/V of their own
-    pub per_layer: usize, // width of the per-layer embeddings; 0 if there are none
-    pub wide_shared_ffn: bool,
-    pub k_eq_v: bool,
-    pub experts: Option<Experts>,
-    pub assistant: Assistant,
-}
-
-#[derive(Clone, Copy)]
-pub struct Experts {
-    pub count: usize,
-    pub used: usize,
-    pub ffn: usize,
-}
-
-#[derive(Clone, Copy, Default)]
-pub struct Assistant {
-    pub hidden: usize,
-    pub ffn: usize,
-    pub heads: usize,
-}
-
-impl Shape {
     /// With another number of layers: as many of them shared as the variant shares in proportion, but never those
     /// before the end of the first period, so that there is a layer of either kind to share.
     pub fn with_layers(mut self, layers: usize) -> Self {

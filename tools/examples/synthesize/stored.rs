@@ -3,7 +3,6 @@
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken_kernels::quant;
 use foretoken_tools::arguments::quantized_type;
-use half::{bf16, f16};
 
 /// A type that matrices are stored in.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,21 +32,15 @@ impl Stored {
     /// Bytes of `len` weights; `len` is a multiple of the block length.
     pub fn bytes(self, len: usize) -> usize {
         match self {
-            Self::Float(ElementType::F32) => 4 * len,
-            Self::Float(_) => 2 * len,
+            Self::Float(element) => element.size() * len,
             Self::Blocks(kind) => len / kind.block_len() * kind.block_bytes(),
         }
     }
 
-    pub fn encode(self, isa: Isa, x: &[f32], out: &mut [u8]) {
-        let halves = |out: &mut [u8], half: fn(f32) -> [u8; 2]| {
-            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = half(*x));
-        };
+    pub fn encode(self, x: &[f32], out: &mut [u8]) {
         match self {
-            F32 => out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = x.to_le_bytes()),
-            F16 => halves(out, |x| f16::from_f32(x).to_le_bytes()),
-            Self::Float(_) => halves(out, |x| bf16::from_f32(x).to_le_bytes()),
-            Self::Blocks(kind) => quant::quantize_row(isa, kind, x, out),
+            Self::Float(element) => element.write(x, out),
+            Self::Blocks(kind) => quant::quantize_row(Isa::best(), kind, x, out),
         }
     }
 }

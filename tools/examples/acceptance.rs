@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
+use foretoken::{Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, pair};
+use foretoken_tools::measure::generate;
 use foretoken_tools::println;
 use foretoken_tools::report::count;
 use foretoken_tools::{demo, input};
@@ -70,10 +71,7 @@ fn command(args: Args) -> Result<()> {
                 block_size => Speculation::With(SpeculationOptions::mtp(block_size)),
             };
             let options = GenerateOptions { max_tokens: args.max_tokens, speculation, ..GenerateOptions::default() };
-            let mut session = engine.session(&SessionOptions::default())?;
-            let mut generation = session.generate(&prompt, &options)?;
-            generation.by_ref().try_for_each(|piece| piece.map(drop))?;
-            total.add(generation.statistics());
+            total.add(&generate(&engine, &prompt, &options)?.1);
         }
     }
     if args.json {

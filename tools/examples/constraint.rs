@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
+use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, Speculation, Statistics};
 use foretoken_tools::arguments;
-use foretoken_tools::measure::median;
+use foretoken_tools::measure::{generate, median};
 use foretoken_tools::println;
 use foretoken_tools::report::count;
 use serde_json::{Value, json};
@@ -100,8 +100,8 @@ fn measure(args: Args) -> Result<()> {
         // The first turn warms up caches and cost estimates, and is not counted.
         let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
         for turn in 0..=args.turns {
-            let (want, alone) = write(&engine, &prompt, &plain)?;
-            let (got, drafted) = write(&engine, &prompt, &speculative)?;
+            let (want, alone) = generate(&engine, &prompt, &plain)?;
+            let (got, drafted) = generate(&engine, &prompt, &speculative)?;
             ensure!(want == got, "{name}: the text with speculation differs");
             tokens = want.len();
             if turn > 0 {
@@ -136,13 +136,6 @@ fn measure(args: Args) -> Result<()> {
         shares.iter().copied().fold(0.0, f64::max)
     );
     Ok(())
-}
-
-fn write(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {
-    let mut session = engine.session(&SessionOptions::default())?;
-    let mut generation = session.generate(prompt, options)?;
-    let ids = generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>();
-    Ok((ids?.concat(), generation.statistics().clone()))
 }
 
 /// Median tokens per second.

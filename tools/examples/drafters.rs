@@ -7,11 +7,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
-    Statistics, Stop,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
 use foretoken_tools::arguments::{Pipelining, pair};
-use foretoken_tools::measure::median;
+use foretoken_tools::measure::{generate, median};
 use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, demo, input, println};
 use serde_json::json;
@@ -118,11 +117,14 @@ fn command(args: Args) -> Result<()> {
 
 /// Runs all modes, interleaved.
 fn measure(args: &Args, engine: &Engine, kind: &str, prompt: &[u32], modes: &mut [Mode]) -> Result<()> {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let plain = GenerateOptions { max_tokens: args.max_tokens, stop, ..GenerateOptions::default() };
     // The first turn is a warm-up, in which the planner learns the costs of rounds.
     for turn in 0..=args.repeats {
         let mut written: Option<Vec<u32>> = None;
         for mode in modes.iter_mut() {
-            let (ids, statistics) = run(engine, prompt, mode.speculation.clone(), args.max_tokens)?;
+            let options = GenerateOptions { speculation: mode.speculation.clone(), ..plain.clone() };
+            let (ids, statistics) = generate(engine, prompt, &options)?;
             let same = written.get_or_insert_with(|| ids.clone()) == &ids;
             ensure!(same, "{kind}: {} generates a different text", mode.name);
             if turn > 0 {
@@ -193,18 +195,6 @@ fn name(list: &Drafters) -> String {
         }
         _ => "auto".into(),
     }
-}
-
-fn run(engine: &Engine, prompt: &[u32], speculation: Speculation, max_tokens: usize) -> Result<(Vec<u32>, Statistics)> {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options = GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() };
-    let mut session = engine.session(&SessionOptions::default())?;
-    let mut generation = session.generate(prompt, &options)?;
-    let mut ids = Vec::new();
-    for piece in generation.by_ref() {
-        ids.extend(piece?.tokens);
-    }
-    Ok((ids, generation.statistics().clone()))
 }
 
 fn print(kind: &str, prompt_tokens: usize, modes: &[Mode]) {

@@ -99,8 +99,9 @@ struct Measured {
     /// Milliseconds of a draft step.
     draft_ms: Option<f64>,
     rollbacks: Vec<Rollback>,
-    /// GB/s, and billions of multiply-adds per second, at best.
+    /// Best read bandwidth in GB/s.
     read: Option<f64>,
+    /// Best rate of 8-bit multiply-adds, in billions per second.
     peak: Option<f64>,
 }
 
@@ -113,15 +114,14 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<Measured> {
     status.set(&format!("measuring passes over 1 to {MOST_ROWS} rows"));
     let rows: Vec<usize> = (1..=MOST_ROWS).collect();
     let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
-    let ms = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
-    let draft_ms = engine.has_mtp().then(|| measure::median(curve.draft));
+    let ms = curve.verify.into_iter().map(|(_, ms)| ms).collect();
     status.set("measuring rollbacks");
     let rollbacks = measure::rollback(engine, args.depth, &ROUNDS, ROLLBACKS * args.repeats)?;
     status.set("measuring the read bandwidth");
     let read = measure::read_bandwidth(engine);
     status.set("measuring the multiply rate");
     let peak = if engine.device().is_none() { peak_multiply_adds(engine) } else { None };
-    Ok(Measured { prefill, ms, draft_ms, rollbacks, read, peak })
+    Ok(Measured { prefill, ms, draft_ms: curve.draft, rollbacks, read, peak })
 }
 
 fn print(args: &Args, engine: &Engine, measured: &Measured) {

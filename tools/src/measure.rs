@@ -1,18 +1,18 @@
-//! Measured cost of a target's forward passes, and the best read bandwidth of the machine.
+//! Measurements: cost of a target's forward passes, whole generations, and the best read bandwidth of the machine.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use foretoken::nn::Arena;
-use foretoken::{Engine, Isa, Probe, SessionOptions};
+use foretoken::{Engine, GenerateOptions, Isa, Probe, SessionOptions, Statistics};
 use foretoken_kernels::measure;
 
-/// Milliseconds, one value per measurement.
+/// Medians in milliseconds.
 pub struct Curve {
     /// Verifying this many rows in one pass.
-    pub verify: Vec<(usize, Vec<f64>)>,
-    /// A draft step; empty without an assistant or a NextN head.
-    pub draft: Vec<f64>,
+    pub verify: Vec<(usize, f64)>,
+    /// A draft step; `None` without an assistant or a NextN head.
+    pub draft: Option<f64>,
 }
 
 /// Measures verifications of each of `rows` after `depth` positions, and draft steps, interleaved, `repeats` times.
@@ -34,7 +34,8 @@ pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> R
             draft.extend((repeat > 0).then(|| 1e3 * time.as_secs_f64() / DRAFTED as f64));
         }
     }
-    Ok(Curve { verify, draft })
+    let verify = verify.into_iter().map(|(rows, times)| (rows, median(times))).collect();
+    Ok(Curve { verify, draft: engine.has_mtp().then(|| median(draft)) })
 }
 
 /// Cost of rolling back rejected rows, in milliseconds.
@@ -80,6 +81,20 @@ pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeat
         rollback: median(commit) + median(replay),
     });
     Ok(results.collect())
+}
+
+/// The tokens and the statistics of a whole generation in a session of its own.
+///
+/// # Errors
+/// As [`foretoken::Session::generate`], or if the generation fails.
+pub fn generate(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {
+    let mut session = engine.session(&SessionOptions::default())?;
+    let mut generation = session.generate(prompt, options)?;
+    let mut ids = Vec::new();
+    for piece in generation.by_ref() {
+        ids.extend(piece?.tokens);
+    }
+    Ok((ids, generation.statistics().clone()))
 }
 
 /// Tokens per draft: on a device, the host does not wait between them.

@@ -56,6 +56,12 @@ struct Args {
     json: bool,
 }
 
+impl Args {
+    fn max_sequences(&self) -> usize {
+        self.sequences.iter().copied().max().unwrap_or(1)
+    }
+}
+
 /// The value of `--measure`, which takes a FILE behind it for its own.
 fn times(text: &str) -> Result<usize, String> {
     let times = text.parse().ok().filter(|times| *times > 0);
@@ -112,7 +118,7 @@ fn prompts(args: &Args, listed: Option<&[String]>, engine: &Engine) -> Result<Ve
     let context = engine.session(&args.kv.options())?.kv().max_context();
     let len = args.prompt_tokens;
     ensure!((1..=context).contains(&len), "--prompt-tokens is {len}, must be from 1 to the context of {context}");
-    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let most = args.max_sequences();
     let ids = measure::ids(engine, len.saturating_add(most));
     Ok((0..most).map(|i| ids[i..i + len].to_vec()).collect())
 }
@@ -146,7 +152,7 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
     let mut written = vec![Written::default(); prompts.len()];
     let (mut next, mut printed, mut tokens) = (0, 0, 0);
-    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let most = args.max_sequences();
     let begins = |next: usize| next < prompts.len() && !options.cancel.is_cancelled();
     let start = Instant::now();
     while begins(next) || scheduler.is_active() {
@@ -262,22 +268,20 @@ fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     let ids = measure::ids(engine, prompts[0].len().max(1024));
     probe.read(&prompts[0])?;
     // Fails here, not after a measurement, if the largest pass does not fit the context.
-    probe.verify(&ids[..args.sequences.iter().copied().max().unwrap_or(1)])?;
+    probe.verify(&ids[..args.max_sequences()])?;
     let mut single = Vec::new();
     let mut measured: Vec<_> = args.sequences.iter().map(|n| (*n, Vec::new(), Vec::new())).collect();
     for time in 0..=times {
         let one = together(args, engine, prompts, options, 1)?;
         let pass_of_one = probe.verify(&ids[..1])?.as_secs_f64();
+        // The first turn is a warm-up.
+        single.extend((time > 0).then_some(one));
         for (n, speeds, v) in &mut measured {
             let speed = together(args, engine, prompts, options, *n)?;
             let pass = probe.verify(&ids[..*n])?.as_secs_f64();
-            // The first turn is a warm-up.
-            if time > 0 {
-                speeds.push(speed);
-                v.push(pass / pass_of_one);
-            }
+            speeds.extend((time > 0).then_some(speed));
+            v.extend((time > 0).then_some(pass / pass_of_one));
         }
-        single.extend((time > 0).then_some(one));
     }
     let one = measure::median(single);
     let rows = measured.into_iter().map(|(n, speeds, v)| {

@@ -55,9 +55,8 @@ fn command(args: Args) -> Result<()> {
     let path = resolve(&args.source)?;
     let source = Checkpoint::open(&path)?;
     let line = ProgressLine::new("converting", 0);
-    let shown = line.clone();
     let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> =
-        Some(Arc::new(move |progress: Progress| shown.set(progress.loaded, progress.total)));
+        Some(Arc::new(move |progress: Progress| line.set(progress.loaded, progress.total)));
     let unknown = if args.leave_out_unknown { Unknown::LeftOut } else { Unknown::Refused };
     let report = match source.gguf() {
         None => {

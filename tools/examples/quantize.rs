@@ -53,12 +53,11 @@ fn command(args: Args) -> Result<()> {
     ensure!(args.threads <= 1024, "--threads must be from 1 to 1024, or 0 for all hardware threads");
     let source = Checkpoint::open(resolve(&args.source)?)?;
     let line = ProgressLine::new("quantizing", 0);
-    let shown = line.clone();
     let options = QuantizeOptions {
         rules: if args.pure { Rules::Pure } else { Rules::Mixed },
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
         requantize: if args.allow_requantize { Requantize::Allowed } else { Requantize::Refused },
-        progress: Some(Arc::new(move |progress: Progress| shown.set(progress.loaded, progress.total))),
+        progress: Some(Arc::new(move |progress: Progress| line.set(progress.loaded, progress.total))),
         ..QuantizeOptions::new(args.mix)
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("threads")?;

@@ -1,13 +1,12 @@
 //! Progress of a long command, on a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A line on stderr with a progress bar, a percentage and the time left, erased when complete or when the last clone is
-/// dropped. Nothing is written if stderr is not a terminal.
-#[derive(Clone)]
-pub struct ProgressLine(Arc<Mutex<Line>>);
+/// A line on stderr with a progress bar, a percentage and the time left, erased when complete or dropped. Nothing is
+/// written if stderr is not a terminal.
+pub struct ProgressLine(Mutex<Line>);
 
 struct Line {
     label: String,
@@ -24,14 +23,14 @@ const REDRAW: Duration = Duration::from_millis(100);
 impl ProgressLine {
     /// A line that begins with `label` and ends at `total`, in any unit.
     pub fn new(label: &str, total: u64) -> Self {
-        Self(Arc::new(Mutex::new(Line {
+        Self(Mutex::new(Line {
             label: label.into(),
             done: 0,
             total,
             began: Instant::now(),
             drawn: None,
             terminal: stderr().is_terminal(),
-        })))
+        }))
     }
 
     /// `done` of `total`; a different total restarts the timer.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::penalties::newest;
+use super::penalties::{check_ranges, newest};
 use super::processor::LogitsProcessor;
-use crate::{Error, Result};
+use crate::Result;
 
 /// If the last `n` tokens have occurred before, the token that followed them then is penalized by `multiplier *
 /// base^(n - allowed_length)`, with the largest `n` of all occurrences.
@@ -61,14 +61,11 @@ impl Dry {
     /// # Errors
     /// If a parameter is out of its range.
     pub(super) fn check(&self) -> Result<()> {
-        match self {
-            s if !(0.0..=100.0).contains(&s.multiplier) => {
-                Err(Error::argument("dry.multiplier", "must be from 0 to 100"))
-            }
-            s if !(1.0..=16.0).contains(&s.base) => Err(Error::argument("dry.base", "must be from 1 to 16")),
-            s if s.allowed_length == 0 => Err(Error::argument("dry.allowed_length", "must be at least 1")),
-            _ => Ok(()),
-        }
+        check_ranges([
+            ("dry.multiplier", (0.0..=100.0).contains(&self.multiplier), "must be from 0 to 100"),
+            ("dry.base", (1.0..=16.0).contains(&self.base), "must be from 1 to 16"),
+            ("dry.allowed_length", self.allowed_length > 0, "must be at least 1"),
+        ])
     }
 
     /// Number of last tokens that it reads.

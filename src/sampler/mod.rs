@@ -114,7 +114,7 @@ impl Sampler {
     /// As [`Sampler::most_probable`].
     pub fn distribution(&self, ids: Option<&[u32]>, logits: &[f32]) -> Result<Distribution> {
         let best = self.most_probable(ids, logits)?;
-        if self.sampling.temperature == 0.0 {
+        if self.is_greedy() {
             return Ok(Distribution::certain(best));
         }
         let candidates = Candidates::new(self.isa, &self.sampling, &self.allowed(ids, logits));

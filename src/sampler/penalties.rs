@@ -28,18 +28,11 @@ impl Penalties {
     /// If one is out of its range.
     pub(super) fn check(&self) -> Result<()> {
         let range = -100.0..=100.0;
-        match self {
-            s if !(0.1..=10.0).contains(&s.repeat) => {
-                Err(Error::argument("penalties.repeat", "must be from 0.1 to 10; 1 for none"))
-            }
-            s if !range.contains(&s.frequency) => {
-                Err(Error::argument("penalties.frequency", "must be from -100 to 100; 0 for none"))
-            }
-            s if !range.contains(&s.presence) => {
-                Err(Error::argument("penalties.presence", "must be from -100 to 100; 0 for none"))
-            }
-            _ => Ok(()),
-        }
+        check_ranges([
+            ("penalties.repeat", (0.1..=10.0).contains(&self.repeat), "must be from 0.1 to 10; 1 for none"),
+            ("penalties.frequency", range.contains(&self.frequency), "must be from -100 to 100; 0 for none"),
+            ("penalties.presence", range.contains(&self.presence), "must be from -100 to 100; 0 for none"),
+        ])
     }
 
     /// Number of last tokens that it reads.
@@ -74,6 +67,17 @@ impl LogitsProcessor for Penalties {
         let counted = logits.iter_mut().zip(counts).filter(|(_, count)| *count > 0);
         counted.for_each(|(logit, count)| penalize(logit, count as usize));
         Ok(())
+    }
+}
+
+/// Checks parameters, each a name, whether its value is in its range, and that range in words.
+///
+/// # Errors
+/// If one is out of its range; the first is named.
+pub(super) fn check_ranges<const N: usize>(parameters: [(&'static str, bool, &str); N]) -> Result<()> {
+    match parameters.into_iter().find(|(_, is_in_range, _)| !is_in_range) {
+        Some((name, _, range)) => Err(Error::argument(name, range)),
+        None => Ok(()),
     }
 }
 

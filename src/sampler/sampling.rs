@@ -1,8 +1,8 @@
 //! Sampling parameters.
 
 use super::dry::Dry;
-use super::penalties::Penalties;
-use crate::{Error, Result};
+use super::penalties::{Penalties, check_ranges};
+use crate::Result;
 
 /// Sampling parameters, applied in field order, which is that of llama.cpp's default chain: penalties, filters,
 /// temperature. Default: greedy, without penalties.
@@ -71,27 +71,24 @@ impl Sampling {
     /// # Errors
     /// If one is out of its range.
     pub fn check(&self) -> Result<()> {
-        let refuse = |name, range: &str| Err(Error::argument(name, range));
         self.penalties.check()?;
         self.dry.iter().try_for_each(Dry::check)?;
-        match self {
-            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => {
-                refuse("temperature", "must be a finite number of 0 or more")
-            }
-            s if !s.top_n_sigma.is_none_or(|n| n > 0.0 && n.is_finite()) => {
-                refuse("top_n_sigma", "must be above 0 and finite; omit it to keep all tokens")
-            }
-            s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; omit it to keep all tokens"),
-            s if !(s.typical_p > 0.0 && s.typical_p <= 1.0) => refuse("typical_p", "must be above 0 and at most 1"),
-            s if !(s.top_p > 0.0 && s.top_p <= 1.0) => refuse("top_p", "must be above 0 and at most 1"),
-            s if !(0.0..=1.0).contains(&s.min_p) => refuse("min_p", "must be from 0 to 1"),
-            s if !s.xtc.is_none_or(|xtc| (0.0..=1.0).contains(&xtc.probability)) => {
-                refuse("xtc.probability", "must be from 0 to 1")
-            }
-            s if !s.xtc.is_none_or(|xtc| (0.0..=0.5).contains(&xtc.threshold)) => {
-                refuse("xtc.threshold", "must be from 0 to 0.5: no two tokens are more probable than that")
-            }
-            _ => Ok(()),
-        }
+        let is_share = |p: f32| p > 0.0 && p <= 1.0;
+        let sigma_fits = self.top_n_sigma.is_none_or(|n| n > 0.0 && n.is_finite());
+        let xtc = self.xtc.unwrap_or_default();
+        check_ranges([
+            ("temperature", (0.0..=f32::MAX).contains(&self.temperature), "must be a finite number of 0 or more"),
+            ("top_n_sigma", sigma_fits, "must be above 0 and finite; omit it to keep all tokens"),
+            ("top_k", self.top_k != Some(0), "must be at least 1; omit it to keep all tokens"),
+            ("typical_p", is_share(self.typical_p), "must be above 0 and at most 1"),
+            ("top_p", is_share(self.top_p), "must be above 0 and at most 1"),
+            ("min_p", (0.0..=1.0).contains(&self.min_p), "must be from 0 to 1"),
+            ("xtc.probability", (0.0..=1.0).contains(&xtc.probability), "must be from 0 to 1"),
+            (
+                "xtc.threshold",
+                (0.0..=0.5).contains(&xtc.threshold),
+                "must be from 0 to 0.5: no two tokens are more probable than that",
+            ),
+        ])
     }
 }

@@ -11,6 +11,10 @@ use crate::{Error, Result};
 
 /// Alternative to an unsupported directory.
 pub(super) const INSTEAD: &str = "use the bf16 checkpoint, or a GGUF file of the model (Q4_K_M, Q6_K, Q8_0)";
+
+/// Maximum files listed in an error.
+const MAX_LISTED: usize = 4;
+
 /// Refuses a directory without a model's weights, if its contents explain why.
 ///
 /// # Errors
@@ -29,8 +33,6 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
     }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let ending = |ends: &[&str]| names.iter().filter(|name| ends.iter().any(|end| name.ends_with(end))).min();
-    let mut files: Vec<String> = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
     if let Some(link) =
         ["model.safetensors", "model.safetensors.index.json"].iter().find(|name| names.iter().any(|n| n == *name))
     {
@@ -42,32 +44,37 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         let problem = format!("has {file}: it is a diffusion model, which generates no text; {SUPPORTED}");
         return Err(Error::file(directory, problem));
     }
-    if let Some(shard) = ending(&[".safetensors"]).filter(|_| files.is_empty()) {
+    let files: Vec<&str> = names.iter().map(String::as_str).filter(|name| name.ends_with(".gguf")).collect();
+    if !files.is_empty() {
+        return Err(Error::file(directory, several("GGUF files", files)));
+    }
+    if let Some(shard) = names.iter().filter(|name| name.ends_with(".safetensors")).min() {
         return Err(Error::file(directory, without_list(shard, &names)));
     }
     let other = names.iter().filter_map(|name| Some((name, other_format(Path::new(name))?))).min();
-    if let Some((file, format)) = other.filter(|_| files.is_empty()) {
+    if let Some((file, format)) = other {
         let problem = format!("has {file}, but no model.safetensors: {format} is not supported; {INSTEAD}");
         return Err(Error::file(directory, problem));
     }
-    if let Some(snapshot) = snapshot_in(directory).filter(|_| files.is_empty()) {
+    if let Some(snapshot) = snapshot_in(directory) {
         let problem = format!("is a directory of the Hub's cache; use the snapshot in it, {}", snapshot.display());
         return Err(Error::file(directory, problem));
     }
-    let kind = if files.is_empty() { "checkpoints" } else { "GGUF files" };
-    if files.is_empty() && !has("config.json") {
-        files = names.into_iter().filter(|name| directory.join(name).join("config.json").is_file()).collect();
+    let is_checkpoint = |name: &&str| directory.join(name).join("config.json").is_file();
+    let checkpoints: Vec<&str> = names.iter().map(String::as_str).filter(is_checkpoint).collect();
+    if has("config.json") || checkpoints.is_empty() {
+        return Ok(());
     }
-    files.sort();
-    let more = files.len().saturating_sub(MAX_LISTED);
-    files.truncate(MAX_LISTED);
-    match files.is_empty() {
-        true => Ok(()),
-        false => {
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            Err(Error::file(directory, format!("contains {kind}; use one of them: {}{more}", files.join(", "))))
-        }
-    }
+    Err(Error::file(directory, several("checkpoints", checkpoints)))
+}
+
+/// The problem with a directory of several checkpoints, which are `kind`.
+fn several(kind: &str, mut names: Vec<&str>) -> String {
+    names.sort_unstable();
+    let more = names.len().saturating_sub(MAX_LISTED);
+    names.truncate(MAX_LISTED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("contains {kind}; use one of them: {}{more}", names.join(", "))
 }
 
 /// The error for an adapter, which names its base model.
@@ -173,6 +180,3 @@ pub(super) fn refuse_other_kind(gguf: &Gguf) -> Result<()> {
     };
     Err(gguf.key_error(key, problem))
 }
-
-/// Maximum files listed in an error.
-const MAX_LISTED: usize = 4;

@@ -11,11 +11,6 @@ use crate::{Error, Result};
 /// Frequency divisor of a pair that does not rotate.
 const NO_ROTATION: f32 = 1e30;
 
-/// Declares a target's keys, except for `general.*` and the tokenizer's.
-pub(super) fn target(file: &mut GgufWriter, path: &Path, config: &TextConfig) -> Result<()> {
-    text(file, path, "gemma4", config)
-}
-
 /// Declares an assistant's keys.
 pub(super) fn assistant(
     file: &mut GgufWriter,
@@ -46,7 +41,8 @@ pub(super) fn assistant(
     centroids.map_or(Ok(()), |centroids| file.value(&key("centroid_top_k"), centroids.top_k as u32))
 }
 
-fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextConfig) -> Result<()> {
+/// Declares the keys of a text model, except for `general.*` and the tokenizer's.
+pub(super) fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextConfig) -> Result<()> {
     let key = |name: &str| format!("{architecture}.{name}");
     let layers = &config.layers;
     let shared = layers.iter().filter(|layer| layer.kv_shared).count();

@@ -48,7 +48,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGgufOptions) -> Resul
         Config::Assistant(_) => layout.architecture(),
     };
     let describe = move |file: &mut GgufWriter| match &config {
-        Config::Target(text) => describe::target(file, &path, text),
+        Config::Target(text) => describe::text(file, &path, architecture, text),
         Config::Assistant(assistant) => describe::assistant(file, &path, assistant, layout),
     };
     let describe = Box::new(describe);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use foretoken::chat::ReplyParser;
-use foretoken_tools::text::breakers;
+use foretoken_tools::sampling::breakers;
 
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};

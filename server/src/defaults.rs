@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foretoken::chat::{Json, Thinking};
 use foretoken::sampler::{Dry, LogitsProcessor};
 use foretoken::{Engine, Sampling, Speculation};
-use foretoken_tools::text::{BREAKERS, breakers};
+use foretoken_tools::sampling::{BREAKERS, breakers};
 
 /// Defaults of what requests omit.
 #[derive(Clone, Debug, Default)]

@@ -12,7 +12,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::{DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::prompt::TemplateVariables;
-use foretoken_tools::text::Chain;
+use foretoken_tools::sampling::Chain;
 use foretoken_tools::{arguments, input};
 use tracing::Level;
 

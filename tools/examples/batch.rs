@@ -13,6 +13,7 @@ use foretoken::{
 use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::println;
 use foretoken_tools::report::count;
+use foretoken_tools::sampling::GenerateArgs;
 use foretoken_tools::{arguments, demo, describe, input, measure};
 
 /// Continue the prompts of a file, one per line, several at a time in one batch.
@@ -47,7 +48,7 @@ struct Args {
     #[command(flatten)]
     drafting: arguments::Drafting,
     #[command(flatten)]
-    text: foretoken_tools::text::Text,
+    generate: GenerateArgs,
     #[command(flatten)]
     kv: arguments::Kv,
     /// Print one JSON object: the figures with --measure, otherwise the text of every prompt, why it ended (null if it
@@ -84,12 +85,12 @@ fn command(args: Args) -> Result<ExitCode> {
     );
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     // Speeds are measured after the first token.
-    ensure!(args.measure.is_none() || args.text.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
+    ensure!(args.measure.is_none() || args.generate.max_tokens > 1, "--max-tokens must be at least 2 with --measure");
     let listed = listed(&args)?;
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, listed.as_deref(), &engine)?;
     let speculation = args.drafting.options(&engine, DraftPipeline::InTurn)?;
-    let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
+    let options = GenerateOptions { speculation, ..args.generate.options(&engine, &Sampling::default())? };
     match args.measure {
         Some(times) => gains(&args, &engine, &prompts, &options, times).map(|()| ExitCode::SUCCESS),
         None => texts(&args, &engine, &prompts, &options),

@@ -126,16 +126,16 @@ pub fn quantized_type(name: &str) -> Result<WeightType, String> {
 
 /// The directory that Hugging Face's own tools use.
 fn hub_cache() -> Option<PathBuf> {
-    set("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))
+    path_variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))
 }
 
 /// The directory of the Hub's files.
 fn hub_home() -> Option<PathBuf> {
-    set("HF_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
+    path_variable("HF_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
 }
 
 /// The path in an environment variable.
-fn set(name: &str) -> Option<PathBuf> {
+fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
@@ -182,14 +182,15 @@ pub fn target(model: Option<&Path>) -> Result<PathBuf> {
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
 fn hub_token() -> Option<String> {
     let variable = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
-    let file = || std::fs::read_to_string(set("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?).ok();
+    let file =
+        || std::fs::read_to_string(path_variable("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?).ok();
     let token = variable.or_else(file)?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
 /// The user's cache directory.
 fn own_cache() -> Option<PathBuf> {
-    let directory = set("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    let directory = path_variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
     Some(directory.join("foretoken"))
 }
 

@@ -9,7 +9,7 @@ pub mod progress;
 pub mod prompt;
 pub mod reply;
 pub mod report;
-pub mod text;
+pub mod sampling;
 
 use std::ffi::OsString;
 use std::io::Write;

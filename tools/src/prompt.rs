@@ -30,20 +30,20 @@ pub struct Prompt {
     pub chat: bool,
     /// The system message, with --chat.
     #[arg(long, requires = "chat")]
-    pub system: Option<String>,
+    system: Option<String>,
     /// Enable thinking, with --chat.
     #[arg(long, requires = "chat")]
-    pub think: bool,
+    think: bool,
     /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions; - is
     /// stdin.
     #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["prompt", "text", "file"])]
-    pub messages: Option<PathBuf>,
+    messages: Option<PathBuf>,
     /// JSON list of tool schemas, with --chat.
     #[arg(long, value_name = "FILE", requires = "chat")]
-    pub tools: Option<PathBuf>,
+    tools: Option<PathBuf>,
     /// Additional variables for the chat template: a JSON object; {"enable_thinking": true} is --think.
     #[arg(long, value_name = "JSON", requires = "chat")]
-    pub chat_template_kwargs: Option<TemplateVariables>,
+    chat_template_kwargs: Option<TemplateVariables>,
 }
 
 /// The value of `--chat-template-kwargs`.
@@ -144,21 +144,19 @@ impl Prompt {
     /// # Errors
     /// If the checkpoint has no tokenizer, or a chat option is malformed.
     pub fn reply_parser(&self, engine: &Engine) -> Result<Option<ReplyParser>> {
-        match self.chat {
-            true => {
-                let options = self.chat_options()?;
-                let reasoning_start = engine.chat_template()?.reasoning_start(&options);
-                Ok(Some(ReplyParser::new(engine.tokenizer()?, &ChatOptions { reasoning_start, ..options })))
-            }
-            false => Ok(None),
+        if !self.chat {
+            return Ok(None);
         }
+        let options = self.chat_options()?;
+        let reasoning_start = engine.chat_template()?.reasoning_start(&options);
+        Ok(Some(ReplyParser::new(engine.tokenizer()?, &ChatOptions { reasoning_start, ..options })))
     }
 
     /// The options for rendering the chat.
     ///
     /// # Errors
     /// If a file is not such JSON, or two options contradict each other.
-    pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
+    fn chat_options(&self) -> foretoken::Result<ChatOptions> {
         let TemplateVariables { thinking, others } = self.chat_template_kwargs.clone().unwrap_or_default();
         if self.think && thinking == Some(Thinking::Off) {
             let problem = "contradicts enable_thinking in --chat-template-kwargs; omit one of them".into();

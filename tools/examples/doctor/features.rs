@@ -32,7 +32,7 @@ pub fn target(
         },
     );
     if facts.state_bytes > 0 {
-        line("state", &format!("{} per sequence, in addition to the KV cache", mebibytes(facts.state_bytes)));
+        line("state", &format!("{} per sequence, in addition to the KV cache", size(facts.state_bytes)));
     }
     line("text", &text(checkpoint, facts.vocab_size)?);
     Ok(())
@@ -46,9 +46,7 @@ pub fn assistant(checkpoint: &Checkpoint, config: &AssistantConfig) {
         "centroids",
         &match &config.centroids {
             Some(of) => format!("yes: a draft scores the ids of {} of {} centroids", of.top_k, of.num_centroids),
-            None => {
-                format!("no: a draft scores all {} ids", config.text.vocab_size)
-            }
+            None => format!("no: a draft scores all {} ids", config.text.vocab_size),
         },
     );
 }
@@ -99,14 +97,15 @@ fn file(checkpoint: &Checkpoint, role: &str) {
         *types.entry(kind).or_default() += 1;
     }
     let types: Vec<_> = types.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-    line("tensors", &format!("{}: {}; {}", names.len(), types.join(", "), mebibytes(checkpoint.bytes())));
+    line("tensors", &format!("{}: {}; {}", names.len(), types.join(", "), size(checkpoint.bytes())));
 }
 
 pub fn line(name: &str, text: &str) {
     println!("  {name:10} {text}");
 }
 
-pub fn mebibytes(bytes: u64) -> String {
+/// A number of bytes in MiB or GiB.
+pub fn size(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
         _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),

@@ -10,12 +10,15 @@ use foretoken_tools::measure::processor_bandwidth;
 use foretoken_tools::println;
 use foretoken_tools::report::count;
 
-use crate::features::{line, mebibytes};
+use crate::features::{line, size};
 
 /// Share of the bandwidth that decoding achieves.
 const REACHED: f64 = 0.8;
 /// Acceptance of three drafts by position, as published for 31B with thinking off.
 const ACCEPTED: [f64; 3] = [0.92, 0.78, 0.67];
+/// A context that is short for a chat.
+const SHORT: usize = 8192;
+
 /// Cost of a forward pass over four rows, relative to one row: of E2B 1.00 with AVX-512 and 1.11 with AMX, 2.20 with AVX2
 /// (`e2b-verify-curve-*.json` in `benches/record`).
 fn four_rows() -> f64 {
@@ -24,8 +27,6 @@ fn four_rows() -> f64 {
         _ => 2.0,
     }
 }
-/// A context that is short for a chat.
-const SHORT: usize = 8192;
 
 pub fn print(
     checkpoint: &Checkpoint,
@@ -42,14 +43,14 @@ pub fn print(
             &format!(
                 "{} of weights, more than the {} available: they are read from disk for every token; \
                  use a smaller model or type",
-                mebibytes(weights),
-                mebibytes(available)
+                size(weights),
+                size(available)
             ),
         ),
         Some(available) => {
-            line("memory", &format!("{} of weights of {} available", mebibytes(weights), mebibytes(available)));
+            line("memory", &format!("{} of weights of {} available", size(weights), size(available)));
         }
-        None => line("memory", &format!("{} of weights", mebibytes(weights))),
+        None => line("memory", &format!("{} of weights", size(weights))),
     }
     let free = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
     let preset = contexts(facts, free);
@@ -106,7 +107,7 @@ fn tokens_per_second(
             "{:.1} GB/s with {} at best ({isa}); each token reads {} of weights",
             bandwidth / 1e9,
             count(threads, "thread"),
-            mebibytes(step as u64)
+            size(step as u64)
         ),
     );
     let seconds = step / bandwidth / REACHED;

@@ -12,7 +12,7 @@ use foretoken::{Engine, FinishReason, GenerateOptions};
 use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
-use foretoken_tools::text::Text;
+use foretoken_tools::sampling::GenerateArgs;
 use foretoken_tools::{arguments, check_directory_of, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
@@ -33,7 +33,7 @@ struct Args {
     #[command(flatten)]
     pipelining: arguments::Pipelining,
     #[command(flatten)]
-    text: Text,
+    generate: GenerateArgs,
     #[command(flatten)]
     kv: arguments::Kv,
     /// Measured costs of this machine; created if missing, and updated.
@@ -120,14 +120,14 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
         _ => Trace::file(path),
     });
     let defaults = engine.sampling_defaults().filter(|_| args.prompt.chat);
-    let text = args.text.options(engine, &defaults.cloned().unwrap_or_default())?;
-    if defaults.is_some() && text.sampling.temperature > 0.0 {
-        eprintln!("{}", report::sampling(&text.sampling));
+    let generate = args.generate.options(engine, &defaults.cloned().unwrap_or_default())?;
+    if defaults.is_some() && generate.sampling.temperature > 0.0 {
+        eprintln!("{}", report::sampling(&generate.sampling));
     }
     Ok(GenerateOptions {
         speculation: args.drafting.options(engine, args.pipelining.pipeline())?,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
-        ..text
+        ..generate
     })
 }

@@ -10,9 +10,9 @@ use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, 
 
 use crate::input;
 
-/// Sampling and stopping.
+/// Sampling and stopping: the options of a generation.
 #[derive(Args)]
-pub struct Text {
+pub struct GenerateArgs {
     /// Maximum number of tokens to generate.
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: usize,
@@ -116,7 +116,7 @@ pub fn breakers<'s>(tokenizer: &Tokenizer, strings: impl IntoIterator<Item = &'s
     strings.into_iter().flat_map(|string| tokenizer.ids_with(string)).collect()
 }
 
-impl Text {
+impl GenerateArgs {
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors

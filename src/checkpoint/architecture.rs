@@ -39,8 +39,8 @@ impl Architecture {
         self == Self::Gemma4
     }
 
-    /// The pattern of the pre-tokenizer of that name in GGUF files.
-    pub fn split_of_texts(name: &str) -> Option<&'static str> {
+    /// The regular expression of the pre-tokenizer of that name in GGUF files, which splits texts.
+    pub fn pre_tokenizer_pattern(name: &str) -> Option<&'static str> {
         let (own, pattern) = qwen35::SPLIT;
         (name == own).then_some(pattern)
     }

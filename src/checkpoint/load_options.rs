@@ -29,7 +29,7 @@ impl From<Isa> for LoadOptions {
     }
 }
 
-/// Progress of a load.
+/// Progress of a load, a conversion or a quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of tensors loaded, or written. A load ends with `total`.

@@ -57,7 +57,7 @@ impl Checkpoint {
             Files::Gguf(gguf) => {
                 let of_tensor = |tensor: &TensorInfo| {
                     let name = gguf.hugging_face_name(tensor.name());
-                    let bytes = loaded_bytes(tensor.type_id(), tensor.len_bytes().unwrap_or(0) as u64);
+                    let bytes = packed_bytes(tensor.type_id(), tensor.len_bytes().unwrap_or(0) as u64);
                     of(name.as_deref().unwrap_or(tensor.name()), tensor.shape().len(), bytes)
                 };
                 gguf.tensors().map(of_tensor).sum()
@@ -84,7 +84,7 @@ impl Checkpoint {
 }
 
 /// Bytes of a tensor of the GGUF type `id` when loaded, from its bytes in the file.
-fn loaded_bytes(id: u32, bytes: u64) -> u64 {
+fn packed_bytes(id: u32, bytes: u64) -> u64 {
     match WeightType::from_ggml_id(id) {
         Some(of) => bytes / of.block_bytes() as u64 * of.packed_block_bytes() as u64,
         None => bytes,

@@ -74,20 +74,19 @@ pub fn to_gguf(source: &Checkpoint, destination: impl AsRef<Path>, options: &ToG
     for tensor in &planned {
         file.tensor(&tensor.name, tensor.dtype.ggml_id().unwrap_or(0), &tensor.shape)?;
     }
-    let mut job =
-        Job { tensors: file.begin()?, written: 0, progress: options.progress.as_deref(), cancel: &options.cancel };
+    let (progress, cancel) = (options.progress.as_deref(), &options.cancel);
+    let mut file = ProgressWriter { tensors: file.begin()?, written: 0, progress, cancel };
     for (name, values) in &constants {
-        job.write(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())?;
+        file.write(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())?;
     }
     for tensor in &planned {
         for name in &tensor.sources {
-            let write = |bytes: &[u8]| job.write(&tensor.name, bytes);
+            let write = |bytes: &[u8]| file.write(&tensor.name, bytes);
             write_tensor(source, name, tensor.dtype, tensor.change.as_ref(), write)?;
         }
     }
-    let bytes = job.written;
-    job.tensors.finish()?;
-    Ok(Report { tensors: planned.len() + constants.len(), bytes, left_out })
+    file.tensors.finish()?;
+    Ok(Report { tensors: planned.len() + constants.len(), bytes: file.written, left_out })
 }
 
 /// Declares what generation_config.json has: the ends of a text, with those of config.json (`eos`), the
@@ -134,16 +133,17 @@ pub(crate) fn check_destination(source: &Checkpoint, destination: &Path) -> Resu
     }
 }
 
-/// A GGUF file being written.
-struct Job<'a> {
-    tensors: TensorWriter,
-    written: u64,
-    progress: Option<&'a (dyn Fn(Progress) + Send + Sync)>,
-    cancel: &'a Cancel,
+/// Writes a GGUF file's tensors, reports the progress, and can be cancelled between two writes.
+pub(crate) struct ProgressWriter<'a> {
+    pub tensors: TensorWriter,
+    pub written: u64, // bytes
+    pub progress: Option<&'a (dyn Fn(Progress) + Send + Sync)>,
+    pub cancel: &'a Cancel,
 }
 
-impl Job<'_> {
-    fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+impl ProgressWriter<'_> {
+    /// As [`TensorWriter::write`].
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         self.cancel.check()?;
         self.tensors.write(name, bytes)?;
         self.written += bytes.len() as u64;

@@ -30,7 +30,7 @@ pub(super) fn check(path: &Path, source: &TokenizerFile, pre: &str) -> Result<()
         }
         (is_spaces(&normalizers), splits.iter().all(|split| is_split(split, &json!({ "String": " " }))))
     } else {
-        let pattern = Architecture::split_of_texts(pre).unwrap_or_default();
+        let pattern = Architecture::pre_tokenizer_pattern(pre).unwrap_or_default();
         (matches!(normalizers[..], [only] if only["type"] == "NFC"), is_byte_level(&splits, pattern))
     };
     if !normalizes {

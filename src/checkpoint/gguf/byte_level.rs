@@ -23,7 +23,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 /// If no family has this pre-tokenizer, or the lists do not form a tokenizer.
 pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocabulary, merges: Merges) -> Result<BpeTokenizer> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
-    let Some(pattern) = Architecture::split_of_texts(pre) else {
+    let Some(pattern) = Architecture::pre_tokenizer_pattern(pre) else {
         return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; add a tokenizer.json")));
     };
     if keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false) {

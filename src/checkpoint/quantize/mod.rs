@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use foretoken_kernels::Isa;
 
-use super::convert::check_destination;
+use super::convert::{ProgressWriter, check_destination};
 use super::gguf::{GgmlType, Gguf, GgufWriter, Keys, architecture};
 use super::recode::{Weighted, recode};
 use super::tensor::tensor_type;
@@ -102,23 +102,15 @@ pub fn quantize(
     for tensor in &planned {
         file.tensor(&tensor.name, tensor.to_id, &tensor.shape)?;
     }
-    let mut file = file.begin()?;
-    let (mut written, mut report) = (0, Vec::with_capacity(planned.len()));
+    let (progress, cancel) = (options.progress.as_deref(), &options.cancel);
+    let mut file = ProgressWriter { tensors: file.begin()?, written: 0, progress, cancel };
+    let mut report = Vec::with_capacity(planned.len());
     for planned in &planned {
-        let (name, start) = (&planned.name, written);
+        let (name, start) = (&planned.name, file.written);
         let tensor = gguf.tensor(name)?.ok_or_else(|| gguf.error(name, "is missing; download the file again"))?;
-        let mut write = |bytes: &[u8]| -> Result<()> {
-            options.cancel.check()?;
-            file.write(name, bytes)?;
-            written += bytes.len() as u64;
-            if let Some(progress) = &options.progress {
-                progress(Progress { loaded: written, total: file.total_bytes() });
-            }
-            Ok(())
-        };
         let mut by_importance = false;
         if planned.to_id == tensor.type_id {
-            write(tensor.bytes.as_slice())?;
+            file.write(name, tensor.bytes.as_slice())?;
             tensor.bytes.release_all();
         } else {
             let (inputs, rows) = (planned.inputs(), planned.rows_per_matrix());
@@ -128,13 +120,13 @@ pub fn quantize(
             let weighted = importances.map(|importances| Weighted { importances, rows });
             let raw = RawTensor { dtype: tensor_type(tensor.type_id), shape: tensor.shape, bytes: tensor.bytes };
             let error = |problem: String| gguf.error(name, problem);
-            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, error, write)?;
+            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, error, |bytes| file.write(name, bytes))?;
         }
         let name = name.clone();
         let (from, to) = (GgmlType::name_of(tensor.type_id), GgmlType::name_of(planned.to_id));
-        report.push(Quantized { name, from, to, bytes: written - start, by_importance });
+        report.push(Quantized { name, from, to, bytes: file.written - start, by_importance });
     }
-    file.finish()?;
+    file.tensors.finish()?;
     Ok(report)
 }
 

@@ -98,7 +98,7 @@ impl std::str::FromStr for Mix {
 }
 
 /// Inputs of the rules: properties of the file.
-pub(super) struct Facts {
+pub(super) struct FileFacts {
     /// Layers.
     pub layers: usize,
     /// Tensors for which [`is_value`] holds.
@@ -112,7 +112,7 @@ pub(super) struct Facts {
 }
 
 /// Inputs of the rules: properties of a tensor, besides its name.
-pub(super) struct Place {
+pub(super) struct TensorFacts {
     /// Its layer; 0 outside the layers.
     pub layer: usize,
     /// Those for which [`is_value`] holds in earlier layers.
@@ -144,8 +144,8 @@ pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
 }
 
 /// The type of a tensor for which [`is_quantized`] holds.
-pub(super) fn type_of(mix: Mix, name: &str, place: &Place, facts: &Facts) -> TensorType {
-    fitting(preferred(mix, name, place, facts), place.inputs)
+pub(super) fn type_of(mix: Mix, name: &str, tensor: &TensorFacts, file: &FileFacts) -> TensorType {
+    fitting(preferred(mix, name, tensor, file), tensor.inputs)
 }
 
 /// `preferred`, or llama.cpp's fallback for rows of `inputs` that are not whole blocks.
@@ -166,31 +166,31 @@ pub(crate) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
     }
 }
 
-fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
+fn preferred(mix: Mix, name: &str, tensor: &TensorFacts, file: &FileFacts) -> WeightType {
     let base = mix.weight_type();
-    let (layer, layers) = (place.layer, facts.layers);
+    let (layer, layers) = (tensor.layer, file.layers);
     if mix == Mix::MXFP4_MOE {
         return if name.contains(EXPERTS) { MXFP4 } else { WeightType::Q8_0 };
     }
     let is_table = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
-    if name == "output.weight" || is_table && facts.tied {
+    if name == "output.weight" || is_table && file.tied {
         return match base {
-            _ if !place.inputs.is_multiple_of(base.block_len()) => WeightType::Q8_0,
+            _ if !tensor.inputs.is_multiple_of(base.block_len()) => WeightType::Q8_0,
             WeightType::Q8_0 => WeightType::Q8_0,
             _ => Q6_K,
         };
     }
     if is_value(name) {
-        let (i, n) = (place.values_before, facts.values);
+        let (i, n) = (tensor.values_before, file.values);
         return match mix {
-            Mix::Q2_K if facts.group >= 4 => Q4_K,
+            Mix::Q2_K if file.group >= 4 => Q4_K,
             Mix::Q2_K => Q3_K,
             Mix::Q3_K_M if i < 2 => Q5_K,
             Mix::Q3_K_M => Q4_K,
             Mix::Q3_K_L => Q5_K,
             Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(i, n) => Q6_K,
             Mix::Q4_K_S if i < 4 => Q5_K,
-            Mix::IQ4_NL | Mix::IQ4_XS if facts.group >= 4 => Q5_K,
+            Mix::IQ4_NL | Mix::IQ4_XS if file.group >= 4 => Q5_K,
             _ => base,
         };
     }
@@ -202,9 +202,9 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             Mix::Q3_K_L => Q5_K,
             Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(layer, layers) => Q6_K,
             Mix::Q4_K_S if layer < layers / 8 => Q5_K,
-            Mix::IQ4_NL | Mix::IQ4_XS if layer < layers / 8 && !facts.importance => Q5_K,
-            Mix::Q4_0 if layer < layers / 8 && facts.importance => WeightType::Q4_1,
-            Mix::Q5_0 if layer < layers / 8 && facts.importance => WeightType::Q5_1,
+            Mix::IQ4_NL | Mix::IQ4_XS if layer < layers / 8 && !file.importance => Q5_K,
+            Mix::Q4_0 if layer < layers / 8 && file.importance => WeightType::Q4_1,
+            Mix::Q5_0 if layer < layers / 8 && file.importance => WeightType::Q5_1,
             _ => base,
         };
     }
@@ -237,8 +237,9 @@ mod tests {
 
     #[test]
     fn rows_that_are_no_whole_blocks_fall_back() {
-        let facts = Facts { layers: 30, values: 25, group: 2, tied: true, importance: false };
-        let of = |mix, name: &str, inputs| type_of(mix, name, &Place { layer: 12, values_before: 10, inputs }, &facts);
+        let file = FileFacts { layers: 30, values: 25, group: 2, tied: true, importance: false };
+        let of =
+            |mix, name: &str, inputs| type_of(mix, name, &TensorFacts { layer: 12, values_before: 10, inputs }, &file);
         let blocks = TensorType::Quantized;
         assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_q.weight", 2816), blocks(Q4_K));
         assert_eq!(of(Mix::Q4_K_M, "blk.12.ffn_down_exps.weight", 704), blocks(WeightType::Q5_0));
@@ -256,14 +257,14 @@ mod tests {
     /// 64 layers of Qwen3.5, every fourth with its own `attn_v`, and a NextN head with one.
     #[test]
     fn fused_projections_count_as_values() {
-        let facts = Facts { layers: 65, values: 65, group: 6, tied: false, importance: false };
+        let file = FileFacts { layers: 65, values: 65, group: 6, tied: false, importance: false };
         let types = |mix| {
             let mut counts = [[0; 2]; 4];
             for layer in 0..65 {
                 let own = layer % 4 == 3 || layer == 64;
                 let name = if own { "attn_v" } else { "attn_qkv" };
-                let place = Place { layer, values_before: layer, inputs: 5120 };
-                let TensorType::Quantized(found) = type_of(mix, &format!("blk.{layer}.{name}.weight"), &place, &facts)
+                let tensor = TensorFacts { layer, values_before: layer, inputs: 5120 };
+                let TensorType::Quantized(found) = type_of(mix, &format!("blk.{layer}.{name}.weight"), &tensor, &file)
                 else {
                     panic!("layer {layer} of {mix:?} is not quantized")
                 };

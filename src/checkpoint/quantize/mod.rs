@@ -18,7 +18,7 @@ use super::tensor::tensor_type;
 use super::{Checkpoint, Progress, RawTensor, TensorType};
 use crate::speculative::Cancel;
 use crate::{Error, Result};
-use mix::{Facts, Place, is_quantized, is_value, type_of};
+use mix::{FileFacts, TensorFacts, is_quantized, is_value, type_of};
 
 /// Handling of matrices that are already quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -177,7 +177,7 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
     let values: Vec<usize> =
         gguf.tensors().filter(|tensor| is_value(tensor.name())).filter_map(|tensor| layer(tensor.name())).collect();
     let keys = Keys::new(gguf, architecture(gguf)?);
-    let facts = Facts {
+    let of_file = FileFacts {
         layers: keys.size("block_count")?,
         values: values.len(),
         group: group(&keys),
@@ -192,16 +192,16 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         }
         let layer = layer(&name).unwrap_or(0);
         let values_before = values.iter().filter(|other| **other < layer).count();
-        let place = Place { layer, values_before, inputs: shape.last().copied().unwrap_or(1) };
+        let of_tensor = TensorFacts { layer, values_before, inputs: shape.last().copied().unwrap_or(1) };
         let preferred = match options.rules {
-            Rules::Mixed => type_of(options.mix, &name, &place, &facts),
-            Rules::Pure => mix::fitting(options.mix.weight_type(), place.inputs),
+            Rules::Mixed => type_of(options.mix, &name, &of_tensor, &of_file),
+            Rules::Pure => mix::fitting(options.mix.weight_type(), of_tensor.inputs),
         };
         match stored {
             TensorType::Quantized(_) if stored != preferred && options.requantize == Requantize::Refused => {
-                let of_file = gguf.error(&name, format!("is already {}", stored.name()));
+                let error = gguf.error(&name, format!("is already {}", stored.name()));
                 let remedy = "quantize its source file, or allow quantizing it again";
-                return Err(Error::argument("requantize", format!("{of_file}; {remedy}")));
+                return Err(Error::argument("requantize", format!("{error}; {remedy}")));
             }
             TensorType::Quantized(_) if stored != preferred && gguf.has_scale(&name) => {
                 return Err(gguf.error(&name, "has a separate scale; quantize its source file"));

@@ -6,13 +6,15 @@ use serde_json::{Value, json};
 
 use super::keywords::MAPS;
 
+/// The keys from the document's root to what a reference is to; `None` if that is in another document.
+fn keys(reference: &str) -> Option<impl Iterator<Item = &str>> {
+    let path = reference.strip_prefix('#').map(|path| if path == "/" { "" } else { path })?;
+    (path.is_empty() || path.starts_with('/')).then(|| path.split('/').skip(1))
+}
+
 /// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
 pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-    let path = reference.strip_prefix('#')?;
-    if path.is_empty() || path == "/" {
-        return Some(root);
-    }
-    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
+    keys(reference)?.try_fold(root, |part, key| match part {
         Value::Array(list) => list.get(key.parse::<usize>().ok()?),
         part => part.get(key),
     })
@@ -20,11 +22,7 @@ pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> 
 
 /// As [`lookup`], but every place has one reference: an index is written in one way.
 pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value> {
-    let path = reference.strip_prefix('#')?;
-    if path.is_empty() || path == "/" {
-        return Some(root);
-    }
-    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
+    keys(reference)?.try_fold(root, |part, key| match part {
         Value::Array(list) => list.get_mut(key.parse::<usize>().ok().filter(|index| index.to_string() == key)?),
         part => part.get_mut(key),
     })

@@ -181,20 +181,19 @@ impl ConstraintLimits {
         if schema == Value::Bool(true) {
             schema = json!({});
         }
-        if let Value::Object(fields) = &mut schema {
-            let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
-            if let Value::Object(options) = options {
-                if let Some(escapes) = escapes {
-                    options.entry("json_allowed_escapes").or_insert_with(|| json!(escapes));
-                }
-                let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
-                match self.json_whitespace {
-                    _ if own => {}
-                    0 => drop(options.insert("whitespace_flexible".into(), json!(false))),
-                    most => {
-                        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
-                        options.insert("whitespace_pattern".into(), json!(pattern));
-                    }
+        if let Value::Object(fields) = &mut schema
+            && let Value::Object(options) = fields.entry("x-guidance").or_insert_with(|| json!({}))
+        {
+            if let Some(escapes) = escapes {
+                options.entry("json_allowed_escapes").or_insert_with(|| json!(escapes));
+            }
+            let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
+            match self.json_whitespace {
+                _ if own => {}
+                0 => drop(options.insert("whitespace_flexible".into(), json!(false))),
+                most => {
+                    let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
+                    options.insert("whitespace_pattern".into(), json!(pattern));
                 }
             }
         }

@@ -70,7 +70,7 @@ pub fn to_hugging_face(
     let remove_written = || WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
     remove_written(); // of an interrupted conversion
     let written = write_configuration(source, gguf, destination, directory)
-        .and_then(|()| tensors(source, weights, &planned, options));
+        .and_then(|()| write_tensors(source, weights, &planned, options));
     if written.is_err() {
         remove_written();
     }
@@ -99,7 +99,7 @@ fn write_configuration(source: &Checkpoint, gguf: &Gguf, destination: &Path, dir
         write(&at("tokenizer.json"), text.as_bytes())?;
         write(&at("tokenizer_config.json"), &pretty(&tokenizer_config(gguf)))?;
     }
-    templates(gguf, destination)
+    write_templates(gguf, destination)
 }
 
 /// The special tokens by name.
@@ -116,7 +116,7 @@ fn tokenizer_config(gguf: &Gguf) -> Value {
 }
 
 /// Writes the chat templates: the default one, and those with names.
-fn templates(gguf: &Gguf, destination: &Path) -> Result<()> {
+fn write_templates(gguf: &Gguf, destination: &Path) -> Result<()> {
     let text = |key: &str| gguf.metadata(key).and_then(|value| value.as_str());
     if let Some(template) = text("tokenizer.chat_template") {
         write(&destination.join("chat_template.jinja"), template.as_bytes())?;
@@ -204,7 +204,12 @@ fn pretty(value: &Value) -> Vec<u8> {
 }
 
 /// Writes the safetensors file: the length of the header, the header, the tensors.
-fn tensors(source: &Checkpoint, mut file: Partial, planned: &[Planned], options: &ToHuggingFaceOptions) -> Result<u64> {
+fn write_tensors(
+    source: &Checkpoint,
+    mut file: Partial,
+    planned: &[Planned],
+    options: &ToHuggingFaceOptions,
+) -> Result<u64> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut end = 0usize;

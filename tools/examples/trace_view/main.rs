@@ -36,8 +36,8 @@ fn command(args: Args) -> Result<()> {
     let is_trace = lines.first().is_some_and(|line| line["event"].is_string());
     anyhow::ensure!(is_trace, "{}: is not a trace; create one with generate --trace", args.trace.display());
     let out = args.out.unwrap_or_else(|| args.trace.with_extension("html"));
-    let is_trace = out.canonicalize().is_ok_and(|out| args.trace.canonicalize().is_ok_and(|trace| trace == out));
-    anyhow::ensure!(!is_trace, "{}: is the trace itself; pass another --out", out.display());
+    let is_input = out.canonicalize().is_ok_and(|out| args.trace.canonicalize().is_ok_and(|trace| trace == out));
+    anyhow::ensure!(!is_input, "{}: is the trace itself; pass another --out", out.display());
     std::fs::write(&out, page(&lines)).with_context(|| out.display().to_string())?;
     println!("{}", out.display());
     Ok(())

@@ -1,6 +1,7 @@
 //! An opened checkpoint: its files and their tensors.
 
 use std::collections::HashSet;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -32,8 +33,7 @@ pub(super) enum Files {
 fn beginning(path: &Path) -> Result<Vec<u8>> {
     let file = std::fs::File::open(path).map_err(Error::io(path))?;
     let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::Read::take(file, BEGINNING as u64), &mut bytes)
-        .map_err(Error::io(path))?;
+    file.take(BEGINNING as u64).read_to_end(&mut bytes).map_err(Error::io(path))?;
     Ok(bytes)
 }
 

@@ -80,9 +80,8 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
 pub(super) fn sampling_fields(source: &Path, sampling: &Sampling) -> Vec<(&'static str, Value)> {
     let Sampling { temperature, top_k, top_p, min_p, typical_p, penalties, xtc, .. } = sampling;
     let over_all = penalties.last_n.is_none() || penalties.repeat == 1.0;
-    if let Some(problem) =
-        if xtc.is_some() { Some("XTC") } else { (!over_all).then_some("a penalty of the last tokens") }
-    {
+    let lacking = [("XTC", xtc.is_some()), ("a penalty of the last tokens", !over_all)];
+    if let Some((problem, _)) = lacking.into_iter().find(|(_, is_used)| *is_used) {
         tracing::warn!(
             path = %source.display(),
             "{problem} is not a parameter of generation_config.json: no sampling parameters are written"

@@ -1,12 +1,13 @@
 //! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
+use foretoken_kernels::quant::WeightType;
+
 use super::files::{Checkpoint, Files};
 use super::gguf::TensorInfo;
 use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_tower, is_unused_kv};
-use foretoken_kernels::quant::WeightType;
 
 impl Checkpoint {
     /// Bytes of weights read per step of the target: those of the loaded model

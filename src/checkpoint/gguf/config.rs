@@ -38,13 +38,14 @@ const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
 /// that is not implemented.
 pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, TARGET);
-    if let Some(problem) = match architecture(gguf)? {
+    let problem = match architecture(gguf)? {
         name if is_assistants_file(gguf, name) => {
             Some("is an assistant's; use the file as the assistant and its target as the model".to_owned())
         }
         TARGET => None,
         name => Some(other_architecture(name)),
-    } {
+    };
+    if let Some(problem) = problem {
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
     let shared = keys.optional_size("attention.shared_kv_layers")?.unwrap_or(0);

@@ -2,6 +2,7 @@
 //! llama.cpp's `llama-imatrix`; both of its file formats.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use foretoken_kernels::ElementType;
@@ -35,8 +36,8 @@ impl Importance {
         let path = path.as_ref();
         regular_file(path, "an importance matrix")?;
         let mut magic = [0; 4];
-        let file = std::fs::File::open(path).map_err(Error::io(path))?;
-        let is_gguf = std::io::Read::read_exact(&mut &file, &mut magic).is_ok() && magic == *b"GGUF";
+        let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
+        let is_gguf = file.read_exact(&mut magic).is_ok() && magic == *b"GGUF";
         let mut entries = if is_gguf { gguf(path)? } else { legacy(path)? };
         let bad = entries.iter().find(|(_, values)| values.iter().any(|x| !x.is_finite() || *x < 0.0));
         if let Some((name, _)) = bad {

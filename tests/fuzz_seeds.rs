@@ -1,5 +1,6 @@
-//! The seeds of fuzz/: small valid files of every supported kind. All but the synthetic GGUF files, which are in
-//! tests/gguf.rs, are written here: `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
+//! The seeds of fuzz/: small valid files of every supported kind. All but the
+//! synthetic GGUF files, which are in tests/gguf.rs, are written here:
+//! `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, Fields};
 use foretoken::gemma4::{AssistantConfig, Target, TextConfig};
 use foretoken::kv::{ExactZones, KvFormat, KvOptions};
+use foretoken::qwen35::{self, LayerType};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Engine, EngineOptions, GenerateOptions, Isa, SessionOptions};
 use half::bf16;
@@ -75,7 +77,100 @@ fn wide() -> Value {
     })
 }
 
-/// The names and shapes of a target's tensors.
+/// Qwen3.5 in miniature, with the fields `own`: a delta net and gated attention.
+fn qwen35_config(own: Value) -> Value {
+    let mut config = json!({
+        "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "max_position_embeddings": 256,
+        "tie_word_embeddings": true, "eos_token_id": 1,
+    });
+    config.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+    config
+}
+
+/// With a NextN head.
+fn qwen35_dense() -> Value {
+    qwen35_config(json!({"model_type": "qwen3_5_text", "intermediate_size": 32, "mtp_num_hidden_layers": 1}))
+}
+
+/// With experts.
+fn qwen35_moe() -> Value {
+    qwen35_config(json!({
+        "model_type": "qwen3_5_moe_text", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    }))
+}
+
+/// The names and shapes of the tensors of a Qwen3.5 and its NextN head, if it has one.
+fn qwen35_shapes(config: &qwen35::TextConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, net) = (config.hidden_size, &config.delta_net);
+    let (keys, values) = (net.num_key_heads * net.key_head_dim, net.num_value_heads * net.value_head_dim);
+    let (q, kv) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
+    let mut shapes =
+        vec![("model.embed_tokens.weight".into(), vec![VOCAB, hidden]), ("model.norm.weight".into(), vec![hidden])];
+    let mut layers: Vec<_> =
+        (config.layers.iter().enumerate()).map(|(i, layer)| (format!("model.layers.{i}"), *layer)).collect();
+    if config.mtp_num_hidden_layers == Some(1) {
+        let norms = ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"];
+        shapes.extend(norms.map(|norm| (format!("mtp.{norm}.weight"), vec![hidden])));
+        shapes.push(("mtp.fc.weight".into(), vec![hidden, 2 * hidden]));
+        layers.push(("mtp.layers.0".into(), LayerType::Full));
+    }
+    for (at, layer) in layers {
+        let mut push = |name: &str, shape: &[usize]| shapes.push((format!("{at}.{name}"), shape.to_vec()));
+        push("input_layernorm.weight", &[hidden]);
+        push("post_attention_layernorm.weight", &[hidden]);
+        match layer {
+            LayerType::Linear => {
+                push("linear_attn.in_proj_qkv.weight", &[2 * keys + values, hidden]);
+                push("linear_attn.in_proj_z.weight", &[values, hidden]);
+                push("linear_attn.in_proj_a.weight", &[net.num_value_heads, hidden]);
+                push("linear_attn.in_proj_b.weight", &[net.num_value_heads, hidden]);
+                push("linear_attn.conv1d.weight", &[2 * keys + values, 1, net.conv_kernel_dim]);
+                push("linear_attn.A_log", &[net.num_value_heads]);
+                push("linear_attn.dt_bias", &[net.num_value_heads]);
+                push("linear_attn.norm.weight", &[net.value_head_dim]);
+                push("linear_attn.out_proj.weight", &[hidden, values]);
+            }
+            LayerType::Full => {
+                push("self_attn.q_proj.weight", &[2 * q, hidden]);
+                push("self_attn.k_proj.weight", &[kv, hidden]);
+                push("self_attn.v_proj.weight", &[kv, hidden]);
+                push("self_attn.q_norm.weight", &[config.head_dim]);
+                push("self_attn.k_norm.weight", &[config.head_dim]);
+                push("self_attn.o_proj.weight", &[hidden, q]);
+            }
+        }
+        let (mlp, width) = match &config.moe {
+            None => ("mlp", config.intermediate_size),
+            Some(moe) => {
+                push("mlp.gate.weight", &[moe.num_experts, hidden]);
+                push("mlp.shared_expert_gate.weight", &[1, hidden]);
+                push("mlp.experts.gate_up_proj", &[moe.num_experts, 2 * moe.intermediate_size, hidden]);
+                push("mlp.experts.down_proj", &[moe.num_experts, hidden, moe.intermediate_size]);
+                ("mlp.shared_expert", moe.shared_intermediate_size)
+            }
+        };
+        push(&format!("{mlp}.gate_proj.weight"), &[width, hidden]);
+        push(&format!("{mlp}.up_proj.weight"), &[width, hidden]);
+        push(&format!("{mlp}.down_proj.weight"), &[hidden, width]);
+    }
+    shapes
+}
+
+/// The names and shapes of a target's tensors. `prefix` begins those of the text model.
+fn gemma4_shapes(config: &TextConfig, prefix: &str) -> Vec<(String, Vec<usize>)> {
+    let mut shapes: Vec<_> =
+        shapes(config).into_iter().map(|(name, shape)| (format!("{prefix}{name}"), shape)).collect();
+    if !config.tie_word_embeddings {
+        shapes.push(("lm_head.weight".into(), vec![VOCAB, config.hidden_size]));
+    }
+    shapes
+}
+
+/// Those of its text model, without prefix.
 fn shapes(config: &TextConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, per_layer) = (config.hidden_size, config.hidden_size_per_layer_input);
     let mut shapes = vec![("embed_tokens.weight".into(), vec![VOCAB, hidden]), ("norm.weight".into(), vec![hidden])];
@@ -129,15 +224,12 @@ fn checkpoint(config: &Value) -> tempfile::TempDir {
     std::fs::write(file("config.json"), config.to_string()).expect("written");
     std::fs::write(file("tokenizer.json"), tokenizer().to_string()).expect("written");
     std::fs::write(file("chat_template.jinja"), TEMPLATE).expect("written");
-    let is_nested = config.get("text_config").is_some();
+    let prefix = if config.get("text_config").is_some() { "model.language_model." } else { "model." };
     let fields = Fields::read(file("config.json")).expect("JSON");
-    let config = TextConfig::target(&fields).expect("a target");
-    let prefix = if is_nested { "model.language_model." } else { "model." };
-    let mut shapes: Vec<_> =
-        shapes(&config).into_iter().map(|(name, shape)| (format!("{prefix}{name}"), shape)).collect();
-    if !config.tie_word_embeddings {
-        shapes.push(("lm_head.weight".into(), vec![VOCAB, config.hidden_size]));
-    }
+    let shapes = match qwen35::TextConfig::target(&fields) {
+        Ok(config) => qwen35_shapes(&config),
+        Err(_) => gemma4_shapes(&TextConfig::target(&fields).expect("a target"), prefix),
+    };
     let tensors: Vec<_> = (shapes.into_iter())
         .map(|(name, shape)| {
             // Matrices in bf16, vectors in f32; small numbers that repeat every 13.
@@ -296,7 +388,8 @@ const TEMPLATE: &str = "\
 #[test]
 #[ignore = "writes to fuzz/seeds"]
 fn write_fuzz_seeds() {
-    let directories = [("dense", checkpoint(&dense())), ("moe", checkpoint(&moe()))];
+    let models = [("dense", dense()), ("moe", moe()), ("qwen35-dense", qwen35_dense()), ("qwen35-moe", qwen35_moe())];
+    let directories = models.map(|(name, config)| (name, checkpoint(&config)));
     for (name, directory) in &directories {
         write("safetensors", name, joined(directory.path()));
         write("config", name, std::fs::read(directory.path().join("config.json")).expect("written above"));
@@ -310,6 +403,7 @@ fn write_fuzz_seeds() {
             .expect("converted");
         let mixes = match *name {
             "wide" => &[Mix::Q2_K, Mix::Q3_K_M, Mix::Q4_K_M, Mix::Q5_K_S][..],
+            "qwen35-dense" | "qwen35-moe" => &[Mix::Q8_0],
             _ => &[Mix::Q4_0, Mix::Q5_0, Mix::Q8_0, Mix::IQ4_NL],
         };
         for mix in mixes {
@@ -369,6 +463,14 @@ fn saved(session: &mut foretoken::Session) -> Vec<u8> {
     std::fs::read(directory.path().join("session")).expect("saved")
 }
 
+/// Loads a model of the family that its file is named after.
+fn load(name: &str, checkpoint: &Checkpoint) {
+    match name.contains("qwen35") {
+        true => drop(qwen35::Target::load(checkpoint, Isa::best()).expect(name)),
+        false => drop(Target::load(checkpoint, Isa::best()).expect(name)),
+    }
+}
+
 /// Fuzzing starts after the checks that a valid file passes; a stale seed would not get there.
 #[test]
 fn the_committed_seeds_are_accepted() {
@@ -381,8 +483,7 @@ fn the_committed_seeds_are_accepted() {
     let mut model = None;
     for (name, seed) in read("safetensors") {
         let directory = split(&seed);
-        let checkpoint = Checkpoint::open(directory.path()).expect(&name);
-        Target::load(&checkpoint, Isa::best()).expect(&name);
+        load(&name, &Checkpoint::open(directory.path()).expect(&name));
         if name == "dense" {
             model = Some(directory);
         }
@@ -391,7 +492,7 @@ fn the_committed_seeds_are_accepted() {
         let checkpoint = Checkpoint::open(file("model.gguf", &seed)).expect(&name);
         // The others have a few tensors.
         if name.starts_with("model-") {
-            Target::load(&checkpoint, Isa::best()).expect(&name);
+            load(&name, &checkpoint);
         }
     }
     for (name, seed) in read("config") {
@@ -399,7 +500,7 @@ fn the_committed_seeds_are_accepted() {
         let read = [
             TextConfig::target(&fields).map(drop),
             AssistantConfig::read(&fields).map(drop),
-            foretoken::qwen35::TextConfig::target(&fields).map(drop),
+            qwen35::TextConfig::target(&fields).map(drop),
         ];
         assert!(read.iter().any(Result::is_ok), "{name}: {read:?}");
     }

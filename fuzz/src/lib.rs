@@ -12,9 +12,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::gemma4::Target;
-use foretoken::kv::{KvCache, KvOptions};
-use foretoken::{Isa, Model, OutputRows, Result};
+use foretoken::kv::{KvOptions, PagePool};
+use foretoken::{Error, Isa, Model, OutputRows, Result, gemma4, qwen35};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tempfile::TempDir;
 
@@ -39,22 +38,33 @@ fn file(target: &str, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// The value, if there is one; an error must be one line.
+/// The value, if there is one; an error must be one line, and no panic that a generation caught.
 fn checked<T>(result: Result<T>) -> Option<T> {
-    result.inspect_err(|error| assert_eq!(error.to_string().lines().count(), 1, "not one line: {error:?}")).ok()
+    let check = |error: &Error| {
+        assert!(!matches!(error, Error::Panic(_)), "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "not one line: {error:?}");
+    };
+    result.inspect_err(check).ok()
 }
 
-/// Loads `checkpoint` as a target and runs it over a prompt and a step, as far as it can be.
-fn run(checkpoint: &Checkpoint) -> Option<()> {
+/// Loads `checkpoint` as a target of either family and runs it over a prompt and a step, as far as it can be.
+fn run(checkpoint: &Checkpoint) {
     POOL.install(|| {
-        let target = checked(Target::load(checkpoint, Isa::best()))?;
-        // K and V grow with the context: a page of positions is enough.
-        let options = KvOptions { max_context: Some(8), max_round_rows: 4, ..KvOptions::default() };
-        let mut kv = checked(KvCache::new(target.kv_layout(), &options, 8, Isa::best()))?;
-        for ids in [&[0, 1, 2][..], &[1]] {
-            let round = checked(kv.begin_round(ids.len()))?;
-            checked(target.forward_one(ids, round, OutputRows::All, ids.len()))?;
+        if let Some(target) = checked(gemma4::Target::load(checkpoint, Isa::best())) {
+            pass(&target);
+        } else if let Some(target) = checked(qwen35::Target::load(checkpoint, Isa::best())) {
+            pass(&target);
         }
-        Some(())
-    })
+    });
+}
+
+fn pass(target: &dyn Model) -> Option<()> {
+    // K and V grow with the context: a page of positions is enough.
+    let options = KvOptions { max_context: Some(8), max_round_rows: 4, ..KvOptions::default() };
+    let mut state = checked(target.new_state(&options, &PagePool::new(None)))?;
+    for ids in [&[0, 1, 2][..], &[1]] {
+        let round = checked(state.begin_round(ids.len()))?;
+        checked(target.forward_one(ids, round, OutputRows::All, ids.len()))?;
+    }
+    Some(())
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fuzzes all readers of external files with AddressSanitizer, on the stable toolchain.
+# Fuzzes all readers of external files and grammars with AddressSanitizer, on the stable toolchain.
 #
 #   scripts/fuzz.sh MINUTES [TARGET...]   each target for MINUTES, one after the other
-#   scripts/fuzz.sh --smoke [TARGET...]   20 seconds each
+#   scripts/fuzz.sh --smoke [TARGET...]   17 seconds each, two minutes in all
 #   scripts/fuzz.sh --build               only build
 #
 # Requires Rust 1.94, Linux on x86-64 or aarch64 and a C++ compiler. Starts from fuzz/seeds/TARGET; the corpus grows in
@@ -13,13 +13,13 @@ cd "$(dirname "$0")/.."
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" >&2; exit 2; }
 case ${1:-} in
-    --smoke) seconds=20 ;;
+    --smoke) seconds=17 ;;
     --build) seconds=0 ;;
     '' | *[!0-9]*) usage ;;
     *) seconds=$((60 * $1)) ;;
 esac
 shift
-if [ $# = 0 ]; then set -- gguf safetensors tokenizer chat_template session_file config; fi
+if [ $# = 0 ]; then set -- gguf safetensors tokenizer chat_template session_file config constraint; fi
 for target; do [ -d "fuzz/seeds/$target" ] || { echo "no target $target; targets: $(ls fuzz/seeds | xargs)" >&2; exit 2; }; done
 
 RUSTC_WRAPPER="$PWD/scripts/fuzz_rustc.sh" \

@@ -1,4 +1,4 @@
-//! The seeds of fuzz/: small valid files of every supported kind. All but the
+//! The seeds of fuzz/: small valid files of every supported kind. All but the texts in fuzz/seeds/constraint and the
 //! synthetic GGUF files, which are in tests/gguf.rs, are written here:
 //! `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
 
@@ -522,7 +522,7 @@ fn the_committed_seeds_are_accepted() {
         engine.load_session(file("session", &seed)).expect(&name);
     }
     let bytes = |target| read(target).iter().map(|(_, seed)| seed.len()).sum::<usize>();
-    let targets = ["gguf", "safetensors", "tokenizer", "chat_template", "session_file", "config"];
+    let targets = ["gguf", "safetensors", "tokenizer", "chat_template", "session_file", "config", "constraint"];
     assert!(targets.into_iter().map(bytes).sum::<usize>() < 1_500_000, "the seeds are to stay small");
     for (name, seed) in targets.into_iter().flat_map(read) {
         assert!(seed.len() <= 1 << 16, "{name} is longer than scripts/fuzz.sh lets an input be");

@@ -40,12 +40,16 @@ fn piece(len: usize, rng: &mut StdRng) -> Range<usize> {
     start..len.min(start + (1 << rng.random_range(0..8)))
 }
 
-/// Reads every seed of the target and `count` mutated ones.
-fn smoke(target: &str, count: usize, read: fn(&[u8])) {
+fn seeds(target: &str) -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target));
     let mut paths: Vec<_> = entries.expect("the seeds").map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();
-    let seeds: Vec<_> = paths.iter().map(|path| std::fs::read(path).expect("a seed")).collect();
+    paths.iter().map(|path| std::fs::read(path).expect("a seed")).collect()
+}
+
+/// Reads every seed of the target and `count` mutated ones.
+fn smoke(target: &str, count: usize, read: fn(&[u8])) {
+    let seeds = seeds(target);
     assert!(!seeds.is_empty(), "{target} has no seeds");
     seeds.iter().for_each(|seed| read(seed));
     let mut rng = StdRng::seed_from_u64(1);
@@ -67,6 +71,16 @@ fn chat_templates() {
 #[test]
 fn configurations() {
     smoke("config", 80000, targets::config::read);
+}
+
+/// Without the feature, only the refusal is tested.
+#[test]
+fn constraints() {
+    for seed in seeds("constraint") {
+        let accepted = targets::constraint::is_accepted(&seed);
+        assert_eq!(accepted, cfg!(feature = "constraint"), "{}", String::from_utf8_lossy(&seed));
+    }
+    smoke("constraint", 1000, targets::constraint::read);
 }
 
 #[test]

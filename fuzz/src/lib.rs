@@ -3,10 +3,12 @@
 
 pub mod chat_template;
 pub mod config;
+pub mod constraint;
 pub mod gguf;
 pub mod safetensors;
 pub mod session_file;
 pub mod tokenizer;
+mod uniform;
 
 use std::path::PathBuf;
 use std::sync::LazyLock;

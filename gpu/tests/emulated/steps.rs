@@ -563,10 +563,10 @@ fn experts_case(rows: usize, experts: usize, chosen: usize, has_shared: bool) ->
         };
         let (scores, scale) = (device.of(&scores), device.of(&scale));
         let routed = route(scores, scale, (rows, experts, chosen), &lists);
-        let sorted = routed.as_ref().ok().and_then(sort_route);
-        assert_eq!(sorted.is_some(), rows > BLOCK_ROWS);
+        let sort = routed.as_ref().ok().and_then(sort_route);
+        assert_eq!(sort.is_some(), rows > BLOCK_ROWS);
         device.run(routed)?;
-        sorted.map_or(Ok(()), |sorted| device.run(Ok(sorted)))?;
+        sort.map_or(Ok(()), |sort| device.run(Ok(sort)))?;
         let (parts, y) = (device.of(&parts), device.poisoned(rows * width));
         let shared = has_shared.then(|| SharedExpert { x: device.of(&shared), gate: device.of(&gates) });
         device.run(mix(parts, &lists, (rows, chosen, width), shared, y))?;

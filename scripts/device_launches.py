@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PANEL = 128, 16  # gpu/shaders: tokens of a page; rows of a panel of products
+H200_BLOCKS = 2 * 132  # gpu/src/plan/mod.rs
 # gpu/src/plan/matmul.rs
-MAX_WARPS, FEW_PANELS, SHARED_BYTES, STAGES = 16, 264, 96 << 10, 2
-TILE_ROWS, TILE_PANELS, MANY_ROWS, FILLING_BLOCKS = 32, 8, 65, 264
-WIDE_OUTPUTS, TILED = 2 * 132 * 32, 64 * 32 * 128  # gpu/src/plan/matmul_float.rs
+MAX_WARPS, SHARED_BYTES, STAGES = 16, 96 << 10, 2
+TILE_ROWS, TILE_PANELS, MANY_ROWS = 32, 8, 65
+WIDE_OUTPUTS, TILED = H200_BLOCKS * 32, 64 * 32 * 128  # gpu/src/plan/matmul_float.rs
 SPLIT_PAGES, WINDOW_SPLIT_PAGES = 2, 1  # src/device/kv.rs
-FEW_SPLITS = 32  # gpu/src/plan/attention.rs, whose FILLING_BLOCKS are the same
+FEW_SPLITS = 32  # gpu/src/plan/attention.rs
 ZONES = 64 + 512  # src/kv/format.rs: exact positions of `balanced`
 
 # Fields of the published config.json that tests/shapes scales down; and the assistants' hidden_size, intermediate_size,
@@ -239,12 +240,12 @@ class Ops:
             panels = up(outputs, PANEL)
             # Of a warp: stages of 256 inputs, or of 128.
             shared = STAGES * PANEL * form.bytes * (128 if form.block == 32 and form.bytes > 24 else 256) // form.block
-            per_warp = up(blocks, min(MAX_WARPS if panels <= FEW_PANELS else MAX_WARPS // 2, SHARED_BYTES // shared))
+            per_warp = up(blocks, min(MAX_WARPS if panels <= H200_BLOCKS else MAX_WARPS // 2, SHARED_BYTES // shared))
             kernel = f"matmul_{'buckets_' if buckets else ''}{stored}_{8 * tiles}"
             grid = (panels, most) if buckets else (up(rows, 8 * tiles), panels)
             warps, trips = up(blocks, per_warp), math.ceil(form.trips * per_warp)
             many = (up(rows, TILE_ROWS), up(panels, TILE_PANELS))
-            if not buckets and rows >= MANY_ROWS and many[0] * many[1] >= FILLING_BLOCKS:
+            if not buckets and rows >= MANY_ROWS and many[0] * many[1] >= H200_BLOCKS:
                 kernel, grid, warps, shared, trips = f"matmul_{stored}_tiles", many, TILE_PANELS, 0, up(inputs, 256)
             instructions = weights * (form.narrow if tiles == 1 else form.wide)
             self.run(kernel, grid, 32 * warps, **costs, instructions=instructions, dots=products, mma=weights * 8 * tiles,
@@ -287,7 +288,7 @@ class Ops:
         partial = rows * heads * (4 * width + 8)
         exact = min(seen, ZONES) if zones else seen
         tensor, parts = width >= 256, up(exact, PAGE * pages)
-        large = tensor and columns > 16 and splits * kv_heads * up(columns, 8) > FILLING_BLOCKS
+        large = tensor and columns > 16 and splits * kv_heads * up(columns, 8) > H200_BLOCKS
         tile = (32 if width == 256 else 24) if large else 8
         tiles, work = up(columns, tile), exact * width * kv_heads
         # What ptxas makes of the loops of gpu/cuda/prebuilt/attend_f16.ptx for sm_90: 4.5 instructions of a lane per channel of a

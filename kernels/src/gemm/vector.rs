@@ -26,7 +26,13 @@ const ROW_BLOCK: usize = 64;
 /// With at most this many rows, memory bandwidth is the bound and weights are prefetched.
 const STREAM_ROWS: usize = 16;
 
-/// Prefetch distance in bytes of a column that is read alone.
+// With AVX-512, a Zen 5 reads one stream of columns 1.3 times as fast as four, from memory. With three rows and more,
+// reading their inputs for every column takes as long.
+
+/// Maximum inputs of two rows whose columns are read one by one: 24 KiB, half of the L1 cache.
+const MAX_ONE_BY_ONE_INPUTS: usize = 6144;
+
+/// Prefetch distance in bytes of a column that is read alone: of 4 to 12 KiB, the fastest.
 const SINGLE_COLUMN_AHEAD: usize = 9216;
 
 /// With a single lane, inputs per partial sum: rounding error grows with the number of terms, which several lanes
@@ -40,26 +46,27 @@ impl<W: Element> Op for MatMul<'_, W> {
     fn eval<L: Lanes>(mut self, l: L) {
         let columns = self.y.range();
         let rows = self.y.rows();
+        let one_by_one = L::LANES == 16
+            && self.zen == Some(Zen::Five)
+            && (rows == 1 || rows == 2 && 2 * self.inputs <= MAX_ONE_BY_ONE_INPUTS);
         for block in (0..rows).step_by(ROW_BLOCK) {
             let end = rows.min(block + ROW_BLOCK);
             let mut column = columns.start;
             // Outer loop over columns, inner over rows: weights are widened once for a register block's rows.
             while column < columns.end {
-                let wide = columns.end - column >= 4;
+                let wide = !one_by_one && columns.end - column >= 4;
                 let mut row = block;
                 while row < end {
                     // SAFETY: `run` entered the features; `matmul` checked that rows and columns are in `x` and `w`.
                     unsafe {
                         row += match (block_rows::<L>(end - row), wide) {
-                            (1, true) if L::LANES == 16 && self.zen == Some(Zen::Five) => {
-                                self.one_by_one(l, row, column)
-                            }
                             (1, true) => self.register_block::<L, 1, 4>(l, row, column),
                             (2, true) => self.register_block::<L, 2, 4>(l, row, column),
                             (3, true) => self.four_columns::<L, 3>(l, row, column),
                             (4, true) => self.four_columns::<L, 4>(l, row, column),
                             (5, true) => self.four_columns::<L, 5>(l, row, column),
                             (_, true) => self.four_columns::<L, 6>(l, row, column),
+                            (2, false) => self.register_block::<L, 2, 1>(l, row, column),
                             (_, false) => self.register_block::<L, 1, 1>(l, row, column),
                         };
                     }
@@ -72,8 +79,9 @@ impl<W: Element> Op for MatMul<'_, W> {
 
 /// Rows of the next register block, if `left` are left: blocks of about the same number.
 ///
-/// AVX-512 has 32 registers: six rows by four columns take 24 accumulators and 5 operands. AVX2 has 16: two rows by four
-/// columns take 8 and 5, six by two 12 and 3, and widen half as many weights per product. NEON has 32, but uses two rows.
+/// AVX-512 has 32 registers: six rows by four columns take 24 accumulators and 5 operands. AVX2 has 16: two rows by
+/// four columns take 8 and 5, six by two 12 and 3, and widen half as many weights per product. NEON has 32, but uses
+/// two rows.
 #[inline(always)]
 fn block_rows<L: Lanes>(left: usize) -> usize {
     let most = if L::LANES >= 8 { 6 } else { 2 };
@@ -81,21 +89,6 @@ fn block_rows<L: Lanes>(left: usize) -> usize {
 }
 
 impl<W: Element> MatMul<'_, W> {
-    /// [`MatMul::register_block`] of a row by four columns, one after the other: one stream of weights, which a Zen 5
-    /// reads 1.3 times as fast with AVX-512 as four. (More rows, whose inputs are read again for every column, are
-    /// slower.)
-    ///
-    /// # Safety
-    /// As [`MatMul::register_block`].
-    #[inline(always)]
-    unsafe fn one_by_one<L: Lanes>(&mut self, l: L, row: usize, column: usize) -> usize {
-        for column in column..column + 4 {
-            // SAFETY: the caller's.
-            unsafe { self.register_block::<L, 1, 1>(l, row, column) };
-        }
-        1
-    }
-
     /// [`MatMul::register_block`] of more than two rows by four columns.
     ///
     /// # Safety
@@ -128,7 +121,8 @@ impl<W: Element> MatMul<'_, W> {
         let whole = inputs - inputs % L::LANES;
         let tail = inputs - whole;
         let streams = self.y.rows() <= STREAM_ROWS;
-        // Several columns are read up to 1.5 times as fast by a Zen 4 if they are prefetched to L2 instead of L1.
+        // Prefetched to L2 instead of L1, several columns are read 1.5 times as fast by a Zen 4 and up to 1.1 times by a
+        // Zen 5.
         let to_l2 = C > 1 && self.zen.is_some();
         let ahead = if C > 1 { 4 * inputs * size_of::<W>() } else { SINGLE_COLUMN_AHEAD };
         // SAFETY: the caller's rows and columns are inside `x` and `w`; loads stop at `inputs`.

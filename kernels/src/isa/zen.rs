@@ -16,7 +16,7 @@ pub(crate) fn zen() -> Option<Zen> {
     // Only AMD's have SSE4a. Zen 3 has the other models of Zen 4's family.
     match (is_x86_feature_detected!("sse4a"), family, upper_model) {
         (true, 0x19, 1 | 6..=0xa) => Some(Zen::Four),
-        (true, 0x1a, 0..=7) => Some(Zen::Five),
+        (true, 0x1a, 0..=2 | 4 | 6 | 7) => Some(Zen::Five),
         _ => None,
     }
 }

@@ -115,17 +115,23 @@ fn generate(args: Args) -> Result<ExitCode> {
 }
 
 fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
-    let trace = args.trace.as_deref().map(|path| match path.to_str() {
-        Some("-") => Ok(Trace::stderr()),
-        _ => Trace::file(path),
-    });
     let defaults = engine.sampling_defaults().filter(|_| args.prompt.chat);
     let generate = args.generate.options(engine, &defaults.cloned().unwrap_or_default())?;
     if defaults.is_some() && generate.sampling.temperature > 0.0 {
         eprintln!("{}", report::sampling(&generate.sampling));
     }
+    let speculation = args.drafting.options(engine, args.pipelining.pipeline())?;
+    // Before the trace replaces an earlier one.
+    generate.sampling.check()?;
+    if let Some(constraint) = &generate.constraint {
+        engine.compile(constraint)?;
+    }
+    let trace = args.trace.as_deref().map(|path| match path.to_str() {
+        Some("-") => Ok(Trace::stderr()),
+        _ => Trace::file(path),
+    });
     Ok(GenerateOptions {
-        speculation: args.drafting.options(engine, args.pipelining.pipeline())?,
+        speculation,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
         ..generate

@@ -44,7 +44,7 @@ pub fn sampling(sampling: &Sampling) -> String {
 /// In place of figures about the drafts that were verified.
 const NO_DRAFT: &str = "no draft was verified";
 
-/// Rounds, drafters and measured costs, a line each.
+/// Rounds, drafters and estimated costs, a line each.
 pub fn details(s: &Statistics, kv_bytes: usize) -> String {
     let accepted = match s.drafted {
         0 => NO_DRAFT.into(),
@@ -93,19 +93,23 @@ fn rounds(s: &Statistics) -> String {
     let reasons = s.reasons.iter().map(|(reason, n)| format!("{n} {reason}"));
     let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0]));
     let steps = s.drafters.iter().filter_map(|d| Some(format!("{} {:.2} ms", d.kind?.name(), d.step_ms?)));
+    let or_none = |list: Vec<String>, between: &str| match list.is_empty() {
+        true => "none".into(),
+        false => list.join(between),
+    };
     format!(
         "rounds by rows: {}; by reason: {}; target passes saved: {}\n\
-         begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; draft step: {}\n",
-        rows.collect::<Vec<_>>().join(", "),
-        reasons.collect::<Vec<_>>().join(", "),
+         begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; estimated v(B): {}; draft step: {}\n",
+        or_none(rows.collect(), ", "),
+        or_none(reasons.collect(), ", "),
         s.passes_saved,
         ms(s.begin),
         ms(s.draft),
         ms(s.wait),
         ms(s.verify),
         ms(s.accept),
-        v.collect::<Vec<_>>().join(" "),
-        steps.collect::<Vec<_>>().join(", "),
+        or_none(v.collect(), " "),
+        or_none(steps.collect(), ", "),
     )
 }
 

@@ -37,7 +37,8 @@ pub struct GenerateArgs {
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct Constrained {
-    /// Constrain the text to JSON that matches the schema in this file.
+    /// Constrain the text to JSON that matches the schema in this file. Constraints need the cargo feature
+    /// `constraint`.
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
     /// Constrain the text to this regular expression.
@@ -90,8 +91,8 @@ pub struct Chain {
     /// DRY: number of last tokens to consider; -1 for all. Default: -1.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: Option<i64>,
-    /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it.
-    /// Default: newline, colon, double quote, asterisk.
+    /// DRY: tokens that contain this string end a repetition; may be repeated, and replaces the default ones; "none"
+    /// is none. Default: newline, colon, double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
     /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 keeps all. Default: all.
@@ -187,21 +188,26 @@ impl Chain {
     /// `base` is that of [`Chain::sampling`]. A server's options are not checked: requests turn samplers on.
     ///
     /// # Errors
-    /// If a parameter of a sampler that is off was given.
+    /// If a parameter of a sampler that is off, or an empty sequence breaker, was given.
     fn check_unused(&self, base: &Sampling) -> Result<()> {
         let Penalties { repeat, frequency, presence, .. } = self.penalties(base.penalties);
         let penalizes = repeat != 1.0 || frequency != 0.0 || presence != 0.0;
         let xtc = self.xtc(base.xtc).probability != 0.0;
         let dry = self.dry_multiplier.unwrap_or(0.0) != 0.0;
-        let of_dry = "DRY is off; pass --dry-multiplier";
-        let of_penalties = "all penalties are off; pass --repeat-penalty, --presence-penalty or --frequency-penalty";
+        let of_dry = "DRY is off; pass a --dry-multiplier above 0";
+        let of_penalties = "all penalties are off; set --repeat-penalty, --presence-penalty or --frequency-penalty";
         let given = [
             ("--repeat-last-n", self.repeat_last_n.is_some() && !penalizes, of_penalties),
             ("--dry-base", self.dry_base.is_some() && !dry, of_dry),
             ("--dry-allowed-length", self.dry_allowed_length.is_some() && !dry, of_dry),
             ("--dry-penalty-last-n", self.dry_penalty_last_n.is_some() && !dry, of_dry),
             ("--dry-sequence-breaker", !self.dry_sequence_breaker.is_empty() && !dry, of_dry),
-            ("--xtc-threshold", self.xtc_threshold.is_some() && !xtc, "XTC is off; pass --xtc-probability"),
+            (
+                "--dry-sequence-breaker",
+                self.dry_sequence_breaker.iter().any(String::is_empty),
+                "is empty; name a string",
+            ),
+            ("--xtc-threshold", self.xtc_threshold.is_some() && !xtc, "XTC is off; pass an --xtc-probability above 0"),
         ];
         match given.iter().find(|(_, is_unused, _)| *is_unused) {
             Some((option, _, problem)) => bail!("{option}: {problem}, or omit it"),

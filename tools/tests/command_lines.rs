@@ -314,7 +314,7 @@ fn options_without_effect_are_refused() {
     let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
-    let cases: [(&str, &[&str], &str); 23] = [
+    let cases: [(&str, &[&str], &str); 24] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -322,12 +322,17 @@ fn options_without_effect_are_refused() {
         ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
-        ("generate", &["--dry-base", "2"], "--dry-base: DRY is off; pass --dry-multiplier, or omit it"),
+        ("generate", &["--dry-base", "2"], "--dry-base: DRY is off; pass a --dry-multiplier above 0, or omit it"),
         ("generate", &["--dry-multiplier", "0", "--dry-allowed-length", "3"], "--dry-allowed-length: DRY is off; "),
         ("generate", &["--dry-penalty-last-n", "-1"], "--dry-penalty-last-n: DRY is off; "),
+        ("generate", &["--dry-multiplier", "1", "--dry-sequence-breaker", ""], "--dry-sequence-breaker: is empty; "),
         ("batch", &["--dry-sequence-breaker", "none"], "--dry-sequence-breaker: DRY is off; "),
-        ("generate", &["--xtc-threshold", "0.2"], "--xtc-threshold: XTC is off; pass --xtc-probability, or omit it"),
-        ("generate", &["--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; pass --repeat-penalty, "),
+        (
+            "generate",
+            &["--xtc-threshold", "0.2"],
+            "--xtc-threshold: XTC is off; pass an --xtc-probability above 0, or omit it",
+        ),
+        ("generate", &["--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; set --repeat-penalty, "),
         ("generate", &["--repeat-penalty", "1", "--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; "),
         ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
         ("batch", &["--prompt-tokens", "8"], "not provided: --model"),
@@ -1655,6 +1660,21 @@ fn counts_of_nothing_are_refused() {
         let Output { status, stderr, .. } = run(name, arguments);
         let stderr = text(&stderr);
         assert!(status.code() == Some(1) && stderr == format!("Error: {what}\n"), "{name}: {stderr}");
+    }
+}
+
+/// A command that is refused leaves an earlier trace as it was.
+#[test]
+fn a_refused_command_replaces_no_trace() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.ndjson");
+    succeeds("generate", &["x", "--threads", "1", "-n", "2", "--trace", utf8(&path)]);
+    let trace = std::fs::read(&path).expect("a trace");
+    assert!(!trace.is_empty());
+    for refused in [["--top-p", "0"], ["--regex", "("]] {
+        let run = run("generate", &[&["x", "--threads", "1", "--trace", utf8(&path)][..], &refused].concat());
+        assert_eq!(run.status.code(), Some(1), "{refused:?}");
+        assert_eq!(std::fs::read(&path).expect("a trace"), trace, "{refused:?}");
     }
 }
 

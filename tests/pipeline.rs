@@ -2,6 +2,7 @@
 
 mod cases;
 mod demo_pair;
+mod slow_drafter;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,16 +12,14 @@ use std::time::Duration;
 use demo_pair::{demo, ids, options, plain};
 use foretoken::chat::{ChatTemplate, ReplyParser};
 use foretoken::checkpoint::Checkpoint;
-use foretoken::rand::rngs::StdRng;
-use foretoken::speculative::{
-    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Pending,
-};
+use foretoken::speculative::{BlockSize, CustomDrafter, DrafterOptions, Drafters, Pending};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     Cancel, Constraint, DraftPipeline, Engine, EngineOptions, Error, Event, FinishReason, GenerateOptions, Generation,
     NotStarted, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use parking_lot::Mutex;
+use slow_drafter::Slow;
 
 /// Threads share engines and options, and pass sequences on.
 #[test]
@@ -115,27 +114,6 @@ fn a_session_is_read_while_the_next_draft_is_made() {
     let statistics = generation.statistics();
     assert!(statistics.accepted > 0 && statistics.speculation.cancelled == 0, "{statistics}");
     assert_eq!(generation.into_session().tokens(), written);
-}
-
-/// Calls a function before every token that it drafts.
-struct Slow(Arc<dyn Fn() + Send + Sync>);
-
-impl Drafter for Slow {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Custom
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::PerToken
-    }
-
-    fn draft(&mut self, _: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
-        while draft.tokens.len() < most {
-            (self.0)();
-            draft.tokens.push(9);
-        }
-        Ok(())
-    }
 }
 
 /// A cancelled generation does not wait for the rest of the draft that is being made.

@@ -1,21 +1,21 @@
 //! A generation as a stream (feature `stream`) writes what the iterator writes, whatever polls it.
 
+mod slow_drafter;
+
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Wake, Waker};
 
-use foretoken::rand::rngs::StdRng;
-use foretoken::speculative::{
-    self, BlockSize, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
-};
+use foretoken::speculative::{BlockSize, CustomDrafter, DrafterOptions, Drafters};
 use foretoken::{
     DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use futures_core::Stream;
 use parking_lot::Mutex;
+use slow_drafter::Slow;
 
 /// Wakes a thread that is parked.
 struct Unpark(std::thread::Thread);
@@ -103,33 +103,6 @@ fn a_dropped_stream_cancels_no_other() {
     let mut both = [begin(), begin()];
     options.cancel.cancel();
     assert_eq!(both.each_mut().map(rest), [0, 0]);
-}
-
-/// Calls a function before every token that it drafts.
-struct Slow(Arc<dyn Fn() + Send + Sync>);
-
-impl Drafter for Slow {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Custom
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::PerToken
-    }
-
-    fn draft(
-        &mut self,
-        _: &speculative::Context<'_>,
-        most: usize,
-        draft: &mut Draft,
-        _: &mut StdRng,
-    ) -> foretoken::Result<()> {
-        while draft.tokens.len() < most {
-            (self.0)();
-            draft.tokens.push(9);
-        }
-        Ok(())
-    }
 }
 
 /// The thread that drops a stream does not wait for the draft that is being made, whether the piece before it was

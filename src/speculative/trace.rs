@@ -1,6 +1,6 @@
 //! Traces every round as a line of JSON.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Traces to a new file, or in place of an earlier trace.
+    /// Traces to a new file, or in place of an earlier trace, which the first line replaces.
     ///
     /// # Errors
     /// If it cannot be created, or is some other file, such as the checkpoint.
@@ -47,11 +47,16 @@ impl Trace {
         if is_other_file(path) {
             return Err(Error::file(path, "exists and is not a trace; choose another path for the trace"));
         }
-        let file = File::create(path).map_err(|cause| match cause.kind() {
-            std::io::ErrorKind::NotFound => Error::file(path, "cannot be created: its directory does not exist"),
-            _ => Error::file(path, format!("cannot be written: {cause}; choose another path for the trace")),
-        })?;
-        Ok(Self::to(file, path.display().to_string()))
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|cause| {
+                match cause.kind() {
+                    std::io::ErrorKind::NotFound => {
+                        Error::file(path, "cannot be created: its directory does not exist")
+                    }
+                    _ => Error::file(path, format!("cannot be written: {cause}; choose another path for the trace")),
+                }
+            })?;
+        Ok(Self::to(TraceFile { file, has_lines: false }, path.display().to_string()))
     }
 
     /// Traces to standard error.
@@ -73,6 +78,27 @@ impl Trace {
             tracing::warn!("{}: {problem}; the trace ends here, the generation continues", sink.name);
             sink.out = None;
         }
+    }
+}
+
+/// A file that is emptied before the first line, so that a generation that is refused leaves an earlier trace.
+struct TraceFile {
+    file: File,
+    has_lines: bool,
+}
+
+impl Write for TraceFile {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        // A pipe or a terminal has no length.
+        if !self.has_lines && self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        self.has_lines = true;
+        self.file.write(line)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
     }
 }
 

@@ -120,18 +120,12 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
     if defaults.is_some() && generate.sampling.temperature > 0.0 {
         eprintln!("{}", report::sampling(&generate.sampling));
     }
-    let speculation = args.drafting.options(engine, args.pipelining.pipeline())?;
-    // Before the trace replaces an earlier one.
-    generate.sampling.check()?;
-    if let Some(constraint) = &generate.constraint {
-        engine.compile(constraint)?;
-    }
     let trace = args.trace.as_deref().map(|path| match path.to_str() {
         Some("-") => Ok(Trace::stderr()),
         _ => Trace::file(path),
     });
     Ok(GenerateOptions {
-        speculation,
+        speculation: args.drafting.options(engine, args.pipelining.pipeline())?,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
         ..generate

@@ -27,14 +27,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Bytes from which on pending events are sent as one frame.
 const FRAME: usize = 16 << 10;
 
-/// Tokens whose log-probabilities take longer to write than other connections may wait.
-const MANY_TOKENS: usize = 256;
-
-/// Writes the log-probabilities of so many tokens. With many, another thread serves this one's connections meanwhile,
-/// if the runtime has several.
-fn beside_connections<T>(tokens: usize, work: impl FnOnce() -> T) -> T {
+/// Does work that takes longer than other connections may wait: if the runtime has several threads, another one serves
+/// this one's connections meanwhile.
+fn beside_connections<T>(work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread if tokens >= MANY_TOKENS => block_in_place(work),
+        RuntimeFlavor::MultiThread => block_in_place(work),
         _ => work(),
     }
 }
@@ -67,10 +64,14 @@ impl EventBody {
                 output.cached_tokens = cached;
                 String::new()
             }
-            Update::Piece(piece) => beside_connections(piece.prompt_logprobs.len(), || {
-                let parts = output.add(&piece);
-                self.reply.piece(&piece, &parts, output)
-            }),
+            Update::Piece(piece) => {
+                let mut write = || {
+                    let parts = output.add(&piece);
+                    self.reply.piece(&piece, &parts, output)
+                };
+                // Those of a prompt may be many.
+                if piece.prompt_logprobs.is_empty() { write() } else { beside_connections(write) }
+            }
             Update::Ended(ended) => {
                 let parts = output.finish();
                 let last = match parts.is_empty() {
@@ -129,15 +130,15 @@ mod tests {
 
     /// A thread that serves connections may not wait: there, `block_on` panics.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn many_tokens_are_written_beside_connections() {
+    async fn connections_are_served_beside_long_work() {
         let work = || Handle::current().block_on(ready(7));
-        let written = tokio::spawn(async move { beside_connections(MANY_TOKENS, work) });
+        let written = tokio::spawn(async move { beside_connections(work) });
         assert_eq!(written.await.expect("no panic"), 7);
     }
 
     /// A runtime of one thread has no other.
     #[tokio::test]
-    async fn many_tokens_are_written_on_a_single_thread() {
-        assert_eq!(beside_connections(MANY_TOKENS, || 7), 7);
+    async fn a_single_thread_does_its_work() {
+        assert_eq!(beside_connections(|| 7), 7);
     }
 }

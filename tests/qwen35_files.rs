@@ -808,6 +808,25 @@ fn checkpoints_load_with_and_without_a_head() {
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
 }
 
+/// The text model's fields at top level, under the outer model's name.
+#[test]
+fn a_flat_configuration_may_have_the_outer_name() {
+    for case in shipped() {
+        let flat = |fields: &mut Value| {
+            *fields = config(&case);
+            let name = fields["model_type"].as_str().and_then(|name| name.strip_suffix("_text")).expect("a text model");
+            fields["model_type"] = json!(name);
+        };
+        let folder = directory(&case, |_| true, flat);
+        let opened = Checkpoint::open(folder.path()).expect("a directory");
+        computes_the_references(&case, &Target::load(&opened, Isa::best()).expect(&case.name));
+        let empty = |fields: &mut Value| *fields = json!({"model_type": "qwen3_5"});
+        let folder = directory(&case, |_| true, empty);
+        let message = Engine::load(&EngineOptions::new(folder.path())).expect_err("a refusal").to_string();
+        assert!(message.contains("text_config: is missing"), "{message}");
+    }
+}
+
 #[test]
 fn a_tensor_of_the_head_under_two_names_is_refused() {
     let folder = directory(&shipped()[0], |_| true, |_| {});

@@ -87,13 +87,17 @@ pub(super) const MAX_HEAD_DIM: usize = 8192;
 pub(super) const MAX_TAPS: usize = 64;
 
 impl TextConfig {
-    /// Reads config.json: the text model's fields at top level, or inside `text_config`. Vision fields are ignored.
+    /// Reads config.json: the text model's fields at top level, whichever of its names the model has there, or inside
+    /// `text_config`. Vision fields are ignored.
     ///
     /// # Errors
     /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn target(config: &Fields) -> Result<Self> {
         let model_type = config.string("model_type")?;
+        // A text model that was saved again may keep the outer name. Only text models have the field.
+        let is_flat = config.get("text_config").is_none() && config.get("num_hidden_layers").is_some();
         match model_type.as_str() {
+            "qwen3_5" | "qwen3_5_moe" if is_flat => Self::text(config, model_type == "qwen3_5_moe"),
             "qwen3_5" | "qwen3_5_moe" => {
                 let fields = config.object("text_config")?;
                 let inner = format!("{model_type}_text");

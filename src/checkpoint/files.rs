@@ -57,6 +57,7 @@ impl Checkpoint {
             }
             let gguf = Gguf::open(path)?;
             unsupported::refuse_other_kind(&gguf)?;
+            gguf.refuse_second_names()?;
             Files::Gguf(Box::new(gguf))
         };
         Ok(Self { path: path.to_owned(), files, config: &[], has_own_head: OnceLock::new() })

@@ -116,6 +116,24 @@ fn separate_gates_and_ups_of_experts_are_the_stack() {
     refused(target(&apart(1, &halves)), &about);
 }
 
+/// Names of two converters for one weight, or a stack of experts next to a part of it.
+#[test]
+fn a_weight_under_two_names_is_refused() {
+    let twin = Twin::of("moe");
+    for (part, own, other) in [
+        ("target", "blk.0.layer_output_scale.weight", "blk.0.layer_output_scale"),
+        ("target", "blk.1.ffn_down_exps.scale", "blk.1.ffn_gate_inp.per_expert_scale"),
+        ("target", "blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_up_exps.weight"),
+        ("assistant", "nextn.pre_projection.weight", "mtp.pre_projection.weight"),
+    ] {
+        let file = twin.gguf(part);
+        let (_, shape) = names_and_shapes(&file).into_iter().find(|(name, _)| name == own).expect("a shape");
+        let (type_id, bytes) = bytes_of(&file, own).expect("the tensor");
+        let path = twin.write("both.gguf", file.tensor(other, &shape, type_id, bytes).bytes());
+        refused(Checkpoint::open(&path), &["both.gguf", own, other, "is the same weight", "convert the model again"]);
+    }
+}
+
 /// The width of the experts as an array, of equal ones or not.
 #[test]
 fn widths_of_experts_are_one_for_all_layers() {

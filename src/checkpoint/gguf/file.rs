@@ -171,6 +171,25 @@ impl Gguf {
         self.names().gguf(name).iter().find_map(|name| self.info(name))
     }
 
+    /// Refuses two tensors for one weight, under names of several converters, or as a stack of experts and its
+    /// parts: one of them would be ignored.
+    ///
+    /// # Errors
+    /// If there are two.
+    pub(crate) fn refuse_second_names(&self) -> Result<()> {
+        for tensor in &self.tensors {
+            let Some(name) = self.hugging_face_name(&tensor.name) else { continue };
+            let parts = self.names().split_gate_up(&name).map(|(gate, up)| [gate, up]);
+            let mut names = self.names().gguf(&name).into_iter().chain(parts.into_iter().flatten());
+            if let Some(other) = names.find(|other| *other != tensor.name && self.info(other).is_some()) {
+                let problem =
+                    format!("is the same weight as {other}, and one of them would be ignored; convert the model again");
+                return Err(self.error(&tensor.name, problem));
+            }
+        }
+        Ok(())
+    }
+
     fn borrow(&self, info: &TensorInfo) -> Result<GgufTensor> {
         let part = self.parts.get(info.file).unwrap_or(&self.parts[0]);
         let error = |problem: String| Error::Tensor { path: part.path.clone(), tensor: info.name.clone(), problem };

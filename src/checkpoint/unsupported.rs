@@ -29,7 +29,8 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         return Ok(());
     }
     if adapter.exists() {
-        return Err(adapter_error(directory, &adapter)?);
+        let base = Fields::read(&adapter)?.optional_string("base_model_name_or_path")?;
+        return Err(adapter_error(directory, "adapter_config.json", base));
     }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -44,16 +45,19 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         let problem = format!("has {file}: it is a diffusion model, which generates no text; {SUPPORTED}");
         return Err(Error::file(directory, problem));
     }
-    let files: Vec<&str> = names.iter().map(String::as_str).filter(|name| name.ends_with(".gguf")).collect();
+    let files: Vec<&str> = names.iter().map(String::as_str).filter(|name| is_gguf(Path::new(name))).collect();
     if !files.is_empty() {
         return Err(Error::file(directory, several("GGUF files", files)));
+    }
+    if let Some(weights) = names.iter().filter(|name| name.starts_with("adapter_model.")).min() {
+        return Err(adapter_error(directory, weights, None));
     }
     if let Some(shard) = names.iter().filter(|name| name.ends_with(".safetensors")).min() {
         return Err(Error::file(directory, without_list(shard, &names)));
     }
     let other = names.iter().filter_map(|name| Some((name, other_format(Path::new(name))?))).min();
-    if let Some((file, format)) = other {
-        let problem = format!("has {file}, but no model.safetensors: {format} is not supported; {INSTEAD}");
+    if let Some((file, (format, problem))) = other {
+        let problem = format!("has {file}, but no model.safetensors: {format} {problem}");
         return Err(Error::file(directory, problem));
     }
     if let Some(snapshot) = snapshot_in(directory) {
@@ -77,16 +81,15 @@ fn several(kind: &str, mut names: Vec<&str>) -> String {
     format!("contains {kind}; use one of them: {}{more}", names.join(", "))
 }
 
-/// The error for an adapter, which names its base model.
-fn adapter_error(directory: &Path, adapter: &Path) -> Result<Error> {
-    let base = Fields::read(adapter)?.optional_string("base_model_name_or_path")?;
+/// The error for an adapter with the file `what`, which names its base model if that is known.
+fn adapter_error(directory: &Path, what: &str, base: Option<String>) -> Error {
     let base = base.map_or_else(
         || "its base model".to_owned(),
         |name| format!("its base model {}", name.chars().take(100).collect::<String>()),
     );
     let problem =
         format!("LoRA adapters are not supported; merge the adapter into {base}, and use the merged directory");
-    Ok(Error::Unsupported { path: Some(directory.to_owned()), what: "adapter_config.json".into(), problem })
+    Error::Unsupported { path: Some(directory.to_owned()), what: what.into(), problem }
 }
 
 /// The problem with weights that neither have the name of a whole file nor an index.
@@ -115,16 +118,25 @@ fn snapshot_in(directory: &Path) -> Option<PathBuf> {
     entries.filter(|path| path.is_dir()).max()
 }
 
-/// The format of another program's file, by its name.
-fn other_format(path: &Path) -> Option<&'static str> {
-    Some(match path.extension()?.to_str()?.to_lowercase().as_str() {
+/// The format of another program's file, by its name; and the problem with it, with the remedy.
+fn other_format(path: &Path) -> Option<(&'static str, String)> {
+    let format = match path.extension()?.to_str()?.to_lowercase().as_str() {
         "bin" | "pt" | "pth" | "ckpt" => "a PyTorch file",
         "onnx" => "an ONNX file",
         "task" | "litertlm" | "tflite" => "a LiteRT file",
         "h5" | "msgpack" | "npz" => "another framework's file",
-        "part" | "partial" | "incomplete" => "an incomplete download",
+        "part" | "partial" | "incomplete" | "crdownload" | "aria2" => {
+            return Some(("an incomplete download", "is not read; resume it, or download the file again".into()));
+        }
         _ => return None,
-    })
+    };
+    Some((format, format!("is not supported; {INSTEAD}")))
+}
+
+/// Whether the file, or a piece of it, is named like a GGUF file.
+fn is_gguf(path: &Path) -> bool {
+    let is_named = |path: &Path| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    is_named(path) || (is_piece(path) && path.file_stem().is_some_and(|stem| is_named(Path::new(stem))))
 }
 
 /// Whether the file is a piece of one that was cut for its size: `NAME.gguf.part1of2`. The first begins like a GGUF file.
@@ -146,7 +158,7 @@ pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
                 "is a piece of {stem}; join all in their order (cat $(ls -v {stem}.part*) > {stem}), and use that file"
             )
         }
-        Some(format) => format!("is {format}, which is not supported; {INSTEAD}"),
+        Some((format, problem)) => format!("is {format}, which {problem}"),
         None => {
             "is a file, but not a GGUF file; use the checkpoint's directory (with config.json and model.safetensors)"
                 .into()
@@ -158,7 +170,7 @@ pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
 /// Refuses a GGUF file without a model.
 ///
 /// # Errors
-/// If it is an adapter, an importance matrix, a control vector, or only towers.
+/// If it is an adapter, an importance matrix, a control vector, only towers, or only metadata.
 pub(super) fn refuse_other_kind(gguf: &Gguf) -> Result<()> {
     let text = |key: &str| gguf.metadata(key).and_then(|value| value.as_str());
     let kind = text("general.type").or(text("adapter.type").map(|_| "adapter"));
@@ -175,6 +187,10 @@ pub(super) fn refuse_other_kind(gguf: &Gguf) -> Result<()> {
         ),
         (_, Some("controlvector")) => {
             ("general.architecture", "is a control vector's, which is not supported; use the model's file")
+        }
+        _ if gguf.tensors().next().is_none() => {
+            let problem = "has no tensors, only metadata, such as a vocabulary; use the model's file";
+            return Err(Error::file(gguf.path(), problem));
         }
         _ => return Ok(()),
     };

@@ -390,6 +390,10 @@ fn directories_without_a_model_say_what_they_hold() {
         ("pytorch_model.bin", ["a PyTorch file is not supported", "use the bf16 checkpoint, or a GGUF file"]),
         ("model.onnx", ["an ONNX file", "use the bf16 checkpoint, or a GGUF file"]),
         ("gemma.litertlm", ["a LiteRT file", "use the bf16 checkpoint, or a GGUF file"]),
+        ("model.safetensors.part", ["an incomplete download is not read", "resume it, or download the file again"]),
+        ("adapter_model.safetensors", ["LoRA adapter", "merge the adapter into its base model"]),
+        ("gemma-4-E2B-it-Q4_0.GGUF", ["contains GGUF files", "use one of them"]),
+        ("gemma-4-E2B-it-Q4_0.gguf.part1of2", ["contains GGUF files", "use one of them"]),
     ] {
         let directory = twin.path(&format!("of {file}"));
         std::fs::create_dir(&directory).expect("a directory");
@@ -399,6 +403,10 @@ fn directories_without_a_model_say_what_they_hold() {
     }
     for (file, about) in [("files.onnx", "an ONNX file"), ("model.pth", "a PyTorch file")] {
         refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "use the bf16 checkpoint, or a GGUF file"]);
+    }
+    for file in ["model.gguf.crdownload", "0a1b.incomplete"] {
+        let about = [file, "an incomplete download, which is not read", "resume it, or download the file again"];
+        refused(engine(&twin.write(file, [0; 64]), None), &about);
     }
 
     twin.write("of weights.safetensors/more.safetensors", [0; 64]);

@@ -185,6 +185,10 @@ fn gguf_files_without_a_model_are_refused_by_name() {
         let path = twin.write("file.gguf", twin.gguf("target").with(key, str_value(value)).bytes());
         refused(engine(&path, None), &["file.gguf", key, about, "use"]);
     }
+    let mut vocabulary = twin.gguf("target");
+    vocabulary.tensors.clear();
+    let about = ["file.gguf", "has no tensors", "use the model's file"];
+    refused(engine(&twin.write("file.gguf", vocabulary.bytes()), None), &about);
     let pooled = twin.gguf("target").with("gemma4.pooling_type", u32_value(1));
     let about = ["pooling_type", "an embedding model", "use a Gemma 4"];
     refused(engine(&twin.write("file.gguf", pooled.bytes()), None), &about);

@@ -348,11 +348,11 @@ fn files_that_are_no_json() {
     for file in [TARGET, ASSISTANT, "target/generation_config.json", "target/tokenizer_config.json"] {
         for (content, about) in [
             (&b""[..], "valid JSON"),
-            (b"{\"hidden_size\": 64", "valid JSON"),
+            (b"{\"hidden_size\": 64", "correct it, or download it again"),
             (b"{\n\n\"hidden_size\": 64,,\n}", "valid JSON"),
-            (b"[1, 2]", "JSON object"),
+            (b"[1, 2]", "is not a JSON object; download it again"),
             (b"null", "JSON object"),
-            (b"{\"a\": \xFF}", "UTF-8"),
+            (b"{\"a\": \xFF}", "is not UTF-8 from byte 6 on; save it as UTF-8"),
             (b"{\"a\": NaN}", "NaN is not a JSON number; write null"),
             (&[b'['; 100_000], "valid JSON"),
         ] {
@@ -903,6 +903,8 @@ fn causes_in_files() {
     };
     let missing = cause(&|pair| std::fs::remove_file(pair.path(TARGET)).expect("it was there"));
     assert!(matches!(&missing, Error::Io { path, .. } if path.ends_with(TARGET)), "{missing:?}");
+    let not_utf8 = cause(&|pair| pair.write(TARGET, b"\xFF\xFE{\0}\0"));
+    assert!(matches!(&not_utf8, Error::File { path, .. } if path.ends_with(TARGET)), "{not_utf8:?}");
     let cut = cause(&|pair| {
         let whole = std::fs::read(pair.path(WEIGHTS)).expect("a file");
         pair.write(WEIGHTS, &whole[..whole.len() - 1]);

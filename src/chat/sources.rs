@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::checkpoint::gguf::Gguf;
-use crate::checkpoint::{Fields, refuse_placeholder, regular_file};
+use crate::checkpoint::{Fields, is_present, read_text, regular_file};
 use crate::{Error, Result};
 
 /// The name of the template that is used unless another one is asked for.
@@ -27,7 +27,7 @@ pub(super) type Texts = BTreeMap<String, String>;
 pub(crate) fn template_sources(directory: &Path) -> Result<Texts> {
     let mut sources = Texts::new();
     let file = directory.join("chat_template.jinja");
-    if file.exists() {
+    if is_present(&file) {
         sources.insert(DEFAULT_TEMPLATE.into(), read(&file)?);
     }
     let named = directory.join(NAMED_TEMPLATES);
@@ -55,13 +55,12 @@ pub(crate) fn template_sources(directory: &Path) -> Result<Texts> {
 
 fn read(path: &Path) -> Result<String> {
     regular_file(path, "a chat template")?;
-    let source = std::fs::read_to_string(path).map_err(Error::io(path))?;
-    refuse_placeholder(path, source.as_bytes()).map(|()| source)
+    read_text(path)
 }
 
 fn fields_of(directory: &Path, file: &str) -> Result<Option<Fields>> {
     let path = directory.join(file);
-    if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
+    if is_present(&path) { Fields::read(path).map(Some) } else { Ok(None) }
 }
 
 /// The template itself, or a list of several with names.

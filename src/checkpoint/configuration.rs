@@ -1,6 +1,6 @@
 //! What a checkpoint says about its model: configuration, tokenizer, sampling.
 
-use super::fields::Fields;
+use super::fields::{Fields, is_present};
 use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
 use super::gguf::Gguf;
@@ -150,11 +150,11 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let path = self.path.join("tokenizer.json");
-                if path.exists() { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
+                if is_present(&path) { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
             }
             Files::Gguf(gguf) => {
                 let beside = self.path.with_file_name("tokenizer.json");
-                let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size));
+                let beside = is_present(&beside).then(|| Tokenizer::read(&beside, vocab_size));
                 let same = |beside: Tokenizer| gguf::check_tokenizer(gguf, &beside).map(|()| beside);
                 match (gguf::tokenizer(gguf), beside) {
                     (Ok(Some(own)), beside) => {

@@ -27,6 +27,25 @@ pub(crate) fn regular_file(path: &Path, expected: &str) -> Result<Metadata> {
     Err(Error::file(path, format!("{kind}; {expected} is expected here")))
 }
 
+/// Whether `path` is a file or a link, even one to a file that is missing, as in an incomplete cache of the Hub: reading
+/// that is an error, while a file that is optional may be absent.
+pub(crate) fn is_present(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// The text of the file `path`, which has passed [`regular_file`].
+///
+/// # Errors
+/// If it cannot be read, is a placeholder, or not UTF-8.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).map_err(Error::io(path))?;
+    refuse_placeholder(path, &bytes)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Error::file(path, format!("is not UTF-8 from byte {at} on; save it as UTF-8, or download it again"))
+    })
+}
+
 /// A JSON object, with the file and the nesting it was found in: what the models' configurations are read from
 /// ([`TextConfig::target`](crate::gemma4::TextConfig::target)).
 #[derive(Clone, Debug)]
@@ -48,19 +67,19 @@ impl Fields {
         if meta.len() > MAX_BYTES {
             return Err(Error::file(path, format!("is {} bytes long, too long for a configuration", meta.len())));
         }
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        refuse_placeholder(path, text.as_bytes())?;
+        let text = read_text(path)?;
         match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(Value::Object(object)) => {
                 let (path, nesting, looked_for) = (path.to_owned(), String::new(), RefCell::default());
                 Ok(Self { path, nesting, object, looked_for })
             }
-            Ok(_) => Err(Error::file(path, "is not a JSON object")),
+            Ok(_) => Err(Error::file(path, "is not a JSON object; download it again")),
             Err(e) => {
                 let number = ["NaN", "Infinity"].into_iter().find(|number| text.contains(number));
-                let hint =
-                    number.map_or(String::new(), |number| format!("; {number} is not a JSON number; write null"));
-                Err(Error::file(path, format!("is not valid JSON: {e}{hint}")))
+                let remedy = number.map_or("correct it, or download it again".to_owned(), |number| {
+                    format!("{number} is not a JSON number; write null")
+                });
+                Err(Error::file(path, format!("is not valid JSON: {e}; {remedy}")))
             }
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::fields::Fields;
+use super::fields::{Fields, is_present};
 use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ const FILE: &str = "generation_config.json";
 /// The file in the directory of a checkpoint, if there is one.
 fn read(directory: &Path) -> Result<Option<Fields>> {
     let path = directory.join(FILE);
-    if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
+    if is_present(&path) { Fields::read(path).map(Some) } else { Ok(None) }
 }
 
 /// The end-of-generation and suppressed tokens.

@@ -157,6 +157,19 @@ fn special_files_are_refused() {
     }
 }
 
+/// A link whose file is missing is an incomplete download; its model would lack a tokenizer, or write suppressed tokens.
+#[cfg(unix)]
+#[test]
+fn dangling_links_are_refused() {
+    for file in ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "generation_config.json"] {
+        let twin = Twin::of("dense");
+        let path = twin.path("target").join(file);
+        let _ = std::fs::remove_file(&path);
+        std::os::unix::fs::symlink("../../blobs/gone", &path).expect("a link");
+        refused(engine(&twin.path("target"), None), &[file, "check the path, or download it there"]);
+    }
+}
+
 /// Truncated downloads leave files of full length with zeros: detected by the layers' factors.
 #[test]
 fn factors_that_are_zero_are_refused() {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::representable;
 use super::tokenizer_file::{AddedToken, Merge, TokenizerFile};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Fields, regular_file};
+use crate::checkpoint::{Fields, is_present, regular_file};
 use crate::tokenizer::byte_token;
 use crate::{Error, Result, chat};
 
@@ -39,7 +39,7 @@ pub(super) fn declare(
     config: &SpecialIds,
 ) -> Result<()> {
     let path = directory.join("tokenizer.json");
-    if !path.exists() {
+    if !is_present(&path) {
         file.value("tokenizer.ggml.model", "no_vocab")?;
         file.value(&format!("{architecture}.vocab_size"), vocab_size as u32)?;
         return declare_ids(file, config);
@@ -159,7 +159,7 @@ fn merges(path: &Path, merges: &[Merge]) -> Result<Vec<String>> {
 /// The ids of tokenizer_config.json, else of the model's configuration.
 fn named_ids(directory: &Path, source: &TokenizerFile, config: &SpecialIds) -> Result<SpecialIds> {
     let path = directory.join("tokenizer_config.json");
-    let names = if path.exists() { Some(Fields::read(&path)?) } else { None };
+    let names = if is_present(&path) { Some(Fields::read(&path)?) } else { None };
     let id = |token: &str| {
         let added = source.added_tokens.iter().find(|added| added.content == token).map(|added| added.id);
         added.or_else(|| source.model.vocab.get(token).copied())

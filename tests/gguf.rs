@@ -206,7 +206,7 @@ fn bad_preambles_are_refused() {
         bytes[at..at + new.len()].copy_from_slice(new);
         bytes
     };
-    refused(with(0, b"GGML"), "not a GGUF file");
+    refused(with(0, b"GGML"), "not a GGUF file (it does not begin with \"GGUF\"); download it again");
     refused(with(0, b"FUGG"), "big-endian");
     refused(with(4, &3u32.to_be_bytes()), "big-endian");
     refused(with(4, &1u32.to_le_bytes()), "version 1");
@@ -265,11 +265,11 @@ fn bad_tensors_are_refused() {
     refused(change(|t| t[0].shape = vec![1 << 32, 1 << 32]), "overflows");
     refused(change(|t| t[0].shape = vec![u64::MAX]), "overflows");
     refused(change(|t| t[0].shape = vec![1 << 61]), "does not end inside");
-    refused(change(|t| t[1].shape = vec![2, 63]), "needs a multiple of 32");
+    refused(change(|t| t[1].shape = vec![2, 63]), "needs a multiple of 32; download or convert the file again");
     refused(change(|t| t[2].shape = vec![6, 128]), "needs a multiple of 256");
     refused(change(|t| t[3].offset = Some(1 << 40)), "does not end inside");
     refused(change(|t| t[3].offset = Some(u64::MAX - 31)), "does not end inside");
-    refused(change(|t| t[3].offset = Some(1)), "not a multiple of the alignment");
+    refused(change(|t| t[3].offset = Some(1)), "not a multiple of the alignment 32; download the file again");
     refused(change(|t| t[3].offset = Some(0)), "overlaps tensor");
     refused(change(|t| t[1].shape = vec![3, 64]), "overlaps tensor q8_0");
     refused(change(|t| t[0].type_id = 8), "needs a multiple of 32");
@@ -352,8 +352,13 @@ fn bad_splits_are_refused() {
     let no = |i: u32| Raw(4, i.to_le_bytes().to_vec());
     // In the files from this one on, a key gets another value.
     let cases = [
-        (2, "split.no", no(1), "split.no: is not 2"),
-        (2, "split.count", no(4), "split.count: is not 3"),
+        (2, "split.no", no(1), "split.no: is not 2, as the file's name says; restore its name, or download it again"),
+        (
+            2,
+            "split.count",
+            no(4),
+            "split.count: is not 3, as in the other files of the checkpoint; download the files again",
+        ),
         (0, "split.tensors.count", no(4), "split.tensors.count: is 4"),
         (0, "split.count", Raw(10, vec![255; 8]), "split.count: is 1844"),
     ];

@@ -200,6 +200,9 @@ fn a_file_with_an_odd_sequence_of_samplers_loads() {
     {
         assert!(line.contains(part) && !line.contains('\n'), "{part}: {line:?}");
     }
+    // Longer than any name in a file may be.
+    let (defaults, lines) = of(&"top_k;".repeat(20));
+    assert_eq!((defaults, lines.len()), (None, 1), "{lines:?}");
     for (sequence, problem) in [
         ("temperature;min_p", "the order penalties;dry;"),
         ("min_p;min_p", "the order penalties;dry;"),

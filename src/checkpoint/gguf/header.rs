@@ -135,7 +135,7 @@ fn preamble(cursor: &mut Cursor<'_>) -> Result<u32, String> {
     match cursor.take(4) {
         Ok(b"GGUF") => {}
         Ok(b"FUGG") => return Err("is a big-endian GGUF file; convert it with gguf-convert-endian".into()),
-        _ => return Err("is not a GGUF file (it does not begin with \"GGUF\")".into()),
+        _ => return Err("is not a GGUF file (it does not begin with \"GGUF\"); download it again".into()),
     }
     let version = cursor.u32().map_err(|problem| format!("the header {problem}; download the file again"))?;
     match version {
@@ -166,7 +166,10 @@ fn alignment(metadata: &BTreeMap<String, Slot>, bytes: &[u8]) -> Result<usize, P
     let Some(slot) = metadata.get(key) else { return Ok(DEFAULT_ALIGNMENT) };
     match slot.value(bytes) {
         Some(Value::U32(alignment)) if alignment.is_power_of_two() => Ok(alignment as usize),
-        Some(value) => Err(Problem::Key(key.into(), format!("is {value:?}, must be a power of two (U32)"))),
+        Some(value) => {
+            let problem = format!("is {value:?}, must be a power of two (U32); convert the checkpoint again");
+            Err(Problem::Key(key.into(), problem))
+        }
         None => Err(Problem::Key(key.into(), "cannot be read; the file is changing".into())),
     }
 }
@@ -210,7 +213,8 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
             return problem(format!("has shape {:?}, which overflows; download the file again", tensor.shape));
         };
         if !tensor.start.is_multiple_of(alignment) {
-            return problem(format!("is at offset {}, not a multiple of the alignment {alignment}", tensor.start));
+            let text = format!("is at offset {}, not a multiple of the alignment {alignment}", tensor.start);
+            return problem(format!("{text}; download the file again"));
         }
         let inner = tensor.shape.last().copied().unwrap_or(1);
         let len = match GgmlType::from_id(tensor.type_id).map(|known| known.bytes(inner, elements)) {

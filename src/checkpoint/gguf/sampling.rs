@@ -35,7 +35,7 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
         xtc_probability: number("xtc_probability")?,
         xtc_threshold: number("xtc_threshold")?,
     };
-    if let Some(sequence) = keys.optional_str(&key("sequence"))? {
+    if let Some(sequence) = keys.typed(&key("sequence"), "a string", Value::as_str)? {
         let problem = |problem| format!("{} is \"{}\": {problem}", key("sequence"), shown(sequence));
         match only_those_in(sequence, &mut parameters) {
             Ok(None) => {}

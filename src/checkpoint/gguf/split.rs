@@ -59,12 +59,12 @@ fn open_all(given: &Gguf) -> Result<Gguf> {
     for (i, path) in paths(given.path(), count)?.iter().enumerate() {
         let file = Gguf::single(Part::open(path)?, i)?;
         if number(&file, "split.count")? != Some(count) {
-            return Err(
-                file.key_error("split.count", format!("is not {count}, as in the other files of the checkpoint"))
-            );
+            let problem = format!("is not {count}, as in the other files of the checkpoint; download the files again");
+            return Err(file.key_error("split.count", problem));
         }
         if number(&file, "split.no")? != Some(i) {
-            return Err(file.key_error("split.no", format!("is not {i}, as the file's name says")));
+            let problem = format!("is not {i}, as the file's name says; restore its name, or download it again");
+            return Err(file.key_error("split.no", problem));
         }
         match &mut whole {
             None => whole = Some(file),

@@ -77,7 +77,8 @@ impl GgmlType {
     /// Bytes of a tensor of `elements` elements in rows of `inner`, or the problem.
     pub(super) fn bytes(self, inner: usize, elements: usize) -> Result<usize, String> {
         if !inner.is_multiple_of(self.block_len) {
-            return Err(format!("has rows of {inner} elements, {} needs a multiple of {}", self.name, self.block_len));
+            let problem = format!("has rows of {inner} elements, {} needs a multiple of {}", self.name, self.block_len);
+            return Err(format!("{problem}; download or convert the file again"));
         }
         let bytes = (elements / self.block_len).checked_mul(self.block_bytes);
         bytes.ok_or_else(|| "has a size that overflows; download the file again".into())

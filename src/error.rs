@@ -268,7 +268,8 @@ fn one_line(text: impl Display) -> String {
 
 fn hint(cause: &std::io::Error) -> &'static str {
     match cause.kind() {
-        std::io::ErrorKind::NotFound => "; check the path, or download it there",
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => "; check the path, or download it there",
+        std::io::ErrorKind::PermissionDenied => "; check the permissions of the file and its directory",
         std::io::ErrorKind::IsADirectory => "; a file is expected here",
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => "; free space there, or write elsewhere",
         std::io::ErrorKind::FileTooLarge | std::io::ErrorKind::ReadOnlyFilesystem => "; write elsewhere",

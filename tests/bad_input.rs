@@ -933,6 +933,18 @@ fn file_systems_that_cannot_take_a_file() {
     }
 }
 
+/// A path through a file is wrong, and a file that may not be opened has the wrong permissions.
+#[test]
+fn paths_that_cannot_be_opened() {
+    for (kind, remedy) in [
+        (ErrorKind::NotADirectory, "; check the path, or download it there"),
+        (ErrorKind::PermissionDenied, "; check the permissions of the file and its directory"),
+    ] {
+        let error = Error::Io { path: "model.gguf".into(), cause: kind.into() }.to_string();
+        assert!(error.starts_with("model.gguf: ") && error.ends_with(remedy), "{error}");
+    }
+}
+
 /// A load that its caller cancels ends before the next tensor.
 #[test]
 fn a_load_that_is_cancelled() {

@@ -725,6 +725,14 @@ fn tokenizer_files() {
     };
     assert_eq!(file(&|_| ()).expect("sound").encode("abba").expect("ids"), [2, 1, 0]);
     let bad = |change: &dyn Fn(&mut Value), about: &str| refused(file(change), &["tokenizer.json", about]);
+    // A valid file of another kind is not to be downloaded again.
+    for (part, kind) in [("normalizer", "Lowercase"), ("pre_tokenizer", "FixedLength"), ("model", "Unigram")] {
+        let error = file(&|file| file[part]["type"] = json!(kind)).err().expect("an error");
+        let message = error.to_string();
+        assert!(matches!(&error, Error::Unsupported { what, .. } if what == part), "{error:?}");
+        says(&message, &["tokenizer.json", kind, "is not implemented; expected", "published with the model"]);
+        assert!(!message.contains("download"), "{message}");
+    }
     bad(&|file| file["model"]["merges"] = json!(["a b", "ab ab"]), "merges: entry 1");
     bad(&|file| file["model"]["merges"] = json!([["ab", "b"]]), "merges: entry 0");
     bad(&|file| file["model"]["continuing_subword_prefix"] = json!("ééé"), "continuing_subword_prefix");

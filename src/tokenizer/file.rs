@@ -12,6 +12,27 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWra
 use super::bpe::{Bpe, BpeOptions, BpeTokenizer, Merges};
 use super::vocabulary::{Text, Vocabulary};
 
+/// A field whose value is not implemented: the file is valid.
+#[derive(Debug)]
+pub(super) struct NotImplemented {
+    pub field: String,
+    pub problem: String,
+}
+
+impl fmt::Display for NotImplemented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl std::error::Error for NotImplemented {}
+
+fn not_implemented(field: &str, problem: impl Into<String>) -> NotImplemented {
+    NotImplemented { field: field.to_owned(), problem: problem.into() }
+}
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as
 /// could a misspelled name.
 #[derive(Deserialize)]
@@ -109,7 +130,10 @@ const POST_PROCESSORS: [&str; 3] = ["Sequence", "TemplateProcessing", "ByteLevel
 const DECODERS: [&str; 7] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "ByteLevel"];
 
 /// Parses the tokenizer in `json`.
-pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, Box<dyn std::error::Error + Send + Sync>> {
+///
+/// # Errors
+/// [`NotImplemented`], or if it is malformed.
+pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, AnyError> {
     // Including the ignored fields.
     let text = std::str::from_utf8(json)?;
     // Another kind of model has other fields: its name is the better message.
@@ -140,7 +164,7 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, Box<dyn std::error:
 }
 
 /// The error for a model that is not BPE.
-fn other_kind(text: &str) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+fn other_kind(text: &str) -> Option<AnyError> {
     #[derive(Deserialize)]
     struct File {
         model: Kind,
@@ -154,27 +178,27 @@ fn other_kind(text: &str) -> Option<Box<dyn std::error::Error + Send + Sync>> {
     refuse_kind(Some(model.kind)).err().map(Into::into)
 }
 
-fn refuse_kind(kind: Option<String>) -> Result<(), String> {
+fn refuse_kind(kind: Option<String>) -> Result<(), NotImplemented> {
     match kind.filter(|kind| kind != "BPE") {
         None => Ok(()),
-        Some(kind) => Err(format!("model: {kind:?} is not implemented; expected BPE")),
+        Some(kind) => Err(not_implemented("model", format!("{kind:?} is not implemented; expected BPE"))),
     }
 }
 
 impl Model<'_> {
-    fn build(self) -> Result<Bpe, Box<dyn std::error::Error + Send + Sync>> {
+    fn build(self) -> Result<Bpe, AnyError> {
         refuse_kind(self.kind)?;
         let affixes = [
-            ("continuing_subword_prefix", self.continuing_subword_prefix),
-            ("end_of_word_suffix", self.end_of_word_suffix),
+            ("model.continuing_subword_prefix", self.continuing_subword_prefix),
+            ("model.end_of_word_suffix", self.end_of_word_suffix),
         ];
         for (name, affix) in affixes {
             if affix.is_some_and(|affix| !affix.is_empty()) {
-                return Err(format!("model.{name}: is not implemented; it must be empty").into());
+                return Err(not_implemented(name, "is not implemented; it must be empty").into());
             }
         }
         if self.dropout.is_some_and(|dropout| dropout != 0.0) {
-            return Err("model.dropout: must be 0, because it makes tokens random; remove it".into());
+            return Err(not_implemented("model.dropout", "must be 0, because it makes tokens random; remove it").into());
         }
         let mut merges = Merges::with_capacity(self.merges.len());
         for (i, merge) in self.merges.into_iter().enumerate() {
@@ -196,13 +220,14 @@ impl Model<'_> {
 }
 
 /// Checks the type of a step, and of those in a sequence's list `nested`.
-fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), String> {
+fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), AnyError> {
     if step.is_null() {
         return Ok(());
     }
     let kind = step["type"].as_str().unwrap_or_default();
     if !known.contains(&kind) {
-        return Err(format!("{field}: {kind:?} is not implemented; expected one of {}", known.join(", ")));
+        let problem = format!("{kind:?} is not implemented; expected one of {}", known.join(", "));
+        return Err(not_implemented(field, problem).into());
     }
     match kind {
         "Sequence" => {
@@ -210,8 +235,10 @@ fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), 
             steps.iter().try_for_each(|step| kinds(field, step, nested, known))
         }
         // `tokenizers` underflows on tokens with fewer characters.
-        "Strip" if step["stop"] != 0 => Err(format!("{field}: Strip: stop must be 0")),
-        "TemplateProcessing" => template(step).map_err(|problem| format!("{field}: TemplateProcessing: {problem}")),
+        "Strip" if step["stop"] != 0 => Err(not_implemented(field, "Strip: stop must be 0").into()),
+        "TemplateProcessing" => {
+            template(step).map_err(|problem| format!("{field}: TemplateProcessing: {problem}").into())
+        }
         _ => Ok(()),
     }
 }

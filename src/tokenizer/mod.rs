@@ -43,14 +43,21 @@ impl Tokenizer {
     /// Reads `tokenizer.json`; its ids must be below `vocab_size`.
     ///
     /// # Errors
-    /// If the file is missing or malformed, or an id is outside the model's vocabulary.
+    /// If the file is missing, malformed or of a kind that is not implemented, or an id is outside the model's
+    /// vocabulary.
     pub fn read(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
         let path = path.as_ref();
         regular_file(path, "a tokenizer.json")?;
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
-        let inner = file::tokenizer(&json)
-            .map_err(|e| Error::file(path, format!("is not a tokenizer: {e}; download it again")))?;
+        let inner = file::tokenizer(&json).map_err(|error| match error.downcast::<file::NotImplemented>() {
+            Ok(of) => {
+                let file::NotImplemented { field, problem } = *of;
+                let problem = format!("{problem}; use the tokenizer.json published with the model");
+                Error::Unsupported { path: Some(path.to_owned()), what: field, problem }
+            }
+            Err(error) => Error::file(path, format!("is not a tokenizer: {error}; download it again")),
+        })?;
         Self::new(inner, path, vocab_size)
     }
 

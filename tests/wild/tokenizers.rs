@@ -101,6 +101,18 @@ fn control_tokens_called_normal_are_one_id() {
         assert_eq!(tokenizer.decode(&ids).expect("text"), "a</s>b", "{name}: a tag stays, control tokens go");
         assert!([1, 50, 106].iter().all(|id| engine.end_of_generation().contains(id)), "{name}");
     }
+    // Of an undefined type, and unused.
+    let twin = Twin::of("edge");
+    let kind = |id: usize| match id {
+        1 => 0i32,
+        50 => 5,
+        _ => 1,
+    };
+    let kinds: Vec<Raw> = (0..512).map(|id| Raw(5, kind(id).to_le_bytes().to_vec())).collect();
+    let file = vocabulary.in_gguf(twin.gguf("target"), "gemma4", &[]).with("tokenizer.ggml.token_type", array(&kinds));
+    let engine = engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine");
+    let ids = engine.tokenizer().and_then(|own| own.encode("<|tool_response>a<eos>")).expect("ids");
+    assert_eq!(ids, [2, 50, vocabulary.id("a"), 1]);
 }
 
 /// Emits the tokens of a list, one after the other.

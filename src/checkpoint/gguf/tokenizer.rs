@@ -38,8 +38,8 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
-/// Gemma 4's control tokens. Some published files mark some of them normal (`<eos>`, `<|tool_response>`), so that
-/// their text would be merged like any other; llama.cpp's converter marks others user-defined (`<|tool_call>`),
+/// Gemma 4's control tokens. Some published files give some of them another type (`<eos>`, `<|tool_response>`), so
+/// that their text would be merged like any other; llama.cpp's converter marks others user-defined (`<|tool_call>`),
 /// which would make them part of the decoded text.
 const CONTROL_TOKENS: [&str; 24] = [
     "<pad>",
@@ -225,7 +225,7 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
     Ok(array.strings().into_iter().flatten().collect())
 }
 
-/// Token types, corrected for control tokens marked normal.
+/// Token types, corrected for control tokens of other types.
 fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     let is_byte_level = keys.optional_str(MODEL)? == Some(byte_level::MODEL);
     let of_all = |value: Value<'_>| -> Option<Vec<u64>> {
@@ -250,7 +250,7 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
         }
         return Ok(kinds);
     }
-    for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind)) {
+    for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| ![UNKNOWN, CONTROL].contains(kind)) {
         match *token {
             STRIKE_END => *kind = USER_DEFINED,
             token if CONTROL_TOKENS.contains(&token) => *kind = CONTROL,

@@ -124,9 +124,10 @@ pub struct GenerateOptions {
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
-    /// As `logprobs`, of the prompt's tokens, except one without a token before it, in the first piece; if there are none
-    /// to generate, only a [`Scheduler`](crate::Scheduler) has a piece. The prompt is read in chunks of at most 32
-    /// tokens, and from no cached prefix. Default: none.
+    /// As `logprobs`, of the prompt's tokens, in the first piece; if there are none to generate, only a
+    /// [`Scheduler`](crate::Scheduler) has a piece. The first token has none in an empty session, nor where the token
+    /// before it has been read: after [`Session::rewind`](crate::Session::rewind), or after a prompt from which nothing
+    /// was generated. The prompt is read in chunks of at most 32 tokens, and from no cached prefix. Default: none.
     pub prompt_logprobs: Option<usize>,
     /// Cancels every generation with this handle from any thread, before the next prefill chunk or
     /// round. Default: a new handle.

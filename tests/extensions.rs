@@ -488,8 +488,13 @@ fn log_probabilities_of_prompts() {
     let mut session = session(&engine);
     pieces(&mut session, &prompt, &options(2, Speculation::Off));
     let scored = GenerateOptions { prompt_logprobs: Some(0), ..options(2, Speculation::Off) };
-    let of_prompt = pieces(&mut session, &prompt, &scored)[0].prompt_logprobs.clone();
-    assert_eq!(of_prompt.iter().map(|of| of.token).collect::<Vec<_>>(), prompt);
+    let scored_tokens = |session: &mut Session| -> Vec<u32> {
+        pieces(session, &prompt, &scored)[0].prompt_logprobs.iter().map(|of| of.token).collect()
+    };
+    assert_eq!(scored_tokens(&mut session), prompt);
+    // None where the token before it has been read, whose logits are gone.
+    session.rewind(session.tokens().len() - 1).expect("rewound");
+    assert_eq!(scored_tokens(&mut session), prompt[1..]);
 }
 
 /// A fork continues like its original, and neither disturbs the other, in any K/V format.

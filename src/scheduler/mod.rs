@@ -205,7 +205,8 @@ impl Scheduler {
     }
 
     /// Adds a second sequence with the prompt of `id`, which is not read again except for its last token, and a
-    /// generation of its own: it writes what it would have written alone.
+    /// generation of its own: it writes what it would have written alone. Log-probabilities of the prompt
+    /// ([`GenerateOptions::prompt_logprobs`]) are those of `id`: it has none.
     ///
     /// # Errors
     /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt

@@ -183,11 +183,8 @@ pub struct Matrix {
 impl Matrix {
     /// Bytes of one `(outputs, inputs)` matrix, padded to whole panels; `None` if the rows are not whole blocks or the
     /// product overflows.
-    pub const fn bytes(weight_type: WeightType, outputs: usize, inputs: usize) -> Option<usize> {
-        match outputs.checked_next_multiple_of(PANEL_ROWS) {
-            Some(rows) => weight_type.packed_bytes_for(rows, inputs),
-            None => None,
-        }
+    pub fn bytes(weight_type: WeightType, outputs: usize, inputs: usize) -> Option<usize> {
+        weight_type.packed_bytes_for(outputs.checked_next_multiple_of(PANEL_ROWS)?, inputs)
     }
 
     /// Whether there are kernels for this type.

@@ -125,45 +125,33 @@ impl WeightType {
 
     /// Whether [`quantize_row`](super::quantize_row) writes this type. The others are read only.
     pub const fn is_written(self) -> bool {
-        !matches!(self, Self::NVFP4 | Self::TQ1_0 | Self::TQ2_0) && !self.has_grid()
-    }
-
-    /// Whether a file's blocks are indices into a grid of points.
-    pub(super) const fn has_grid(self) -> bool {
         use WeightType::*;
-        matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
+        !matches!(self, NVFP4 | TQ1_0 | TQ2_0 | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
     }
 
     /// Bytes of one row of `inputs` weights; `None` if they are not whole blocks.
-    pub const fn row_bytes(self, inputs: usize) -> Option<usize> {
-        if !inputs.is_multiple_of(self.block_len()) {
-            return None;
-        }
-        (inputs / self.block_len()).checked_mul(self.block_bytes())
+    pub fn row_bytes(self, inputs: usize) -> Option<usize> {
+        self.blocks_in_row(inputs)?.checked_mul(self.block_bytes())
     }
 
     /// Bytes of an `(outputs, inputs)` matrix; `None` if the rows are not whole blocks or the product overflows.
-    pub const fn bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
-        match self.row_bytes(inputs) {
-            Some(row) => row.checked_mul(outputs),
-            None => None,
-        }
+    pub fn bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
+        self.row_bytes(inputs)?.checked_mul(outputs)
     }
 
     /// As [`WeightType::row_bytes`], packed.
-    pub const fn packed_row_bytes(self, inputs: usize) -> Option<usize> {
-        if !inputs.is_multiple_of(self.block_len()) {
-            return None;
-        }
-        (inputs / self.block_len()).checked_mul(self.packed_block_bytes())
+    pub fn packed_row_bytes(self, inputs: usize) -> Option<usize> {
+        self.blocks_in_row(inputs)?.checked_mul(self.packed_block_bytes())
     }
 
     /// As [`WeightType::bytes_for`], packed.
-    pub const fn packed_bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
-        match self.packed_row_bytes(inputs) {
-            Some(row) => row.checked_mul(outputs),
-            None => None,
-        }
+    pub fn packed_bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
+        self.packed_row_bytes(inputs)?.checked_mul(outputs)
+    }
+
+    /// Blocks of a row of `inputs` weights, if they are whole.
+    fn blocks_in_row(self, inputs: usize) -> Option<usize> {
+        inputs.is_multiple_of(self.block_len()).then_some(inputs / self.block_len())
     }
 
     /// The block type of activations that are multiplied by this type.

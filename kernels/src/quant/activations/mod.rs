@@ -44,22 +44,15 @@ impl ActivationFormat {
 
     /// Words of scratch that [`Activations::quantize`] needs for `rows` rows of `inputs`; `None` if the rows are not
     /// whole blocks or the product overflows.
-    pub const fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
+    pub fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
         if !inputs.is_multiple_of(self.blocks.block_len()) {
             return None;
         }
-        match self.layout {
-            ActivationLayout::RowBlocks => {
-                match (inputs / self.blocks.block_len()).checked_mul(self.blocks.block_words()) {
-                    Some(row) => row.checked_mul(rows),
-                    None => None,
-                }
-            }
-            ActivationLayout::Tiles => match inputs.div_ceil(SPAN).checked_mul(rows.div_ceil(TILE_ROWS)) {
-                Some(tiles) => tiles.checked_mul(tile::words(self.blocks)),
-                None => None,
-            },
-        }
+        let (units, words) = match self.layout {
+            ActivationLayout::RowBlocks => ([inputs / self.blocks.block_len(), rows], self.blocks.block_words()),
+            ActivationLayout::Tiles => ([inputs.div_ceil(SPAN), rows.div_ceil(TILE_ROWS)], tile::words(self.blocks)),
+        };
+        units[0].checked_mul(units[1])?.checked_mul(words)
     }
 }
 

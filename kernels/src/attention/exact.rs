@@ -16,7 +16,7 @@ pub(super) fn key_scores<K: Element>(
     range: Range<usize>,
     scores: &mut [f64],
 ) {
-    isa.run(Scores { k, head_dim, queries, range, scores });
+    isa.run(Scores { keys: ExactRows { x: k, head_dim, range }, queries, scores });
 }
 
 /// `output[n] += sum_j weights[n * len + j] * v[j]` over the values `j` of `range`.
@@ -28,18 +28,23 @@ pub(super) fn add_values<V: Element>(
     range: Range<usize>,
     weights: &[f32],
 ) {
-    isa.run(Values { v, head_dim, queries, range, weights });
+    isa.run(Values { values: ExactRows { x: v, head_dim, range }, queries, weights });
 }
 
 /// Prefetch distance in keys (values). Without prefetching, one row at 32768 positions of E2B, f16, took 202 ms instead
 /// of 182.
 const PREFETCH_ROWS: usize = 8;
 
-struct Scores<'a, 'q, K> {
-    k: &'a [K],
+/// Keys or values of a block, `(len, head_dim)`, and the range of those that some query sees.
+struct ExactRows<'a, T> {
+    x: &'a [T],
     head_dim: usize,
-    queries: &'a [Query<'q>],
     range: Range<usize>,
+}
+
+struct Scores<'a, 'q, K> {
+    keys: ExactRows<'a, K>,
+    queries: &'a [Query<'q>],
     scores: &'a mut [f64],
 }
 
@@ -48,12 +53,11 @@ impl<K: Element> Op for Scores<'_, '_, K> {
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let Self { k, head_dim, queries, range, scores } = self;
-        let len = k.len() / head_dim;
+        let Self { keys, queries, scores } = self;
+        let len = keys.x.len() / keys.head_dim;
         let mut done = 0;
         while done < queries.len() {
             let (queries, scores) = (&queries[done..], &mut scores[done * len..]);
-            let keys = KeyRange { k, head_dim, range: range.clone() };
             // SAFETY: `run` entered the features; `attend_block` checked every length and range.
             done += unsafe {
                 match queries.len() {
@@ -69,10 +73,8 @@ impl<K: Element> Op for Scores<'_, '_, K> {
 }
 
 struct Values<'a, 'q, V> {
-    v: &'a [V],
-    head_dim: usize,
+    values: ExactRows<'a, V>,
     queries: &'a mut [Query<'q>],
-    range: Range<usize>,
     weights: &'a [f32],
 }
 
@@ -81,12 +83,11 @@ impl<V: Element> Op for Values<'_, '_, V> {
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let Self { v, head_dim, queries, range, weights } = self;
-        let len = v.len() / head_dim;
+        let Self { values, queries, weights } = self;
+        let len = values.x.len() / values.head_dim;
         let mut done = 0;
         while done < queries.len() {
             let (queries, weights) = (&mut queries[done..], &weights[done * len..]);
-            let values = ValueRange { v, head_dim, range: range.clone() };
             // SAFETY: `run` entered the features; `attend_block` checked every length and range.
             done += unsafe {
                 match queries.len() {
@@ -100,14 +101,7 @@ impl<V: Element> Op for Values<'_, '_, V> {
     }
 }
 
-/// The keys of a block that some query sees.
-struct KeyRange<'a, K> {
-    k: &'a [K],
-    head_dim: usize,
-    range: Range<usize>,
-}
-
-impl<K: Element> KeyRange<'_, K> {
+impl<K: Element> ExactRows<'_, K> {
     /// `scores[n][j] = q[n] . k[j]` for the first `N` queries, `J` keys at a time: `N * J` accumulators. Returns `N`.
     ///
     /// # Safety
@@ -152,11 +146,11 @@ impl<K: Element> KeyRange<'_, K> {
         first: usize,
         scores: &mut [f64],
     ) {
-        let (head_dim, len) = (self.head_dim, self.k.len() / self.head_dim);
+        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
         let whole = head_dim - head_dim % L::LANES;
         // SAFETY: the queries and the `J` keys from `first` on are `head_dim` long.
         unsafe {
-            let k = self.k.as_ptr().add(first * head_dim);
+            let k = self.x.as_ptr().add(first * head_dim);
             let mut acc = [[l.splat(0.0); J]; N];
             let mut keys = [l.splat(0.0); J];
             for i in (0..whole).step_by(L::LANES) {
@@ -193,14 +187,7 @@ impl<K: Element> KeyRange<'_, K> {
     }
 }
 
-/// The values of a block that some query sees.
-struct ValueRange<'a, V> {
-    v: &'a [V],
-    head_dim: usize,
-    range: Range<usize>,
-}
-
-impl<V: Element> ValueRange<'_, V> {
+impl<V: Element> ExactRows<'_, V> {
     /// `output[n] += sum_j weights[n][j] * v[j]` for the first `N` queries, in strips of `S` vectors: `N * S`
     /// accumulators stay in registers over all keys of the block. Returns `N`.
     ///
@@ -214,14 +201,14 @@ impl<V: Element> ValueRange<'_, V> {
         queries: &mut [Query<'_>],
         weights: &[f32],
     ) -> usize {
-        let (head_dim, len) = (self.head_dim, self.v.len() / self.head_dim);
+        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
         assert!(weights.len() >= N * len, "attend: too few weights");
         let mut out = [std::ptr::null_mut(); N];
         for (out, query) in out.iter_mut().zip(queries) {
             *out = query.output.as_mut_ptr();
         }
         let whole = head_dim - head_dim % L::LANES;
-        let (v, weights) = (self.v.as_ptr(), weights.as_ptr());
+        let (v, weights) = (self.x.as_ptr(), weights.as_ptr());
         let mut i = 0;
         // SAFETY: the outputs are `head_dim` long, `range` is inside the block, and there are weights of `N` queries.
         unsafe {
@@ -258,15 +245,15 @@ impl<V: Element> ValueRange<'_, V> {
         N
     }
 
-    /// [`ValueRange::add`] of the channels from `first` on, one vector at a time.
+    /// [`ExactRows::add`] of the channels from `first` on, one vector at a time.
     ///
     /// # Safety
     /// The caller is inside a function with `L`'s features; the outputs are `head_dim` long, `range` lies in the block,
     /// and `weights` has the block's weights of `N` queries.
     #[inline(always)]
     unsafe fn add_rest<L: Lanes, const N: usize>(&self, l: L, out: [*mut f32; N], weights: *const f32, first: usize) {
-        let (head_dim, len) = (self.head_dim, self.v.len() / self.head_dim);
-        let (v, mut i) = (self.v.as_ptr(), first);
+        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
+        let (v, mut i) = (self.x.as_ptr(), first);
         // SAFETY: the outputs are `head_dim` long, `range` is inside the block, and there are weights of `N` queries.
         unsafe {
             while i < head_dim {

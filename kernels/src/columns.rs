@@ -121,9 +121,8 @@ impl WrittenColumns<'_> {
     /// # Panics
     /// If `row` is out of range.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
-        let row = self.0.row_mut(row);
         // SAFETY: `assume_written`'s caller has written them.
-        unsafe { &mut *(std::ptr::from_mut(row) as *mut [f32]) }
+        unsafe { self.0.row_mut(row).assume_init_mut() }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::isa::Isa;
 use crate::ops::activation::{Pointwise, Silu};
-use crate::simd::float::{Lanes, Op};
+use crate::simd::float::{Lanes, MAX_LANES, Op};
 
 /// Key head of a value head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +25,6 @@ const PARTIALS: usize = 8;
 
 /// Vectors of state columns that are computed together: with 128 rows of 16 lanes they take half of a 32 KiB L1 cache.
 const VECTORS: usize = 2;
-
-/// The most lanes of any lane type.
-const MAX_LANES: usize = 16;
 
 /// `y[r] = silu(sum_t weight[t] * rows[r + t])`, channel by channel: a causal depthwise convolution.
 ///

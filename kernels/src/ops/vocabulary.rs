@@ -1,7 +1,7 @@
 //! Reductions over a row of scores or logits: top-k, maximum, softmax.
 
 use crate::isa::Isa;
-use crate::simd::float::{Lanes, Op};
+use crate::simd::float::{Lanes, MAX_LANES, Op};
 
 /// Scores per block: compared with the `k`-th largest so far as a whole.
 const BLOCK: usize = 256;
@@ -86,7 +86,7 @@ impl Op for SoftmaxWeights<'_> {
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
         let Self { logits, max, temperature, weights } = self;
-        let mut narrow = [0.0f32; 16]; // no lane type has more
+        let mut narrow = [0.0f32; MAX_LANES];
         for (logits, weights) in logits.chunks(L::LANES).zip(weights.chunks_mut(L::LANES)) {
             // SAFETY: `run` entered the features; a chunk is `LANES` long or the shorter tail.
             unsafe {

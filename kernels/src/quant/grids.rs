@@ -187,7 +187,7 @@ pub(super) struct Row<'a> {
     pub(super) quants: &'a mut [i8; 256],
     /// The block's scale, for every sub-block.
     pub(super) d: &'a mut [f32; 16],
-    /// The sub-blocks' scales.
+    /// The sub-blocks' scales: of 16 weights each, or of 32.
     pub(super) scales: &'a mut [i8; 16],
 }
 
@@ -207,14 +207,6 @@ impl Row<'_> {
         for (q, byte) in self.quants[8 * group..].iter_mut().zip(bytes.to_le_bytes()) {
             *q = byte.wrapping_sub(ZERO_POINT) as i8;
         }
-    }
-    /// Takes the block's scale.
-    fn put_d(&mut self, d: f32) {
-        *self.d = [d; 16];
-    }
-    /// Takes the scale of sub-block `s`: of 16 weights, or of 32.
-    fn put_scale(&mut self, s: usize, scale: i8) {
-        self.scales[s] = scale;
     }
 }
 
@@ -254,21 +246,21 @@ fn odd(bits: u32) -> i8 {
 /// Two words per 32 weights: four indices; four times seven signs and four bits of scale.
 #[inline(always)]
 fn iq2_xxs(row: &mut Row<'_>) {
-    row.put_d(0.125 * row.scale());
+    *row.d = [0.125 * row.scale(); 16];
     for s in 0..8 {
         let (indices, rest) = (row.word(2 * s), row.word(2 * s + 1));
         for i in 0..4 {
             let signs = EVEN_SIGNS[(rest >> (7 * i) & 127) as usize];
             row.put_weights(4 * s + i, with_signs(IQ2_XXS[byte(indices, i)], signs));
         }
-        row.put_scale(s, odd(rest >> 28));
+        row.scales[s] = odd(rest >> 28);
     }
 }
 
 /// 32 pairs of nine bits of index and seven signs, then 16 scales of four bits.
 #[inline(always)]
 fn iq2_xs(row: &mut Row<'_>) {
-    row.put_d(0.125 * row.scale());
+    *row.d = [0.125 * row.scale(); 16];
     for s in 0..16 {
         let pairs = row.word(s);
         for i in 0..2 {
@@ -276,14 +268,14 @@ fn iq2_xs(row: &mut Row<'_>) {
             let signs = EVEN_SIGNS[pair >> 9 & 127];
             row.put_weights(2 * s + i, with_signs(IQ2_XS[pair & 511], signs));
         }
-        row.put_scale(s, odd(nibble(row, 16, s)));
+        row.scales[s] = odd(nibble(row, 16, s));
     }
 }
 
 /// 32 lower bytes of indices, 32 times eight signs, 32 upper pairs of bits, 16 scales of four bits.
 #[inline(always)]
 fn iq2_s(row: &mut Row<'_>) {
-    row.put_d(0.125 * row.scale());
+    *row.d = [0.125 * row.scale(); 16];
     for k in 0..8 {
         let (lower, signs, upper) = (row.word(k), row.word(8 + k), byte(row.word(16 + k / 4), k % 4));
         for i in 0..4 {
@@ -292,14 +284,14 @@ fn iq2_s(row: &mut Row<'_>) {
         }
     }
     for s in 0..16 {
-        row.put_scale(s, odd(nibble(row, 18, s)));
+        row.scales[s] = odd(nibble(row, 18, s));
     }
 }
 
 /// 64 indices, then a word per 32 weights: four times seven signs and four bits of scale.
 #[inline(always)]
 fn iq3_xxs(row: &mut Row<'_>) {
-    row.put_d(0.5 * row.scale());
+    *row.d = [0.5 * row.scale(); 16];
     for s in 0..8 {
         let (indices, rest) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(16 + s));
         for i in 0..4 {
@@ -307,14 +299,14 @@ fn iq3_xxs(row: &mut Row<'_>) {
             let signs = EVEN_SIGNS[(rest >> (7 * i) & 127) as usize];
             row.put_weights(4 * s + i, with_signs(point(0) | point(1) << 32, signs));
         }
-        row.put_scale(s, odd(rest >> 28));
+        row.scales[s] = odd(rest >> 28);
     }
 }
 
 /// 64 lower bytes of indices, their 64 upper bits, 32 times eight signs, 8 scales of four bits.
 #[inline(always)]
 fn iq3_s(row: &mut Row<'_>) {
-    row.put_d(row.scale());
+    *row.d = [row.scale(); 16];
     for s in 0..8 {
         let (lower, signs) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(18 + s));
         let upper = byte(row.word(16 + s / 4), s % 4);
@@ -323,7 +315,7 @@ fn iq3_s(row: &mut Row<'_>) {
             let point = |half: usize| u64::from(IQ3_S[index(half)]);
             row.put_weights(4 * s + i, with_signs(point(0) | point(1) << 32, SIGNS[byte(signs, i)]));
         }
-        row.put_scale(s, odd(nibble(row, 26, s)));
+        row.scales[s] = odd(nibble(row, 26, s));
     }
 }
 
@@ -337,14 +329,14 @@ fn iq1_point(index: usize, less: bool) -> u64 {
 /// and whether an eighth is subtracted.
 #[inline(always)]
 fn iq1_s(row: &mut Row<'_>) {
-    row.put_d(0.125 * row.scale());
+    *row.d = [0.125 * row.scale(); 16];
     for s in 0..8 {
         let (lower, rest) = (row.word(s), row.word(8 + s / 2) >> (16 * (s % 2)) & 0xffff);
         for i in 0..4 {
             let upper = (rest >> (3 * i) & 7) as usize;
             row.put_weights(4 * s + i, iq1_point(byte(lower, i) | upper << 8, rest >> 15 == 1));
         }
-        row.put_scale(s, odd(rest >> 12 & 7));
+        row.scales[s] = odd(rest >> 12 & 7);
     }
 }
 
@@ -355,7 +347,7 @@ fn iq1_m(row: &mut Row<'_>) {
     let pairs = [row.word(12), row.word(13)];
     let quarter = |k: usize| pairs[k / 2] >> (16 * (k % 2)) & 0xffff;
     let bits = (0..4).fold(0, |bits, k| bits | (quarter(k) >> 12) << (4 * k));
-    row.put_d(0.125 * f16::from_bits(bits as u16).to_f32());
+    *row.d = [0.125 * f16::from_bits(bits as u16).to_f32(); 16];
     for k in 0..8 {
         let (lower, rest) = (row.word(k), row.word(8 + k / 2) >> (16 * (k % 2)));
         for i in 0..4 {
@@ -364,6 +356,6 @@ fn iq1_m(row: &mut Row<'_>) {
         }
     }
     for s in 0..16 {
-        row.put_scale(s, odd(quarter(s / 4) >> (3 * (s % 4)) & 7));
+        row.scales[s] = odd(quarter(s / 4) >> (3 * (s % 4)) & 7);
     }
 }

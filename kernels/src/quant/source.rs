@@ -22,12 +22,6 @@ impl Prefetched {
     pub(super) fn part(from: *const u8, bytes: usize, index: usize, count: usize) -> Self {
         Self { from: from.wrapping_add(bytes * index / count), step: bytes.div_ceil(32 * count) }
     }
-
-    /// Prefetches with the quads `g` and `g + 1` of scale `s`.
-    #[inline(always)]
-    fn prefetch<F: Format>(self, s: usize, g: usize) {
-        prefetch(self.from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * self.step));
-    }
 }
 
 /// The pointer, [`opaque`] if registers hold only half a row block. If they hold all of it, one row is 20 % slower when
@@ -177,14 +171,6 @@ pub(super) struct UnpackingSource<F> {
     pub format: PhantomData<F>,
 }
 
-impl<F> Clone for UnpackingSource<F> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F> Copy for UnpackingSource<F> {}
-
 impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     const UNROLLED: usize = unrolled::<L, F>();
     const BYTES: Bytes = F::BYTES;
@@ -265,7 +251,8 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
 
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        self.prefetched.prefetch::<F>(s, g);
+        let Prefetched { from, step } = self.prefetched;
+        prefetch(from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * step));
     }
     #[inline(always)]
     unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {

@@ -6,6 +6,9 @@
 
 use half::{bf16, f16};
 
+/// The most lanes of any lane type.
+pub(crate) const MAX_LANES: usize = 16;
+
 /// An operation written once for all lane types.
 pub(crate) trait Op {
     type Output;
@@ -76,7 +79,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V {
-        let mut x = [0.0f32; 16]; // no lane type has more
+        let mut x = [0.0f32; MAX_LANES];
         // SAFETY: the caller entered the features and gives `count < LANES` readable elements.
         unsafe {
             std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
@@ -89,7 +92,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, v: Self::V, count: usize) {
-        let mut x = [0.0f32; 16]; // no lane type has more
+        let mut x = [0.0f32; MAX_LANES];
         // SAFETY: the caller entered the features and gives `count < LANES` writable elements.
         unsafe {
             self.store(x.as_mut_ptr(), v);
@@ -256,8 +259,8 @@ pub(crate) trait Element: Copy {
     /// As the trait's.
     #[inline(always)]
     unsafe fn load_part<L: Lanes>(lanes: L, from: *const Self, count: usize) -> L::V {
-        let mut tail = [0.0f32; 16];
-        // SAFETY: the caller gives `count` readable elements, and no lane type has more than 16 lanes.
+        let mut tail = [0.0f32; MAX_LANES];
+        // SAFETY: the caller gives `count` readable elements, and `tail` has `LANES`.
         unsafe {
             for (i, slot) in tail.iter_mut().enumerate().take(count) {
                 *slot = (*from.add(i)).widen();

@@ -43,24 +43,12 @@ const fn mirrored<const H: usize, const N: usize>(upper: [i8; H]) -> [i8; N] {
     all
 }
 
-/// As [`mirrored`], of floats.
+/// As [`mirrored`], of floats; a table of odd length has zero in the middle.
 const fn mirrored_f32<const H: usize, const N: usize>(upper: [f32; H]) -> [f32; N] {
     let mut all = [0.0; N];
     let mut i = 0;
     while i < H {
-        all[H + i] = upper[i];
-        all[H - 1 - i] = -upper[i];
-        i += 1;
-    }
-    all
-}
-
-/// Symmetric boundaries with zero between them, from the positive half, ascending.
-const fn boundaries<const H: usize, const N: usize>(upper: [f32; H]) -> [f32; N] {
-    let mut all = [0.0; N];
-    let mut i = 0;
-    while i < H {
-        all[H + 1 + i] = upper[i];
+        all[N - H + i] = upper[i];
         all[H - 1 - i] = -upper[i];
         i += 1;
     }
@@ -98,10 +86,10 @@ const CENTROIDS_TURBO2: [f32; 4] = mirrored_f32([0.039_994, 0.133_462]);
 const CENTROIDS_TURBO3: [f32; 8] = mirrored_f32([0.021_460, 0.065_717, 0.117_832, 0.190_685]);
 const CENTROIDS_TURBO4: [f32; 16] =
     mirrored_f32([0.011_353, 0.034_311, 0.058_069, 0.083_317, 0.111_065, 0.143_047, 0.182_907, 0.241_556]);
-const BOUNDARIES_TURBO2: [f32; 3] = boundaries([0.086_728]);
-const BOUNDARIES_TURBO3: [f32; 7] = boundaries([0.043_589, 0.091_775, 0.154_259]);
+const BOUNDARIES_TURBO2: [f32; 3] = mirrored_f32([0.086_728]);
+const BOUNDARIES_TURBO3: [f32; 7] = mirrored_f32([0.043_589, 0.091_775, 0.154_259]);
 const BOUNDARIES_TURBO4: [f32; 15] =
-    boundaries([0.022_832, 0.046_190, 0.070_693, 0.097_191, 0.127_056, 0.162_977, 0.212_232]);
+    mirrored_f32([0.022_832, 0.046_190, 0.070_693, 0.097_191, 0.127_056, 0.162_977, 0.212_232]);
 
 /// The quantizer of a Gaussian group.
 #[derive(Clone, Copy, Debug)]

@@ -148,7 +148,7 @@ impl PageLayout {
     /// The scale groups in order of channel.
     #[inline(always)]
     pub(super) fn scale_groups(self) -> ScaleGroups {
-        ScaleGroups { layout: self, next: ScaleGroup { index: 0, first: 0, len: 0 } }
+        ScaleGroups { layout: self, index: 0, first: 0 }
     }
 
     /// Bits in the upper and in the lower plane.
@@ -231,11 +231,11 @@ impl PageLayout {
     }
 }
 
-/// Iterates over a row's scale groups.
-#[derive(Clone, Copy)]
+/// Iterates over a row's scale groups: the next one's index and first channel.
 pub(super) struct ScaleGroups {
     layout: PageLayout,
-    next: ScaleGroup,
+    index: usize,
+    first: usize,
 }
 
 impl Iterator for ScaleGroups {
@@ -243,14 +243,13 @@ impl Iterator for ScaleGroups {
 
     #[inline(always)]
     fn next(&mut self) -> Option<ScaleGroup> {
-        let PageLayout { format, groups, .. } = self.layout;
-        let ScaleGroup { index, first, .. } = self.next;
+        let Self { layout: PageLayout { format, groups, .. }, index, first } = *self;
         if first == groups.head_dim() {
             return None;
         }
         // Rotation groups are powers of two in descending order, so they divide evenly into scale groups.
         let len = format.scale_group(groups.len_at(first));
-        self.next = ScaleGroup { index: index + 1, first: first + len, len: 0 };
+        (self.index, self.first) = (index + 1, first + len);
         Some(ScaleGroup { index, first, len })
     }
 }

@@ -1,7 +1,6 @@
 //! Formats whose weights are -1, 0 and 1, with or without an offset of an eighth.
 
-use super::format::shifted_bits;
-use super::format::{BlockScales, Format, load_field, load_halves};
+use super::format::{BlockScales, Format, load_field, load_halves, shifted_bits};
 use super::levels::load_odd_scales;
 use crate::quant::layout::QUAD_BYTES;
 use crate::quant::recode::weights_at;

@@ -1,6 +1,6 @@
-//! Byte lanes: the integer vector operations of products with quantized weights, on top of [`Floats`].
+//! Byte lanes: the integer vector operations of products with quantized weights, on top of [`Words`].
 
-use crate::simd::float::Floats;
+use crate::simd::words::Words;
 
 /// An operation written once for all byte lanes; `dispatch.rs` evaluates it inside the instruction set's features.
 pub(crate) trait PanelOp {
@@ -41,12 +41,11 @@ pub(crate) struct Scale<I> {
     pub offsets: Option<(*const i32, u32)>,
 }
 
-/// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
+/// Operations of products with quantized weights. Every method is `#[inline(always)]`.
 ///
 /// # Safety
-/// As [`Floats`]: the code must run inside a function that has the features; pointers must be valid for the accesses
-/// described.
-pub(crate) trait ByteLanes: Floats {
+/// As [`Words`].
+pub(crate) trait ByteLanes: Words {
     /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products,
     /// and sums start from -128 times the sum of `x`; if not, products use signed weights.
     const ALL_BYTES: bool;
@@ -65,7 +64,6 @@ pub(crate) trait ByteLanes: Floats {
     const MASKS: bool = false;
     /// [`ByteLanes::centered_scale`] is multiplied by two to this power, where that saves an operation: 8 or 0.
     const CENTERED_UP: u32 = 0;
-    type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;
 
@@ -80,16 +78,6 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn zero(self) -> Self::I;
-    /// `x` in every word.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn splat_word(self, x: i32) -> Self::I;
-    /// Reads `LANES` words.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn load_words(self, from: *const u8) -> Self::I;
     /// Writes `LANES` words.
     ///
     /// # Safety
@@ -116,11 +104,6 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Wrapping sums of words.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I;
     /// The larger of signed words.
     ///
     /// # Safety
@@ -145,11 +128,6 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I;
-    /// The words as floats, rounded to nearest.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn to_float(self, a: Self::I) -> Self::V;
     /// Reinterprets the words as floats.
     ///
     /// # Safety
@@ -254,12 +232,8 @@ pub(crate) trait ByteLanes: Floats {
     /// As the trait's.
     unsafe fn sub_product(self, a: Self::I, b: Self::I, by: i32) -> Self::I;
 
-    /// The bits of the largest magnitude, as an unsigned integer. Here and below, `x` has a multiple of 32 elements.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
-    /// The index of the first element with that magnitude, which must exist.
+    /// The index of the first element whose magnitude has the bits `largest`, which must exist. Here and below, `x` has
+    /// a multiple of 32 elements.
     ///
     /// # Safety
     /// As the trait's.

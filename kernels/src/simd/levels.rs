@@ -1,6 +1,7 @@
-//! The integer vector operations of attention over quantized pages, on top of [`Lanes`].
+//! The integer vector operations of attention over quantized pages, on top of [`Lanes`] and [`Words`].
 
 use crate::simd::float::Lanes;
+use crate::simd::words::Words;
 
 /// An operation written once for all level lanes; `dispatch.rs` evaluates it inside the instruction set's features.
 pub(crate) trait LevelOp {
@@ -8,18 +9,16 @@ pub(crate) trait LevelOp {
     fn eval<L: LevelLanes>(self, lanes: L);
 }
 
-/// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
+/// Operations of attention over quantized pages. Every method is `#[inline(always)]`.
 ///
 /// # Safety
-/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for the accesses
-/// described.
-pub(crate) trait LevelLanes: Lanes {
+/// As [`Words`].
+pub(crate) trait LevelLanes: Lanes + Words {
     /// Queries whose sums the registers hold: 4 or 8.
     const QUERIES: usize;
     /// Added to levels: 128 where the dot product takes one operand unsigned, else 0. The caller subtracts `BIAS` times
     /// the sum of the other operand.
     const BIAS: u8;
-    type I: Copy;
     /// A lookup table of 64 bytes.
     type Table: Copy;
     /// Levels prepared for [`LevelLanes::dot_key`], once for several queries.
@@ -27,26 +26,6 @@ pub(crate) trait LevelLanes: Lanes {
     /// Levels prepared for [`LevelLanes::dot_value`], once for several queries.
     type Value: Copy;
 
-    /// `x` in every word.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn splat_word(self, x: i32) -> Self::I;
-    /// Reads `LANES` words.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn load_words(self, from: *const u8) -> Self::I;
-    /// Wrapping sums of words.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I;
-    /// The words as floats, rounded to nearest.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn to_float(self, a: Self::I) -> Self::V;
     /// Bitwise `a ^ b`.
     ///
     /// # Safety
@@ -119,10 +98,4 @@ pub(crate) trait LevelLanes: Lanes {
     /// # Safety
     /// As the trait's.
     unsafe fn transpose(self, vectors: [[Self::I; 4]; 2]) -> [[Self::I; 2]; 4];
-
-    /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer; a NaN is the largest.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
 }

@@ -3,6 +3,7 @@
 //! | file | operations | used by |
 //! |---|---|---|
 //! | `float.rs` | `f32` vectors | everything |
+//! | `words.rs` | vectors of 32-bit words | `bytes.rs`, `levels.rs` |
 //! | `bytes.rs` | int8 products of activations and packed weights | `quant` |
 //! | `levels.rs` | int8 products of queries and levels from lookup tables | `attention::turboquant` |
 //! | `amx.rs` | configuration of the tile registers | `gemm::amx`, `quant::amx`, `attention::turboquant::amx` |
@@ -31,3 +32,5 @@ pub(crate) mod neon;
 pub(crate) mod opaque;
 pub(crate) mod prefetch;
 mod scalar;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+pub(crate) mod words;

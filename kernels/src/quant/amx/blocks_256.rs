@@ -20,6 +20,7 @@ use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
 use crate::simd::float::Floats;
+use crate::simd::words::Words;
 
 /// Row tiles that share loaded B tiles: their A and C tiles and two B tiles fill the tile registers.
 const TILES: usize = 2;

@@ -17,8 +17,8 @@ use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::bytes::ByteLanes;
 use crate::simd::float::Floats;
+use crate::simd::words::Words;
 
 /// Blocks of a span.
 const BLOCKS: usize = SPAN / 32;

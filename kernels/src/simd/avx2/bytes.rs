@@ -5,7 +5,7 @@ use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
 use crate::simd::float::Floats;
-use crate::simd::levels::LevelLanes;
+use crate::simd::words::Words;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -75,6 +75,34 @@ impl<P: YmmProducts> Floats for YmmPair<P> {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `Words` requires.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: YmmProducts> Words for YmmPair<P> {
+    type I = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> Self::I {
+        unsafe { [opaque_ymm(_mm256_set1_epi32(x)); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> Self::I {
+        unsafe { both!(|I| _mm256_loadu_si256(from.add(32 * I).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_add_epi32(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: Self::I) -> Self::V {
+        unsafe { both!(|I| _mm256_cvtepi32_ps(a[I])) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe { Ymm(self.0).largest_magnitude(x) }
+    }
+}
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: Enter> ByteLanes for YmmPair<P> {
@@ -86,7 +114,6 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     const MASKS: bool = !P::ALL_BYTES;
     const CENTERED_UP: u32 = if P::ALL_BYTES { 0 } else { 8 };
     const OFFSETS: Option<Offsets> = if P::ALL_BYTES { None } else { Some(Offsets::Pairs) };
-    type I = [__m256i; 2];
     type Sum = [P::Sum; 2];
 
     #[inline(always)]
@@ -96,14 +123,6 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     #[inline(always)]
     unsafe fn zero(self) -> Self::I {
         unsafe { [_mm256_setzero_si256(); 2] }
-    }
-    #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> Self::I {
-        unsafe { [opaque_ymm(_mm256_set1_epi32(x)); 2] }
-    }
-    #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> Self::I {
-        unsafe { both!(|I| _mm256_loadu_si256(from.add(32 * I).cast())) }
     }
     #[inline(always)]
     unsafe fn store_words(self, to: *mut u8, v: Self::I) {
@@ -129,10 +148,6 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         unsafe { both!(|I| _mm256_or_si256(a[I], b[I])) }
     }
     #[inline(always)]
-    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { both!(|I| _mm256_add_epi32(a[I], b[I])) }
-    }
-    #[inline(always)]
     unsafe fn max_words(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| _mm256_max_epi32(a[I], b[I])) }
     }
@@ -150,10 +165,6 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             both!(|I| _mm256_shuffle_epi8(table, a[I]))
         }
-    }
-    #[inline(always)]
-    unsafe fn to_float(self, a: Self::I) -> Self::V {
-        unsafe { both!(|I| _mm256_cvtepi32_ps(a[I])) }
     }
     #[inline(always)]
     unsafe fn as_float(self, a: Self::I) -> Self::V {
@@ -297,10 +308,6 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         unsafe { both!(|I| _mm256_sub_epi32(a[I], _mm256_mullo_epi32(b[I], _mm256_set1_epi32(by)))) }
     }
 
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe { Ymm(self.0).largest_magnitude(x) }
-    }
     #[inline(always)]
     unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {
         unsafe {

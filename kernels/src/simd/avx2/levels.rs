@@ -2,6 +2,7 @@
 
 use crate::simd::avx2::products::{Ymm, YmmProducts};
 use crate::simd::levels::LevelLanes;
+use crate::simd::words::Words;
 use std::arch::x86_64::*;
 
 /// The byte order of a 4 by 4 transpose.
@@ -15,19 +16,10 @@ pub(crate) unsafe fn transpose_bytes() -> __m128i {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, as `LevelLanes` requires.
+// that are valid for the elements read or written, as `Words` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: YmmProducts> LevelLanes for Ymm<P> {
-    const QUERIES: usize = 4;
-    // `vpdpbusd` takes one operand unsigned.
-    const BIAS: u8 = if P::ALL_BYTES { 128 } else { 0 };
+impl<P: YmmProducts> Words for Ymm<P> {
     type I = __m256i;
-    /// Four tables of 16, each twice.
-    type Table = [__m256i; 4];
-    /// Magnitudes, and levels.
-    type Key = [__m256i; 2];
-    /// Bytes 0 and 2 of each word in 16 bits, and bytes 1 and 3.
-    type Value = [__m256i; 2];
 
     #[inline(always)]
     unsafe fn splat_word(self, x: i32) -> __m256i {
@@ -45,6 +37,36 @@ impl<P: YmmProducts> LevelLanes for Ymm<P> {
     unsafe fn to_float(self, a: __m256i) -> __m256 {
         unsafe { _mm256_cvtepi32_ps(a) }
     }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm256_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm256_setzero_si256();
+            for x in x.chunks_exact(8) {
+                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
+                largest = _mm256_max_epu32(largest, x);
+            }
+            let mut lanes = [0u32; 8];
+            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
+            lanes.into_iter().fold(0, u32::max)
+        }
+    }
+}
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `LevelLanes` requires.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: YmmProducts> LevelLanes for Ymm<P> {
+    const QUERIES: usize = 4;
+    // `vpdpbusd` takes one operand unsigned.
+    const BIAS: u8 = if P::ALL_BYTES { 128 } else { 0 };
+    /// Four tables of 16, each twice.
+    type Table = [__m256i; 4];
+    /// Magnitudes, and levels.
+    type Key = [__m256i; 2];
+    /// Bytes 0 and 2 of each word in 16 bits, and bytes 1 and 3.
+    type Value = [__m256i; 2];
+
     #[inline(always)]
     unsafe fn xor(self, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_xor_si256(a, b) }
@@ -160,20 +182,6 @@ impl<P: YmmProducts> LevelLanes for Ymm<P> {
                 }
             }
             transposed
-        }
-    }
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe {
-            let magnitude = _mm256_set1_epi32(0x7fff_ffff);
-            let mut largest = _mm256_setzero_si256();
-            for x in x.chunks_exact(8) {
-                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
-                largest = _mm256_max_epu32(largest, x);
-            }
-            let mut lanes = [0u32; 8];
-            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
-            lanes.into_iter().fold(0, u32::max)
         }
     }
 }

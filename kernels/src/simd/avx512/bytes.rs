@@ -3,7 +3,7 @@
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
-use crate::simd::levels;
+use crate::simd::words::Words;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -38,6 +38,42 @@ pub(crate) struct ScaledSum {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, as `Words` requires.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Words for Avx512Lanes {
+    type I = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm512_setzero_si512();
+            for x in x.chunks_exact(16) {
+                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
+                largest = _mm512_max_epu32(largest, x);
+            }
+            _mm512_reduce_max_epu32(largest)
+        }
+    }
+}
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl ByteLanes for Avx512Lanes {
@@ -46,7 +82,6 @@ impl ByteLanes for Avx512Lanes {
     const SINGLE_STREAM_ROWS: usize = 4;
     const OFFSETS: Option<Offsets> = Some(Offsets::Words);
     const BARRIERS: bool = true;
-    type I = __m512i;
     type Sum = ScaledSum;
 
     #[inline(always)]
@@ -56,14 +91,6 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn zero(self) -> __m512i {
         unsafe { _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
     unsafe fn store_words(self, to: *mut u8, v: __m512i) {
@@ -86,10 +113,6 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_or_si512(a, b) }
     }
     #[inline(always)]
-    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn max_words(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_max_epi32(a, b) }
     }
@@ -101,10 +124,6 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn lookup(self, table: &[u8; 16], a: __m512i) -> __m512i {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(self, a: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
     unsafe fn as_float(self, a: __m512i) -> __m512 {
@@ -187,10 +206,6 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_sub_epi32(a, _mm512_mullo_epi32(b, _mm512_set1_epi32(by))) }
     }
 
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe { levels::LevelLanes::largest_magnitude(self, x) }
-    }
     #[inline(always)]
     unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {
         unsafe {

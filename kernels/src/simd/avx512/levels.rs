@@ -27,27 +27,10 @@ impl LevelLanes for Avx512Lanes {
     const QUERIES: usize = 8;
     // `vpdpbusd` takes one operand unsigned.
     const BIAS: u8 = 128;
-    type I = __m512i;
     type Table = __m512i;
     type Key = __m512i;
     type Value = __m512i;
 
-    #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(x) }
-    }
-    #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(self, a: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(a) }
-    }
     #[inline(always)]
     unsafe fn xor(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_xor_si512(a, b) }
@@ -133,18 +116,6 @@ impl LevelLanes for Avx512Lanes {
                 [_mm512_shuffle_i32x4::<0x88>(ab_high, cd_high); 2],
                 [_mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high); 2],
             ]
-        }
-    }
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe {
-            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
-            let mut largest = _mm512_setzero_si512();
-            for x in x.chunks_exact(16) {
-                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
-                largest = _mm512_max_epu32(largest, x);
-            }
-            _mm512_reduce_max_epu32(largest)
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
 use crate::simd::entry;
-use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen, largest_magnitude, sdot, usdot, usmmla};
+use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen, sdot, usdot, usmmla};
 use std::arch::aarch64::*;
 
 /// Sums of `R` rows in one register of four words; the functions are those of [`ByteLanes`].
@@ -280,7 +280,6 @@ pub(crate) struct ScaledSum<S> {
 impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = P::MAX_ROWS;
-    type I = [uint8x16_t; 2];
     type Sum = ScaledSum<P::Sum>;
 
     #[inline(always)]
@@ -290,14 +289,6 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     #[inline(always)]
     unsafe fn zero(self) -> Self::I {
         unsafe { [vdupq_n_u8(0); 2] }
-    }
-    #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> Self::I {
-        unsafe { [vreinterpretq_u8_s32(vdupq_n_s32(x)); 2] }
-    }
-    #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> Self::I {
-        unsafe { both!(|I| vld1q_u8(from.add(16 * I))) }
     }
     #[inline(always)]
     unsafe fn store_words(self, to: *mut u8, v: Self::I) {
@@ -329,10 +320,6 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
         unsafe { both!(|I| vorrq_u8(a[I], b[I])) }
     }
     #[inline(always)]
-    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { both!(|I| vreinterpretq_u8_s32(vaddq_s32(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I])))) }
-    }
-    #[inline(always)]
     unsafe fn max_words(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| vreinterpretq_u8_s32(vmaxq_s32(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I])))) }
     }
@@ -347,10 +334,6 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     #[inline(always)]
     unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I {
         unsafe { both!(|I| vqtbl1q_u8(vld1q_u8(table.as_ptr()), a[I])) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(self, a: Self::I) -> Self::V {
-        unsafe { both!(|I| vcvtq_f32_s32(vreinterpretq_s32_u8(a[I]))) }
     }
     #[inline(always)]
     unsafe fn as_float(self, a: Self::I) -> Self::V {
@@ -461,10 +444,6 @@ impl<P: ByteProducts> ByteLanes for NeonPair<P> {
         }
     }
 
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe { largest_magnitude(x) }
-    }
     #[inline(always)]
     unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {
         unsafe {

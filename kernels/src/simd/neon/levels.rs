@@ -2,7 +2,8 @@
 
 use crate::simd::both::both;
 use crate::simd::levels::LevelLanes;
-use crate::simd::neon::pair::{Dot, NeonPair, Widen, largest_magnitude, sdot};
+use crate::simd::neon::pair::{Dot, NeonPair, Widen, sdot};
+use crate::simd::words::Words;
 use std::arch::aarch64::*;
 
 /// How signed bytes are multiplied and added.
@@ -55,27 +56,10 @@ const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 
 impl<P: LevelProducts> LevelLanes for NeonPair<P> {
     const QUERIES: usize = 4;
     const BIAS: u8 = 0;
-    type I = [uint8x16_t; 2];
     type Table = uint8x16x4_t;
     type Key = [uint8x16_t; 2];
     type Value = [uint8x16_t; 2];
 
-    #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> Self::I {
-        unsafe { [vreinterpretq_u8_s32(vdupq_n_s32(x)); 2] }
-    }
-    #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> Self::I {
-        unsafe { both!(|I| vld1q_u8(from.add(16 * I))) }
-    }
-    #[inline(always)]
-    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { both!(|I| vreinterpretq_u8_u32(vaddq_u32(vreinterpretq_u32_u8(a[I]), vreinterpretq_u32_u8(b[I])))) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(self, a: Self::I) -> Self::V {
-        unsafe { both!(|I| vcvtq_f32_s32(vreinterpretq_s32_u8(a[I]))) }
-    }
     #[inline(always)]
     unsafe fn xor(self, a: Self::I, b: Self::I) -> Self::I {
         unsafe { both!(|I| veorq_u8(a[I], b[I])) }
@@ -176,9 +160,5 @@ impl<P: LevelProducts> LevelLanes for NeonPair<P> {
             }
             transposed
         }
-    }
-    #[inline(always)]
-    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
-        unsafe { largest_magnitude(x) }
     }
 }

@@ -4,6 +4,7 @@
 use crate::simd::both::both;
 use crate::simd::float::{Floats, Lanes};
 use crate::simd::neon::float::NeonLanes;
+use crate::simd::words::Words;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -110,6 +111,43 @@ impl<P: Copy> Lanes for NeonPair<P> {
     }
 }
 
+// SAFETY of every block below: the caller gives pointers that are valid for the elements read or written, as `Words`
+// requires; every aarch64 has the instructions.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: Copy> Words for NeonPair<P> {
+    type I = [uint8x16_t; 2];
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> Self::I {
+        unsafe { [vreinterpretq_u8_s32(vdupq_n_s32(x)); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> Self::I {
+        unsafe { both!(|I| vld1q_u8(from.add(16 * I))) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| vreinterpretq_u8_u32(vaddq_u32(vreinterpretq_u32_u8(a[I]), vreinterpretq_u32_u8(b[I])))) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: Self::I) -> Self::V {
+        unsafe { both!(|I| vcvtq_f32_s32(vreinterpretq_s32_u8(a[I]))) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let mut largest = [vdupq_n_u32(0); 2];
+            for x in x.chunks_exact(8) {
+                largest = both!(|I| {
+                    let bits = vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x.as_ptr().add(4 * I))));
+                    vmaxq_u32(largest[I], bits)
+                });
+            }
+            vmaxvq_u32(vmaxq_u32(largest[0], largest[1]))
+        }
+    }
+}
+
 /// Adds to each word the dot product of its four signed bytes and those of word `LANE` of `x`.
 ///
 /// Here and below, `asm!` replaces intrinsics that are not stable in Rust.
@@ -153,23 +191,4 @@ pub(crate) unsafe fn usmmla(mut sum: int32x4_t, a: uint8x16_t, x: int8x16_t) -> 
             options(pure, nomem, nostack, preserves_flags));
     }
     sum
-}
-
-/// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer.
-///
-/// # Safety
-/// NEON only, which every aarch64 has.
-#[inline(always)]
-pub(crate) unsafe fn largest_magnitude(x: &[f32]) -> u32 {
-    // SAFETY: chunks have the eight elements that are read.
-    unsafe {
-        let mut largest = [vdupq_n_u32(0); 2];
-        for x in x.chunks_exact(8) {
-            largest = both!(|I| {
-                let bits = vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x.as_ptr().add(4 * I))));
-                vmaxq_u32(largest[I], bits)
-            });
-        }
-        vmaxvq_u32(vmaxq_u32(largest[0], largest[1]))
-    }
 }

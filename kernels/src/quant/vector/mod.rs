@@ -52,8 +52,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            let from = F::UNPACKED_FROM;
-            if const { L::MAX_ROWS < ROW_BLOCK } && self.x.rows() >= from {
+            if const { L::MAX_ROWS < ROW_BLOCK } && self.x.rows() >= F::UNPACKED_FROM {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
                     // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.

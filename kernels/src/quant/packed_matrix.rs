@@ -1,9 +1,12 @@
 //! A packed matrix, and the blocks of its rows.
 
+use std::mem::MaybeUninit;
+
 use crate::quant::ggml::Block;
 use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
 use crate::quant::pack::{extract, interleave};
 use crate::quant::recode::{decode, is_recoded};
+use crate::quant::unpack::Format;
 use crate::quant::weight_type::WeightType;
 
 /// A packed `(outputs, inputs)` matrix.
@@ -89,6 +92,28 @@ impl PackedBlock {
 pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
     let bytes = weight_type.packed_block_bytes();
     interleave(weight_type, |lane| rows.get(lane * row_bytes + b * bytes..)?.get(..bytes), &mut out.0);
+}
+
+/// Packed block `b` of a panel; in `tail` if the panel is the partial one.
+///
+/// # Safety
+/// The matrix has the panel, and the panel the block.
+#[inline(always)]
+pub(super) unsafe fn packed_block<F: Format>(
+    weights: &PackedMatrix<'_>,
+    panel: usize,
+    b: usize,
+    tail: &mut MaybeUninit<PackedBlock>,
+) -> *const u8 {
+    match weights.panel(panel) {
+        // SAFETY: the caller names a block that the panel has.
+        Panel::Packed(panel) => unsafe { panel.as_ptr().add(b * PANEL_ROWS * F::TYPE.packed_block_bytes()) },
+        Panel::Rows(rows) => {
+            let tail = tail.write(PackedBlock::new());
+            tail_block(F::TYPE, rows, weights.row_bytes(), b, tail);
+            tail.0.as_ptr()
+        }
+    }
 }
 
 /// Dequantizes row `row` of a packed matrix, for an embedding lookup; the values are [`super::dequantize_row`]'s.

@@ -9,13 +9,13 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::operands::{CTile, Tiles, depth, products, tile_bytes};
-use super::panels::{Results, panel_block};
+use super::panels::Results;
 use super::prefetch::{OutputPrefetcher, Prefetcher};
 #[cfg(test)]
 use super::scalar;
 use crate::quant::activations::{SPAN, TILE_ROWS, tile};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
-use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
+use crate::quant::packed_matrix::{PackedMatrix, packed_block};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
@@ -69,7 +69,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
 ) {
     let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
     let row_tiles = x.count;
-    let mut tail = PackedBlock::new();
+    let mut tail = MaybeUninit::uninit();
     let mut sums: [Sums; 2] = [const { [const { [const { CTile::EMPTY }; 2] }; TILES] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, tiles: 0, block: 0, factors: 1 };
@@ -82,7 +82,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
         let order = Order { panels: group.len(), blocks: x.blocks.len(), in_turn: row_tiles <= IN_TURN };
         for i in 0..order.panels * order.blocks {
             let ((panel, block), current) = (order.get(i), i % 2);
-            let from = panel_block::<F>(weights, group.start + panel, x.blocks.start + block, &mut tail);
+            let from = packed_block::<F>(weights, group.start + panel, x.blocks.start + block, &mut tail);
             let next = from.wrapping_offset(order.next(block, weights.blocks()) * block_bytes as isize);
             let steps = F::SCALES + products::<F>() * row_tiles.div_ceil(TILES);
             let mut prefetcher = Prefetcher::new(next, block_bytes, steps);

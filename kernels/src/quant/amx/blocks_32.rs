@@ -8,13 +8,13 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::operands::{CTile, Tiles, depth, span_blocks};
-use super::panels::{Results, panel_block};
+use super::panels::Results;
 use super::prefetch::{OutputPrefetcher, Prefetcher};
 #[cfg(test)]
 use super::scalar;
 use crate::quant::activations::{SPAN, TILE_ROWS, tile};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
-use crate::quant::packed_matrix::{PackedBlock, PackedMatrix};
+use crate::quant::packed_matrix::{PackedMatrix, packed_block};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::float::Floats;
@@ -58,7 +58,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
 ) {
     let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
     let row_tiles = x.count;
-    let mut tail = PackedBlock::new();
+    let mut tail = MaybeUninit::uninit();
     let mut products = [const { [const { CTile::EMPTY }; BLOCKS] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, first: 0, count: 0, buffer: 1 };
@@ -74,7 +74,7 @@ pub(super) unsafe fn add_blocks<F: Format>(
                 let count = span_blocks::<F>().min(x.blocks.len() - first);
                 let buffer = spans % 2;
                 spans += 1;
-                let mut block = |i| panel_block::<F>(weights, in_matrix, x.blocks.start + first + i, &mut tail);
+                let mut block = |i| packed_block::<F>(weights, in_matrix, x.blocks.start + first + i, &mut tail);
                 // The same span of the next panel.
                 let next = block(0).wrapping_add(weights.blocks() * block_bytes);
                 let mut prefetcher = Prefetcher::new(next, count * block_bytes, count * (1 + row_tiles));

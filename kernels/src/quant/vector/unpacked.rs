@@ -8,7 +8,7 @@ use super::rows::{Results, align_frame, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
-use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
+use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, packed_block};
 use crate::quant::source::{Prefetched, Source, UnpackedSource, UnpackingSource, factors_at, unpacked_block_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
@@ -63,28 +63,6 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                 let group = Group { from: memory, lane, scales: (&raw const scales).cast(), blocks: blocks.clone() };
                 add_rows::<L, F>(l, x, pass.clone(), group, prefetched, results);
             }
-        }
-    }
-}
-
-/// Packed block `b` of a panel; in `tail` if the panel is the partial one.
-///
-/// # Safety
-/// The matrix has the panel, and the panel the block.
-#[inline(always)]
-unsafe fn packed_block<F: Format>(
-    weights: &PackedMatrix<'_>,
-    panel: usize,
-    b: usize,
-    tail: &mut MaybeUninit<PackedBlock>,
-) -> *const u8 {
-    match weights.panel(panel) {
-        // SAFETY: the caller names a block that the panel has.
-        Panel::Packed(panel) => unsafe { panel.as_ptr().add(b * PANEL_ROWS * F::TYPE.packed_block_bytes()) },
-        Panel::Rows(rows) => {
-            let tail = tail.write(PackedBlock::new());
-            tail_block(F::TYPE, rows, weights.row_bytes(), b, tail);
-            tail.0.as_ptr()
         }
     }
 }

@@ -22,6 +22,13 @@ use crate::{Error, Result};
 /// so that none has to be compiled again when it starts.
 const MAX_CACHED: usize = 128;
 
+/// Maximum bytes of them together, unless one alone has more: most have a few megabytes, but as many as
+/// [`ConstraintLimits`] allow may have over a hundred.
+const MAX_CACHED_BYTES: usize = 1 << 30;
+
+/// About what a symbol of a compiled grammar takes.
+const BYTES_PER_SYMBOL: usize = 300;
+
 /// Bytes of stack to compile on for each byte of the source, and the least; committed on use.
 const STACK_PER_BYTE: usize = 1 << 10;
 const MIN_STACK: usize = 16 << 20;
@@ -42,8 +49,16 @@ const NOT_LARK: &str = "GBNF and EBNF (::=) are not supported; write a Lark gram
 pub(crate) struct Compiler {
     /// The vocabulary, from the first constraint on.
     factory: Mutex<Option<Arc<ParserFactory>>>,
-    /// The last used at the end; each before its first token.
-    compiled: Mutex<VecDeque<(Constraint, Arc<Matcher>)>>,
+    /// The last used at the end.
+    compiled: Mutex<VecDeque<(Constraint, Arc<Compiled>)>>,
+}
+
+/// A compiled constraint.
+struct Compiled {
+    /// Before its first token.
+    matcher: Matcher,
+    /// About what it takes, in bytes.
+    bytes: usize,
 }
 
 impl Compiler {
@@ -58,24 +73,25 @@ impl Compiler {
         vocab_size: usize,
         end: &[u32],
     ) -> Result<ConstraintState> {
-        if let Some(matcher) = self.cached(constraint) {
-            return Ok(ConstraintState::new(&matcher, vocab_size));
+        if let Some(compiled) = self.cached(constraint) {
+            return Ok(ConstraintState::new(&compiled.matcher, vocab_size));
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
-        let matcher = Arc::new(on_large_stack(&constraint.limits, || compile(&factory, constraint))?);
-        self.insert(constraint, matcher.clone());
-        Ok(ConstraintState::new(&matcher, vocab_size))
+        let compiled = Arc::new(on_large_stack(&constraint.limits, || compile(&factory, constraint))?);
+        self.insert(constraint, compiled.clone());
+        Ok(ConstraintState::new(&compiled.matcher, vocab_size))
     }
 
     /// Caches `constraint`, in place of what another thread that compiled it at the same time cached.
-    fn insert(&self, constraint: &Constraint, matcher: Arc<Matcher>) {
-        let mut compiled = self.compiled.lock();
-        compiled.retain(|(cached, _)| cached != constraint);
-        if compiled.len() == MAX_CACHED {
-            compiled.pop_front();
+    fn insert(&self, constraint: &Constraint, compiled: Arc<Compiled>) {
+        let mut cached = self.compiled.lock();
+        cached.retain(|(of, _)| of != constraint);
+        cached.push_back((constraint.clone(), compiled));
+        let mut bytes = cached.iter().map(|(_, compiled)| compiled.bytes).fold(0, usize::saturating_add);
+        while cached.len() > MAX_CACHED || bytes > MAX_CACHED_BYTES && cached.len() > 1 {
+            bytes = bytes.saturating_sub(cached.pop_front().map_or(0, |(_, oldest)| oldest.bytes));
         }
-        compiled.push_back((constraint.clone(), matcher));
     }
 
     /// Whether `constraint` is cached; if so, it is evicted after all others.
@@ -83,13 +99,13 @@ impl Compiler {
         self.cached(constraint).is_some()
     }
 
-    fn cached(&self, constraint: &Constraint) -> Option<Arc<Matcher>> {
-        let mut compiled = self.compiled.lock();
-        let at = compiled.iter().position(|(cached, _)| cached == constraint)?;
-        let used = compiled.remove(at)?;
-        let matcher = used.1.clone();
-        compiled.push_back(used);
-        Some(matcher)
+    fn cached(&self, constraint: &Constraint) -> Option<Arc<Compiled>> {
+        let mut cached = self.compiled.lock();
+        let at = cached.iter().position(|(of, _)| of == constraint)?;
+        let used = cached.remove(at)?;
+        let compiled = used.1.clone();
+        cached.push_back(used);
+        Some(compiled)
     }
 
     fn factory(&self, tokenizer: &Arc<Tokenizer>, vocab_size: usize, end: &[u32]) -> Result<Arc<ParserFactory>> {
@@ -120,7 +136,7 @@ fn on_large_stack<T: Send>(limits: &ConstraintLimits, work: impl FnOnce() -> Res
 
 /// # Errors
 /// As [`Compiler::state`].
-fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> {
+fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled> {
     let Constraint { grammar, limits } = constraint;
     let (Grammar::JsonSchema(source) | Grammar::Regex(source) | Grammar::Lark(source)) = grammar;
     if source.len() > limits.source_bytes {
@@ -193,19 +209,22 @@ fn check_embedded(grammar: &str, limits: &ConstraintLimits) -> Result<()> {
 }
 
 /// Compiles a grammar and computes the first mask after forced tokens, without which no text satisfies it.
-fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &ConstraintLimits) -> Result<Matcher, String> {
+fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &ConstraintLimits) -> Result<Compiled, String> {
     let of_parser = parser_limits(limits);
     let read = GrammarInit::Serialized(grammar).to_internal(Some(factory.tok_env().clone()), of_parser.clone());
     let (grammar, lexer) = read.map_err(one_line)?;
     intersections::check_expressions(lexer.regex_builder.exprset(), limits)?;
+    let of_symbols = grammar.num_symbols().saturating_mul(BYTES_PER_SYMBOL);
     let (init, silent) = (GrammarInit::Internal(grammar, lexer), Logger::new(0, 0));
     let parser = factory.create_parser_from_init_ext(init, silent, InferenceCapabilities::default(), of_parser);
-    let matcher = Matcher::new(Ok(parser.map_err(one_line)?));
+    let parser = parser.map_err(one_line)?;
+    let bytes = of_symbols.saturating_add(parser.parser.lexer_stats().num_bytes);
+    let matcher = Matcher::new(Ok(parser));
     let mut begun = matcher.deep_clone();
     let forced = begun.compute_ff_tokens();
     let begins = begun.consume_tokens(&forced).and_then(|()| begun.compute_mask_or_eos());
     match begins.map_err(one_line) {
-        Ok(_) => Ok(matcher),
+        Ok(_) => Ok(Compiled { matcher, bytes }),
         Err(problem) if problem == NO_TOKEN => Err("no text satisfies it; allow at least one".into()),
         Err(problem) => Err(format!("no text satisfies it within its limits ({problem})")),
     }
@@ -256,18 +275,49 @@ mod tests {
 
     use super::*;
 
+    fn compiler_of(constraints: &[&Constraint]) -> Compiler {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::read(path, 4096).expect("the demo model's"));
+        let compiler = Compiler::default();
+        for constraint in constraints {
+            compiler.state(constraint, &tokenizer, 4096, &[1]).expect("compiled");
+        }
+        compiler
+    }
+
+    fn cached(compiler: &Compiler) -> Vec<Constraint> {
+        compiler.compiled.lock().iter().map(|(constraint, _)| constraint.clone()).collect()
+    }
+
     /// Two generations that find a constraint missing both compile it.
     #[test]
     fn what_two_threads_compile_takes_one_place() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-        let tokenizer = Arc::new(Tokenizer::read(path, 4096).expect("the demo model's"));
-        let (compiler, [first, second]) = (Compiler::default(), ["[ab]", "[bc]"].map(Constraint::regex));
-        for constraint in [&first, &second] {
-            compiler.state(constraint, &tokenizer, 4096, &[1]).expect("compiled");
+        let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
+        let compiler = compiler_of(&[&first, &second]);
+        let compiled = compiler.cached(&second).expect("the second");
+        compiler.insert(&first, compiled);
+        assert_eq!(cached(&compiler), [second, first]);
+    }
+
+    /// Of large ones fewer are cached, the last of them whatever its size.
+    #[test]
+    fn what_is_cached_has_a_maximum_of_bytes() {
+        let constraints = ["[ab]", "[bc]", "[cd]"].map(Constraint::regex);
+        let compiler = compiler_of(&[&constraints[0]]);
+        let small = compiler.cached(&constraints[0]).expect("the first");
+        assert!(small.bytes > 0);
+        let half = MAX_CACHED_BYTES / 2;
+        for (at, bytes, left) in [
+            (0, half, vec![0]),
+            (1, half, vec![0, 1]),
+            (2, half, vec![1, 2]),
+            (0, MAX_CACHED_BYTES + 1, vec![0]),
+            (1, 1, vec![1]),
+        ] {
+            let compiled = Compiled { matcher: small.matcher.deep_clone(), bytes };
+            compiler.insert(&constraints[at], Arc::new(compiled));
+            let left: Vec<_> = left.into_iter().map(|at: usize| constraints[at].clone()).collect();
+            assert_eq!(cached(&compiler), left, "{at} of {bytes} bytes");
         }
-        let matcher = compiler.cached(&second).expect("the second");
-        compiler.insert(&first, matcher);
-        let cached: Vec<_> = compiler.compiled.lock().iter().map(|(constraint, _)| constraint.clone()).collect();
-        assert_eq!(cached, [second, first]);
     }
 }

@@ -25,14 +25,16 @@ impl Scheduler {
             }
         };
         if options.kv.max_context.is_none() {
-            let (pages, reclaimable) = (self.engine.pages(), self.reclaimable());
+            let pages = self.engine.pages();
+            let is_longest = session.kv().max_context() >= self.engine.target().max_position_embeddings();
             match pages.limit() {
                 Some(limit) => session.extend_context(|| limit)?,
+                None if is_longest => {}
                 // Memory is the system's, to which what others hold may not return.
-                None if reclaimable > 0 => {
-                    session.extend_context(|| pages.available_memory().map_or(u64::MAX, |free| free + reclaimable))?;
-                }
-                None => {} // the engine measured it
+                None => match self.reclaimable() {
+                    0 => {} // the engine measured it
+                    more => session.extend_context(|| pages.available_memory().map_or(u64::MAX, |free| free + more))?,
+                },
             }
         }
         Ok(session)
@@ -43,7 +45,8 @@ impl Scheduler {
         self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
     }
 
-    /// Bytes of the pages that only cached prefixes hold.
+    /// Bytes of the pages that only cached prefixes hold. Takes time for every page of them: with tens of gigabytes a
+    /// good part of a pass.
     fn reclaimable(&self) -> u64 {
         self.prefixes.as_ref().map_or(0, PrefixCache::reclaimable)
     }
@@ -55,9 +58,12 @@ impl Scheduler {
     /// If they do not fit.
     pub(super) fn check_room(&mut self, session: &mut Session, rows: usize) -> Result<()> {
         let Some(available) = self.engine.pages().available().filter(|_| !self.slots.is_empty()) else { return Ok(()) };
-        let free = available + self.reclaimable();
         let promised: u64 = self.slots.iter_mut().map(|slot| page_bytes(&mut slot.session, slot.run.unread())).sum();
-        let (needed, free) = (page_bytes(session, rows), free.saturating_sub(promised));
+        let needed = page_bytes(session, rows);
+        if needed.saturating_add(promised) <= available {
+            return Ok(());
+        }
+        let free = (available + self.reclaimable()).saturating_sub(promised);
         if needed <= free {
             return Ok(());
         }

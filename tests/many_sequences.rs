@@ -290,6 +290,35 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     assert_eq!((passes, drafted(&scheduler)), (1000 / 8, before));
 }
 
+/// Beside a sequence that decodes, a pass reads 8 rows: of the long prompt and of the short one in turn.
+#[test]
+fn a_long_prompt_does_not_delay_a_short_one() {
+    let engine = with_memory(None);
+    let mut scheduler =
+        Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() });
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options =
+        GenerateOptions { max_tokens: 1000, stop, speculation: Speculation::Off, ..GenerateOptions::default() };
+    let add = |scheduler: &mut Scheduler, len: u32| {
+        let session = engine.session(&SessionOptions::default()).expect("a session");
+        let prompt = Vec::from_iter((0..len).map(|i| 300 + i % 700));
+        scheduler.add(session, &prompt, &options).expect("added")
+    };
+    add(&mut scheduler, 8);
+    drop(scheduler.step());
+    let read = [400, 16].map(|len| add(&mut scheduler, len));
+    let passes = [1, 0].map(|at| {
+        let generated = |scheduler: &Scheduler| scheduler.statistics(read[at]).expect("a sequence").generated_tokens;
+        let mut passes = 0;
+        while generated(&scheduler) == 0 {
+            scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+            passes += 1;
+        }
+        passes
+    });
+    assert_eq!(passes, [2 * 16 / 8, (400 - 16) / 8]);
+}
+
 /// A pass with poison tokens: rows after [`NAN`] are NaN, the pass of [`POISON`] fails, that of [`PANIC`] panics.
 fn poisoned_pass(target: &Target, batch: &mut Batch<'_>, request: &Request) -> foretoken::Result<Output> {
     let ids = batch.ids().to_vec();

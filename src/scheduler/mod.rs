@@ -23,14 +23,15 @@ use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
-use slot::{PartDone, Slot};
+use slot::{PartDone, PromptOrder, Slot};
 
 /// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
     /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each.
     /// Rounds are never shortened: their drafts were made. A larger pass reads prompts faster; a smaller one delays the
-    /// others less. Default: 512.
+    /// others less. Of several prompts, the oldest and the one with the fewest rows left are the first in turn, so that
+    /// a long prompt does not delay short ones, nor they it. Default: 512.
     pub max_rows: usize,
     /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads
     /// as many prompt rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a
@@ -80,6 +81,7 @@ pub struct Scheduler {
     prefixes: Option<PrefixCache>,
     slots: Vec<Slot>,
     next: u64,
+    prompt_order: PromptOrder,
     /// Whether passes have no drafts, as all sequences waited for memory.
     plain: bool,
 }
@@ -90,7 +92,16 @@ impl Scheduler {
         let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
-        Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0, plain: false }
+        Self {
+            engine: engine.clone(),
+            max_rows,
+            chunks,
+            prefixes,
+            slots: Vec::new(),
+            next: 0,
+            prompt_order: PromptOrder::default(),
+            plain: false,
+        }
     }
 
     /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the
@@ -358,8 +369,9 @@ impl Scheduler {
             self.slots.iter_mut().for_each(|slot| slot.waits = false);
         }
         let mut left = self.max_rows;
-        let (reading, decoding): (Vec<_>, Vec<_>) =
+        let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
+        self.prompt_order.sort(&mut reading);
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.

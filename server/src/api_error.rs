@@ -65,6 +65,12 @@ impl ApiError {
             .with_code("engine_stopped")
     }
 
+    /// 503: the device failed the last requests.
+    pub fn device_lost() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the device failed the last requests; restart the server")
+            .with_code("device_lost")
+    }
+
     /// The response to a request that the library failed. `prompt` is the field of the prompt.
     pub fn of(error: &foretoken::Error, prompt: &str) -> Self {
         use foretoken::Error as E;

@@ -53,13 +53,16 @@ pub(crate) async fn one_model(
     Ok(reply::json(&model(&app)))
 }
 
-/// `GET /health`: 200 while requests are accepted.
+/// `GET /health`: 200 while requests are accepted and can be served.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if app.stopping.load(Ordering::Acquire) {
         return Err(ApiError::stopping());
     }
     if !app.worker.is_alive() {
         return Err(ApiError::engine_stopped(StatusCode::SERVICE_UNAVAILABLE));
+    }
+    if app.worker.has_lost_device() {
+        return Err(ApiError::device_lost());
     }
     Ok(reply::json(&json!({"status": "ok"})))
 }

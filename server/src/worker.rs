@@ -27,6 +27,9 @@ pub(crate) struct WorkerOptions {
     pub scheduler: SchedulerOptions,
 }
 
+/// Requests in a row that the device failed after which it counts as lost: a driver's faults seldom pass.
+const LOST_AFTER: usize = 3;
+
 /// A handle of the engine thread.
 pub(crate) struct Worker {
     jobs: Mutex<Option<Sender<Job>>>,
@@ -35,6 +38,7 @@ pub(crate) struct Worker {
     limit: usize,
     abort: Arc<AtomicBool>,
     slots: Arc<Mutex<Vec<Slot>>>,
+    device_failures: Arc<AtomicUsize>,
 }
 
 /// A slot for a sequence, as of the last pass.
@@ -56,6 +60,7 @@ impl Worker {
         let slots = Arc::new(Mutex::new(vec![Slot::default(); options.parallel]));
         let limit = options.parallel.saturating_add(options.max_queue);
         let abort = Arc::new(AtomicBool::new(false));
+        let device_failures = Arc::<AtomicUsize>::default();
         let thread = EngineThread {
             scheduler: Scheduler::new(engine, options.scheduler.clone()),
             engine: engine.clone(),
@@ -66,11 +71,12 @@ impl Worker {
             full: false,
             slots: slots.clone(),
             abort: abort.clone(),
+            device_failures: device_failures.clone(),
             metrics,
         };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
         let (jobs, thread) = (Mutex::new(Some(send)), Mutex::new(Some(thread)));
-        Ok(Self { jobs, thread, taken: Arc::default(), limit, abort, slots })
+        Ok(Self { jobs, thread, taken: Arc::default(), limit, abort, slots, device_failures })
     }
 
     /// Reserves as many places in the queue; `None` if fewer are free.
@@ -103,6 +109,11 @@ impl Worker {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
+    /// Whether the device failed the last requests, and none has had a token since.
+    pub fn has_lost_device(&self) -> bool {
+        self.device_failures.load(Ordering::Relaxed) >= LOST_AFTER
+    }
+
     /// Fails all jobs, running and waiting, before the next pass.
     pub fn abort(&self) {
         self.abort.store(true, Ordering::Release);
@@ -129,6 +140,8 @@ struct EngineThread {
     full: bool,
     slots: Arc<Mutex<Vec<Slot>>>,
     abort: Arc<AtomicBool>,
+    /// Requests that the device failed since the last token.
+    device_failures: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
 }
 
@@ -316,6 +329,9 @@ impl EngineThread {
     }
 
     fn fail(&self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
+        if matches!(&failure, Failure::Library(error) if matches!(**error, foretoken::Error::Device { .. })) {
+            self.device_failures.fetch_add(1, Ordering::Relaxed);
+        }
         match &failure {
             Failure::Library(error) if matches!(**error, foretoken::Error::Panic(_)) => {
                 // The message may contain the client's text.
@@ -366,6 +382,9 @@ impl EngineThread {
                     self.metrics.prompt(started.request.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());
+                if !piece.tokens.is_empty() {
+                    self.device_failures.store(0, Ordering::Relaxed);
+                }
                 if !piece.prompt_logprobs.is_empty() && !started.others.is_empty() {
                     // Forks do not read the prompt again.
                     let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };

@@ -1,6 +1,7 @@
 //! Clients that leave, do not read, or are too many; and the end.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -176,6 +177,37 @@ fn what_takes_longer_than_the_drain_gets_an_error() {
     let rest = read_rest(running);
     assert!(rest.contains("\"code\":\"stopping\"") && !rest.contains("[DONE]"), "{rest}");
     server.join();
+}
+
+/// Fails as a device does, while that is set.
+#[derive(Debug)]
+struct FailingDevice(Arc<AtomicBool>);
+
+impl LogitsProcessor for FailingDevice {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        match self.0.load(Ordering::SeqCst) {
+            true => Err(foretoken::Error::Device { device: "GPU".into(), problem: "is lost".into() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A device that fails every request is told to health checks, until a request succeeds.
+#[test]
+fn a_device_that_fails_all_requests_is_not_healthy() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
+    let defaults = GenerateDefaults { logits_processor, ..GenerateDefaults::default() };
+    let server = TestServer::start_on(load(), ServerOptions { defaults, ..options() });
+    let body = json!({"prompt": PROMPT, "max_tokens": 2});
+    for health in [200, 200, 503, 503] {
+        assert_eq!(server.post(TEXT, &body).0, 500);
+        assert_eq!(server.get("/health").0, health);
+    }
+    assert!(server.get("/health").1.contains("device_lost"));
+    fails.store(false, Ordering::SeqCst);
+    assert_eq!(server.post(TEXT, &body).0, 200);
+    assert_eq!(server.get("/health").0, 200);
 }
 
 /// Says that a pass has begun, which then does not end until it is let go.

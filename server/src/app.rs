@@ -8,6 +8,7 @@ use foretoken::Engine;
 use foretoken::chat::ChatTemplate;
 use hyper::StatusCode;
 use hyper::http::request::Parts;
+use tokio::sync::watch;
 
 use crate::api_error::ApiError;
 use crate::auth::ApiKeys;
@@ -38,6 +39,8 @@ pub(crate) struct App {
     pub hosts: Hosts,
     /// Set when shutdown begins.
     pub stopping: AtomicBool,
+    /// Becomes true when requests that are not answered yet get an error.
+    pub aborting: watch::Sender<bool>,
 }
 
 impl App {

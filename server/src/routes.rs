@@ -84,7 +84,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
             drop_body(request).await;
             error.response(api, &id)
         }
-        None => next.run(request).await,
+        None => unless_aborted(&app, next.run(request)).await.unwrap_or_else(|error| error.response(api, &id)),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let allow = response.headers_mut().remove(hyper::header::ALLOW);
@@ -100,6 +100,20 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
     tracing::info!(request = id, method, route, status, ms, "answered");
     response
+}
+
+/// A route's response.
+///
+/// # Errors
+/// If the drain timeout ends before it: the request may be at any stage, from the upload of its body on.
+async fn unless_aborted(app: &App, response: impl Future<Output = Response>) -> Result<Response, ApiError> {
+    let mut aborting = app.aborting.subscribe();
+    let aborted = async { aborting.wait_for(|aborting| *aborting).await.is_ok() };
+    tokio::select! {
+        biased;
+        response = response => Ok(response),
+        _ = aborted => Err(ApiError::stopping()),
+    }
 }
 
 /// The error of a request that no route may see.

@@ -143,6 +143,7 @@ impl Server {
             api_keys: ApiKeys::new(options.api_keys)?,
             hosts: Hosts::new(address, options.allowed_hosts),
             stopping: AtomicBool::new(false),
+            aborting: watch::Sender::new(false),
         };
         Ok(Self {
             address: listener.local_addr()?,
@@ -204,6 +205,7 @@ impl Server {
         let mut all = pin!(all);
         if timeout(self.drain_timeout, &mut all).await.is_err() {
             tracing::warn!("drain timeout: the remaining requests are aborted");
+            self.app.aborting.send_replace(true);
             self.app.worker.abort();
             let _ = timeout(ABORT_TIMEOUT, &mut all).await;
         }

@@ -179,6 +179,21 @@ fn what_takes_longer_than_the_drain_gets_an_error() {
     server.join();
 }
 
+/// A request without a sequence: its body is not complete when the drain ends.
+#[test]
+fn what_is_still_sent_when_the_drain_ends_gets_an_error() {
+    let mut server = TestServer::start(ServerOptions { drain_timeout: Duration::from_millis(50), ..options() });
+    let mut sending = std::net::TcpStream::connect(server.address).expect("a connection");
+    sending.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    let head = format!("POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
+    write!(sending, "{head}content-length: 100\r\nexpect: 100-continue\r\n\r\n").expect("written");
+    assert!(read_head(&sending).starts_with("HTTP/1.1 100"));
+    server.stop();
+    let rest = read_rest(sending);
+    assert!(rest.starts_with("HTTP/1.1 503") && rest.contains("\"code\":\"stopping\""), "{rest}");
+    server.join();
+}
+
 /// Fails as a device does, while that is set.
 #[derive(Debug)]
 struct FailingDevice(Arc<AtomicBool>);

@@ -34,9 +34,7 @@ pub(crate) async fn answer(
     let names = names(generate.prompt_field, prompts.len());
     let tickets = find_breakers(app, tickets, &mut generate.common).await?;
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
-    if let Some(least) = &generate.common.min_tokens {
-        encoded.iter().try_for_each(|prompt| least.check(prompt.len(), app.context))?;
-    }
+    check_lengths(app, &generate, &encoded)?;
     let seeds = prompt_seeds(&generate.common, encoded.len());
     let output = |(index, parser): (usize, _)| {
         let prompt = index / choices;
@@ -77,6 +75,33 @@ pub(crate) async fn answer(
         return Ok(events(EventBody::new(running, outputs, generate.reply)));
     }
     whole(running, outputs, generate.reply).await
+}
+
+/// Checks what depends on the lengths of the prompts.
+///
+/// # Errors
+/// 400 if the context has no room for the minimum of tokens, or there are too many log-probabilities.
+fn check_lengths(app: &App, generate: &Generate, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+    if let Some(least) = &generate.common.min_tokens {
+        prompts.iter().try_for_each(|prompt| least.check(prompt.len(), app.context))?;
+    }
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    check_logprobs(tokens.saturating_mul(generate.choices), generate.common.options.prompt_logprobs)
+}
+
+/// Maximum number of log-probabilities of prompts in a response, about 150 bytes each while it is written.
+const MAX_PROMPT_LOGPROBS: usize = 4 << 20;
+
+/// # Errors
+/// 400 if those of so many tokens, with the `top` most probable ones of each, are too many.
+fn check_logprobs(tokens: usize, top: Option<usize>) -> Result<(), ApiError> {
+    let count = top.map_or(0, |top| tokens.saturating_mul(1 + top));
+    if count <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let problem =
+        format!("asks for {count} log-probabilities of prompts, a response has at most {MAX_PROMPT_LOGPROBS}");
+    Err(ApiError::field("logprobs", problem + "; lower it or n, or send shorter or fewer prompts"))
 }
 
 /// Finds the tokens of the request's own sequence breakers of DRY, if it is on: a search of the vocabulary.
@@ -207,6 +232,20 @@ mod tests {
 
         fn whole(&mut self, _: &[(ChoiceOutput, Ended)]) -> Value {
             Value::from(thread::current().id() != self.0)
+        }
+    }
+
+    #[test]
+    fn log_probabilities_of_prompts_have_a_maximum() {
+        let most = MAX_PROMPT_LOGPROBS / 21;
+        for (tokens, top, fits) in [
+            (most, Some(20), true),
+            (most + 1, Some(20), false),
+            (MAX_PROMPT_LOGPROBS, Some(0), true),
+            (usize::MAX, Some(1), false),
+            (usize::MAX, None, true),
+        ] {
+            assert_eq!(check_logprobs(tokens, top).is_ok(), fits, "{tokens} tokens, {top:?}");
         }
     }
 

@@ -113,7 +113,6 @@ pub(crate) fn common(
     if !biases.is_empty() {
         add_processor(&mut options, LogitBias { biases });
     }
-    options.sampling.check().map_err(|error| ApiError::of(&error, "prompt"))?;
     Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output, min_tokens: None })
 }
 

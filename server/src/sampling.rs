@@ -12,8 +12,9 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// does not set.
 ///
 /// # Errors
-/// If one is not a number; [`Sampling::check`] checks ranges.
+/// If one is not a number, or out of its range.
 pub(crate) fn sampling(fields: &mut Fields, base: &Sampling) -> Result<Sampling> {
+    let repeat_name = ["repeat_penalty", "repetition_penalty"].into_iter().find(|name| fields.peek(name).is_some());
     let mut number = |field: &str| real(fields, field);
     let temperature = number("temperature")?.unwrap_or(base.temperature);
     // 0 keeps the most probable token, in OpenAI's API.
@@ -34,7 +35,12 @@ pub(crate) fn sampling(fields: &mut Fields, base: &Sampling) -> Result<Sampling>
     let top_n_sigma = real(fields, "top_n_sigma")?.map_or(base.top_n_sigma, |n| (n > 0.0).then_some(n));
     let (penalties, xtc) = (penalties(fields, base.penalties)?, xtc(fields, base.xtc)?);
     let dry = dry(fields, base.dry.as_ref())?;
-    Ok(Sampling { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature })
+    let sampling = Sampling { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature };
+    sampling.check().map_err(|error| match (&error, repeat_name) {
+        (foretoken::Error::Argument { name: "penalties.repeat", problem }, Some(name)) => fields.error(name, problem),
+        _ => ApiError::of(&error, "prompt"),
+    })?;
+    Ok(sampling)
 }
 
 /// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.

@@ -16,6 +16,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 1024;
+/// Maximum variables of a request's template: each is compared with all others.
+const MAX_VARIABLES: usize = 1024;
 
 /// How many calls a reply may have.
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -241,7 +243,7 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
 /// of the server.
 ///
 /// # Errors
-/// If the effort is unknown, or a variable is set by the server itself.
+/// If the effort is unknown, a variable is set by the server itself, or there are too many.
 pub(crate) fn template_options(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<ChatOptions> {
     let mut thinking = effort(fields, "reasoning_effort")?.unwrap_or(defaults.thinking);
     let mut variables = defaults.variables.clone();
@@ -251,7 +253,12 @@ pub(crate) fn template_options(fields: &mut Fields, defaults: &GenerateDefaults)
             Some(false) => thinking = Thinking::Off,
             None => {}
         }
-        for (name, value) in given.rest() {
+        let given: Vec<_> = given.rest().collect();
+        if given.len() > MAX_VARIABLES {
+            let problem = format!("has {} variables, at most {MAX_VARIABLES} are allowed", given.len());
+            return Err(fields.error("chat_template_kwargs", problem));
+        }
+        for (name, value) in given {
             if RESERVED.contains(&name.as_str()) {
                 return Err(
                     fields.error(&format!("chat_template_kwargs.{name}"), "cannot be set by requests; remove it")

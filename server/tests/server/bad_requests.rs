@@ -26,6 +26,7 @@ fn fields_that_are_wrong_are_named() {
     let server = TestServer::start(options());
     let user = |content: Value| json!([{"role": "user", "content": content}]);
     let call = |function: Value| json!({"messages": [{"role": "assistant", "tool_calls": [{"function": function}]}]});
+    let variables: serde_json::Map<String, Value> = (0..1025).map(|i| (format!("v{i}"), json!(0))).collect();
     let cases = [
         // Types and ranges.
         (TEXT, json!({"prompt": 3}), "prompt"),
@@ -121,6 +122,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"logit_bias": vec![(5, 0); 1025]}), "logit_bias"),
         (CHAT, json!({"chat_template_kwargs": {"enable_thinking": 1}}), "chat_template_kwargs.enable_thinking"),
         (CHAT, json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
+        (CHAT, json!({"chat_template_kwargs": variables}), "chat_template_kwargs"),
         (RESPONSES, json!({"input": []}), "input"),
         (RESPONSES, json!({"input": 5}), "input"),
         (
@@ -205,6 +207,8 @@ fn fields_that_are_wrong_are_named() {
         (LLAMA, json!({"n_probs": -1}), "n_probs"),
         (CHAT, json!({"frequency_penalty": 101}), "frequency_penalty"),
         (LLAMA, json!({"repeat_penalty": 0}), "repeat_penalty"),
+        (TEXT, json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (CHAT, json!({"repeat_penalty": 0, "repetition_penalty": 1.1}), "repeat_penalty"),
         (LLAMA, json!({"repeat_last_n": -2}), "repeat_last_n"),
         // What would change the text, and is not implemented.
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
@@ -315,6 +319,7 @@ fn fields_that_are_wrong_are_named() {
 fn the_largest_values_are_served() {
     let server = TestServer::start(options());
     let tool = |name: String| json!({"type": "function", "function": {"name": name}});
+    let variables: serde_json::Map<String, Value> = (0..1024).map(|i| (format!("v{i}"), json!(0))).collect();
     for (path, more) in [
         (TEXT, json!({"prompt": vec!["a"; 64]})),
         (TEXT, json!({"stop": vec!["x"; 16]})),
@@ -328,6 +333,7 @@ fn the_largest_values_are_served() {
         (CHAT, json!({"tools": [tool("a".repeat(128))]})),
         (CHAT, json!({"tools": (0..1024).map(|i| tool(format!("f{i}"))).collect::<Vec<_>>()})),
         (CHAT, json!({"n": 8})),
+        (CHAT, json!({"chat_template_kwargs": variables})),
         (TEXT, json!({"min_tokens": 2, "max_tokens": 2})),
         (TEXT, json!({"top_p": 1, "min_p": 1, "typical_p": 1, "xtc_probability": 1, "xtc_threshold": 0.5})),
         (TEXT, json!({"dry_multiplier": 100, "dry_base": 16, "dry_sequence_breakers": vec!["a"; 16]})),

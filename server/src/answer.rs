@@ -9,10 +9,11 @@ use foretoken_tools::sampling::breakers;
 
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
-use crate::convert::{self, Common, Prompt, Seeds};
 use crate::events::{EventBody, events};
+use crate::generate_options::{Common, Seeds, random_seed};
 use crate::job::{Ended, Failure, Job, Running, Ticket, Update};
 use crate::output_penalties;
+use crate::prompt::{self, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, json, now};
 
 /// Answers a request.
@@ -120,7 +121,7 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
 /// The seeds of so many prompts.
 fn prompt_seeds(common: &Common, prompts: usize) -> Vec<u64> {
     let first = common.options.seed;
-    let later = |_| if common.seeds == Seeds::Given { first } else { convert::random_seed() };
+    let later = |_| if common.seeds == Seeds::Given { first } else { random_seed() };
     std::iter::once(first).chain((1..prompts).map(later)).collect()
 }
 
@@ -169,7 +170,7 @@ async fn encode_all(
 ) -> Result<(Vec<Vec<u32>>, Vec<Ticket>), ApiError> {
     let mut encoded = Vec::new();
     for (prompt, name) in prompts.into_iter().zip(names) {
-        let (tokens, held) = app.run_blocking(tickets, name, move |app| convert::tokens(app, prompt)).await?;
+        let (tokens, held) = app.run_blocking(tickets, name, move |app| prompt::tokens(app, prompt)).await?;
         tickets = held;
         encoded.push(tokens);
     }

@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::App;
-use crate::convert::{self, Chat, Prompt};
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::min_tokens::MinTokens;
+use crate::prompt::{self, Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, json as json_response, named};
 use crate::structured::Structured;
 use crate::tools::Tools;
-use crate::{messages, tools};
+use crate::{generate_options, messages, stop, tools};
 
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
     let (chat, ..) = chat(&app, &mut fields)?;
     fields.end()?;
-    let work = move |app: &App| convert::chat_tokens(app, &chat);
+    let work = move |app: &App| prompt::chat_tokens(app, &chat);
     let (tokens, _) = app.run_blocking(app.admit(1)?, "messages", work).await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
@@ -39,9 +39,10 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
-    let strings = convert::strings(&mut fields, "stop_sequences")?;
-    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), Some(most))?;
-    common.options.stop = convert::stop(&mut fields, strings)?;
+    let strings = stop::strings(&mut fields, "stop_sequences")?;
+    let mut common =
+        generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), Some(most))?;
+    common.options.stop = stop::conditions(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;

@@ -126,6 +126,18 @@ impl Fields {
         }
     }
 
+    /// The token ids in `list`, which is the field `name`.
+    ///
+    /// # Errors
+    /// If one is not a token id.
+    pub fn token_ids(&self, name: &str, list: &[Value]) -> Result<Vec<u32>> {
+        let id = |(i, value): (usize, &Value)| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| self.error(&format!("{name}[{i}]"), format!("is {}, must be a token id", kind(value))))
+        };
+        list.iter().enumerate().map(id).collect()
+    }
+
     /// # Errors
     /// If it is not an object.
     pub fn object(&mut self, field: &str) -> Result<Option<Self>> {

@@ -12,32 +12,34 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, decimal};
 use crate::fields::{Fields, kind};
+use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::min_tokens::MinTokens;
-use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
+use crate::prompt::{self, Chat};
+use crate::reply::{self, ChoiceOutput, Generate, Reply, decimal, event};
 use crate::structured::Structured;
+use crate::timings::timings;
 use crate::tools::OtherTools;
-use crate::{messages, tools};
+use crate::{messages, stop, token_json, tools};
 
 /// Reads the body of `POST /completion`.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
-    let prompts = convert::prompts(&mut fields, "prompt")?;
+    let prompts = prompt::prompts(&mut fields, "prompt")?;
     app.check_places(&fields, prompts.len())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let other_name = convert::max_tokens(&mut fields, "max_tokens", 0)?;
-    let most = convert::max_tokens(&mut fields, "n_predict", 0)?.or(other_name);
-    let strings = convert::strings(&mut fields, "stop")?;
+    let other_name = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
+    let most = generate_options::max_tokens(&mut fields, "n_predict", 0)?.or(other_name);
+    let strings = stop::strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
+    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
     common.penalizes_output = false;
-    common.options.stop = convert::stop(&mut fields, strings)?;
+    common.options.stop = stop::conditions(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs;
     take_ignored(&mut fields, &common.options.sampling)?;
@@ -123,7 +125,7 @@ impl Completion {
             value["tokens"] = json!(output.tokens);
         }
         if self.logprobs {
-            value["completion_probabilities"] = convert::logprobs(&output.engine, output.logprobs());
+            value["completion_probabilities"] = token_json::logprobs(&output.engine, output.logprobs());
         }
         self.selected(value)
     }
@@ -150,7 +152,7 @@ impl Completion {
             "truncated": false,
             "stop_type": kind,
             "stopping_word": word,
-            "timings": convert::timings(&ended.statistics),
+            "timings": timings(&ended.statistics),
         })
     }
 }
@@ -166,7 +168,7 @@ impl Reply for Completion {
             "tokens_evaluated": output.prompt_tokens,
         });
         if self.logprobs {
-            value["completion_probabilities"] = convert::logprobs(&output.engine, &piece.logprobs);
+            value["completion_probabilities"] = token_json::logprobs(&output.engine, &piece.logprobs);
         }
         event(&value)
     }
@@ -210,7 +212,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     fields.end()?;
     let written = app.run_blocking(app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
-        convert::check_length(app, text.len())?;
+        prompt::check_length(app, text.len())?;
         // `encode` refuses an empty text, whose only token is <bos>.
         let encoded = match parse_special {
             _ if text.is_empty() => Vec::new(),
@@ -245,7 +247,7 @@ fn piece(tokenizer: &Tokenizer, id: u32) -> Value {
 /// `POST /detokenize`: the text of `tokens`, without special tokens.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is required: an array of token ids"))?;
-    let ids = convert::token_ids(&fields, "tokens", &list)?;
+    let ids = fields.token_ids("tokens", &list)?;
     let vocab = app.engine.target().num_readable_tokens();
     if let Some(at) = ids.iter().position(|id| *id as usize >= vocab) {
         let problem = format!("is {}, must be below the vocabulary's size, {vocab}", ids[at]);

@@ -4,10 +4,10 @@ use foretoken::FinishReason;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::convert;
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::reply::{ChoiceOutput, event};
+use crate::timings::timings;
 
 /// Options of the response's format.
 #[derive(Clone, Copy)]
@@ -101,13 +101,13 @@ pub(crate) fn chunk(form: Form, output: &ChoiceOutput, mut object: Value) -> Val
 /// The response that is not streamed: with the usage, and the first choice's timings.
 pub(crate) fn whole(choices: &[(ChoiceOutput, Ended)], mut object: Value) -> Value {
     object["usage"] = usage(choices.iter().map(|(output, _)| output));
-    object["timings"] = convert::timings(&choices[0].1.statistics);
+    object["timings"] = timings(&choices[0].1.statistics);
     object
 }
 
 /// The last chunk of a choice, with its timings.
 pub(crate) fn last_chunk(mut chunk: Value, ended: &Ended) -> String {
-    chunk["timings"] = convert::timings(&ended.statistics);
+    chunk["timings"] = timings(&ended.statistics);
     event(&chunk)
 }
 

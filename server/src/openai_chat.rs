@@ -6,16 +6,17 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
+use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
+use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 use crate::tools::OtherTools;
-use crate::{messages, tools};
+use crate::{messages, stop, token_json, tools};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -23,14 +24,14 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let form = openai::form(&mut fields)?;
-    let most = match convert::max_tokens(&mut fields, "max_completion_tokens", 1)? {
+    let most = match generate_options::max_tokens(&mut fields, "max_completion_tokens", 1)? {
         Some(most) => {
             fields.ignore(&["max_tokens"]); // the older name
             Some(most)
         }
-        None => convert::max_tokens(&mut fields, "max_tokens", 1)?,
+        None => generate_options::max_tokens(&mut fields, "max_tokens", 1)?,
     };
-    let strings = convert::strings(&mut fields, "stop")?;
+    let strings = stop::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
     let template_options = tools::template_options(&mut fields, &app.defaults)?;
@@ -38,8 +39,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let chat = Chat::new(app, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
-    common.options.stop = convert::stop(&mut fields, strings)?;
+    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
+    common.options.stop = stop::conditions(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&app.engine, &mut common.options.stop);
@@ -121,7 +122,7 @@ impl Reply for Completion {
                 choice["logprobs"] = choice_logprobs(output, &piece.logprobs);
             }
             if self.form.token_origins {
-                choice["tokens"] = convert::origins(&output.engine, piece);
+                choice["tokens"] = token_json::origins(&output.engine, piece);
             }
         }
         chunks.iter().map(event).collect()
@@ -165,5 +166,5 @@ impl Reply for Completion {
 
 /// The field `logprobs` of a choice.
 fn choice_logprobs(output: &ChoiceOutput, logprobs: &[TokenLogprobs]) -> Value {
-    json!({"content": convert::logprobs(&output.engine, logprobs), "refusal": null})
+    json!({"content": token_json::logprobs(&output.engine, logprobs), "refusal": null})
 }

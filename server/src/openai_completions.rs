@@ -7,26 +7,28 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
+use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
+use crate::prompt::{self, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
+use crate::{stop, token_json};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
-    let prompts = convert::prompts(&mut fields, "prompt")?;
+    let prompts = prompt::prompts(&mut fields, "prompt")?;
     let echoes = fields.flag("echo")?.unwrap_or(false);
     let form = openai::form(&mut fields)?;
-    let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
-    let strings = convert::strings(&mut fields, "stop")?;
+    let most = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
+    let strings = stop::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
-    common.options.stop = convert::stop(&mut fields, strings)?;
+    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
+    common.options.stop = stop::conditions(&mut fields, strings)?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     common.options.prompt_logprobs = common.options.logprobs.filter(|_| echoes);
@@ -219,7 +221,7 @@ impl Reply for Completion {
         self.add_text(&mut lists, output, &piece.logprobs);
         let mut choice = self.choice(output, &piece.text, lists, None);
         if self.form.token_origins {
-            choice["tokens"] = convert::origins(&output.engine, piece);
+            choice["tokens"] = token_json::origins(&output.engine, piece);
         }
         echo + &event(&self.chunk(output, choice))
     }

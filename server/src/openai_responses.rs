@@ -7,15 +7,17 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::convert::{self, Chat, Prompt};
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
 use crate::min_tokens::MinTokens;
-use crate::reply::{ChoiceOutput, Generate, Reply, named};
+use crate::prompt::{Chat, Prompt};
+use crate::reply::{ChoiceOutput, Generate, Reply, decimal, named};
 use crate::structured::Structured;
+use crate::timings::timings;
 use crate::tools::{self, OtherTools, is_function};
+use crate::{generate_options, stop};
 
 /// Reads the body.
 pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -32,8 +34,8 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = convert::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
-    common.options.stop = convert::stop(&mut fields, Vec::new())?;
+    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
+    common.options.stop = stop::conditions(&mut fields, Vec::new())?;
     common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
     calls.limit(&app.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
@@ -44,7 +46,7 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let sampling = &common.options.sampling;
     for (name, used) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
         if echoed[name].is_null() {
-            echoed[name] = convert::decimal(used);
+            echoed[name] = decimal(used);
         }
     }
     Ok(Generate {
@@ -355,7 +357,7 @@ impl Answer {
                 "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens()},
                 "total_tokens": output.prompt_tokens + output.tokens.len(),
             });
-            response["timings"] = convert::timings(&ended.statistics);
+            response["timings"] = timings(&ended.statistics);
         }
         response
     }

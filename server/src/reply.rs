@@ -9,8 +9,10 @@ use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::api_error::{Api, ApiError};
-use crate::convert::{self, Common, Prompt};
+use crate::generate_options::Common;
 use crate::job::{Ended, Failure};
+use crate::prompt::Prompt;
+use crate::stop::stop_string;
 use crate::structured::Structured;
 
 /// A parsed generation request.
@@ -169,7 +171,7 @@ impl ChoiceOutput {
     /// The stop string that ended the text, if one did.
     pub fn stop_string(&self, ended: &Ended) -> Option<String> {
         let stopped = ended.finish == FinishReason::StopString;
-        stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.stop_strings))?
+        stopped.then(|| stop_string(&self.engine, &self.tokens, &self.stop_strings))?
     }
 }
 
@@ -181,6 +183,11 @@ pub(crate) fn event(data: &Value) -> String {
 /// An event with its name, which is its type.
 pub(crate) fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
+}
+
+/// A number with the digits of the 32-bit one, not those of its 64-bit neighbor.
+pub(crate) fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// The Unix time.

@@ -1,0 +1,110 @@
+//! The options of a generation, from the fields that all generating routes have under the same names.
+
+use foretoken::sampler::LogitBias;
+use foretoken::{Engine, GenerateOptions, Sampling};
+
+use crate::api_error::ApiError;
+use crate::defaults::GenerateDefaults;
+use crate::fields::Fields;
+use crate::ignored::defaults_in_use;
+use crate::logit_bias::logit_bias;
+use crate::min_tokens::MinTokens;
+use crate::processors::add_processor;
+use crate::sampling::sampling;
+use crate::speculation::{reproducible, speculation};
+use crate::stop::strings;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Maximum number of alternatives to a token whose log-probabilities are reported.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+
+/// What all routes have under the same names.
+pub(crate) struct Common {
+    pub options: GenerateOptions,
+    pub seeds: Seeds,
+    /// DRY's sequence breakers, if the request has some of its own.
+    pub breakers: Option<Vec<String>>,
+    /// Whether frequency and presence penalties count generated tokens only, as in OpenAI's API: unless the request has
+    /// llama.cpp's `repeat_last_n`.
+    pub penalizes_output: bool,
+    /// The least tokens of a text, if the request has a minimum.
+    pub min_tokens: Option<MinTokens>,
+}
+
+/// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
+pub(crate) fn common(
+    fields: &mut Fields,
+    engine: &Engine,
+    defaults: &GenerateDefaults,
+    base: &Sampling,
+    max_tokens: Option<usize>,
+) -> Result<Common> {
+    let seeds = seeds(fields, defaults);
+    // Before it is taken.
+    let penalizes_output = fields.peek("repeat_last_n").is_none();
+    let sampling = sampling(fields, &defaults_in_use(fields, base))?;
+    let has_breakers = fields.peek("dry_sequence_breakers").is_some();
+    let breakers = strings(fields, "dry_sequence_breakers")?;
+    let speculation = speculation(fields, engine, &defaults.speculation)?;
+    let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
+    let mut options = GenerateOptions {
+        max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
+        sampling,
+        seed: seed(fields, defaults)?,
+        speculation,
+        logits_processor: defaults.logits_processor.clone(),
+        ..GenerateOptions::default()
+    };
+    let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
+    if !biases.is_empty() {
+        add_processor(&mut options, LogitBias { biases });
+    }
+    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output, min_tokens: None })
+}
+
+/// The options of a request without fields.
+pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
+    Ok(common(&mut Fields::parse(b"{}")?, engine, defaults, &defaults.sampling, None)?.options)
+}
+
+/// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.
+pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Result<Option<usize>> {
+    match fields.integer(field)? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(usize::MAX)),
+        Some(given) => match usize::try_from(given).ok().filter(|most| *most >= least) {
+            Some(most) => Ok(Some(most)),
+            None => Err(fields.error(field, format!("is {given}, must be at least {least}, or -1 for no limit"))),
+        },
+    }
+}
+
+/// The seeds of several prompts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seeds {
+    /// The request's or the server's: every prompt gets what it gets alone.
+    Given,
+    /// Random ones: equal prompts get several samples.
+    Drawn,
+}
+
+/// Whether the seed is given: -1 asks for a random one, as in llama.cpp.
+fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
+    let is_given = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_f64() != Some(-1.0));
+    if is_given { Seeds::Given } else { Seeds::Drawn }
+}
+
+/// A seed that clients whose numbers are floating-point (JavaScript's) can repeat.
+pub(crate) fn random_seed() -> u64 {
+    rand::random::<u32>().into()
+}
+
+fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
+    match fields.integer("seed")? {
+        None => Ok(defaults.seed.unwrap_or_else(random_seed)),
+        Some(-1) => Ok(random_seed()),
+        // Any 64-bit integer: negative ones are the seeds of their two's complement.
+        Some(seed) => Ok(seed as u64),
+    }
+}

@@ -1,0 +1,85 @@
+//! Stop conditions of requests, and which stop string ended a text.
+
+use foretoken::{EndOfGeneration, Engine, Stop};
+use serde_json::Value;
+
+use crate::api_error::ApiError;
+use crate::fields::{Fields, kind};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Maximum number of strings in a field, and bytes of one: every token is compared with all of them.
+const MAX_STRINGS: usize = 16;
+const MAX_STRING_BYTES: usize = 1024;
+/// Maximum number of stop tokens: every token is compared with all of them.
+const MAX_STOP_TOKENS: usize = 1024;
+
+/// The strings of the field `name`, stop strings or sequence breakers: a string or an array. Empty ones are the same as
+/// absent.
+pub(crate) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
+    let mut strings = match fields.value(name) {
+        None => return Ok(Vec::new()),
+        Some(Value::String(one)) => vec![one],
+        Some(Value::Array(list)) => {
+            let string = |(i, value): (usize, Value)| match value {
+                Value::String(string) => Ok(string),
+                other => Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string", kind(&other)))),
+            };
+            list.into_iter().enumerate().map(string).collect::<Result<_>>()?
+        }
+        Some(other) => {
+            return Err(fields.error(name, format!("is {}, must be a string or an array of strings", kind(&other))));
+        }
+    };
+    strings.retain(|string| !string.is_empty());
+    if strings.len() > MAX_STRINGS {
+        return Err(fields.error(name, format!("has {} strings, at most {MAX_STRINGS} are allowed", strings.len())));
+    }
+    match strings.iter().find(|string| string.len() > MAX_STRING_BYTES) {
+        Some(string) => {
+            let problem = format!("has a string of {} bytes, at most {MAX_STRING_BYTES} are allowed", string.len());
+            Err(fields.error(name, problem))
+        }
+        None => Ok(strings),
+    }
+}
+
+/// Stop conditions, with vLLM's and llama.cpp's `ignore_eos` and `stop_token_ids`.
+pub(crate) fn conditions(fields: &mut Fields, strings: Vec<String>) -> Result<Stop> {
+    let end_of_generation = match fields.flag("ignore_eos")? {
+        Some(true) => EndOfGeneration::Ignored,
+        _ => EndOfGeneration::Stops,
+    };
+    let list = fields.list("stop_token_ids")?.unwrap_or_default();
+    if list.len() > MAX_STOP_TOKENS {
+        let problem = format!("has {} token ids, at most {MAX_STOP_TOKENS} are allowed", list.len());
+        return Err(fields.error("stop_token_ids", problem));
+    }
+    let tokens = fields.token_ids("stop_token_ids", &list)?;
+    Ok(Stop { end_of_generation, tokens, strings, ..Stop::default() })
+}
+
+/// Which stop string ended a text of these tokens: one behind the last control token, as none has one within it, that
+/// ends with the last token, as earlier ones were not looked for (`min_tokens`). Of several the first one, at the same
+/// place the longest.
+pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {
+    let tokenizer = engine.tokenizer().ok()?;
+    let part = tokens.rsplit(|token| tokenizer.is_control(*token)).find(|part| !part.is_empty())?;
+    let bytes: Vec<u8> = part.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    let own_bytes = part.last().map_or(0, |token| tokenizer.token_bytes(*token).len());
+    let before = whole_characters(&bytes[..bytes.len() - own_bytes]);
+    let find = |string: &String| {
+        let from = text.ceil_char_boundary((before + 1).saturating_sub(string.len()));
+        text[from..].find(string.as_str()).map(|at| from + at)
+    };
+    let found = strings.iter().filter_map(|string| Some((find(string)?, string)));
+    found.min_by_key(|(at, string)| (*at, std::cmp::Reverse(string.len()))).map(|(_, string)| string.clone())
+}
+
+/// The length of the bytes' text, in which U+FFFD is written for invalid ones, without a character that the end cuts.
+fn whole_characters(bytes: &[u8]) -> usize {
+    let is_cut = |last: &[u8]| std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+    let cut = bytes.utf8_chunks().last().is_some_and(|chunk| is_cut(chunk.invalid()));
+    String::from_utf8_lossy(bytes).len() - if cut { char::REPLACEMENT_CHARACTER.len_utf8() } else { 0 }
+}

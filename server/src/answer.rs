@@ -27,7 +27,7 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let structured = std::mem::take(&mut generate.structured);
     let constraint_name = structured.field().to_owned();
-    generate.common.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
+    generate.common.options.constraint = structured.compile(&app.served.engine, &app.compilers).await?;
     let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
@@ -40,8 +40,8 @@ pub(crate) async fn answer(
     let output = |(index, parser): (usize, _)| {
         let prompt = index / choices;
         ChoiceOutput {
-            engine: app.engine.clone(),
-            model: app.model.clone(),
+            engine: app.served.engine.clone(),
+            model: app.served.model.clone(),
             request_id: request_id.clone(),
             created: now(),
             prompt,
@@ -84,7 +84,7 @@ pub(crate) async fn answer(
 /// 400 if the context has no room for the minimum of tokens, or there are too many log-probabilities.
 fn check_lengths(app: &App, generate: &Generate, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
     if let Some(least) = &generate.common.min_tokens {
-        prompts.iter().try_for_each(|prompt| least.check(prompt.len(), app.context))?;
+        prompts.iter().try_for_each(|prompt| least.check(prompt.len(), app.served.context))?;
     }
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     check_logprobs(tokens.saturating_mul(generate.choices), generate.common.options.prompt_logprobs)
@@ -110,8 +110,8 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
     let (Some(strings), Some(dry)) = (common.breakers.take(), &mut common.options.sampling.dry) else {
         return Ok(tickets);
     };
-    let found = app.run_blocking(tickets, "dry_sequence_breakers", move |app| {
-        Ok(breakers(app.engine.tokenizer()?, strings.iter().map(String::as_str)))
+    let found = app.run_blocking(tickets, "dry_sequence_breakers", move |served| {
+        Ok(breakers(served.engine.tokenizer()?, strings.iter().map(String::as_str)))
     });
     let (breakers, tickets) = found.await?;
     dry.breakers = breakers;
@@ -170,7 +170,7 @@ async fn encode_all(
 ) -> Result<(Vec<Vec<u32>>, Vec<Ticket>), ApiError> {
     let mut encoded = Vec::new();
     for (prompt, name) in prompts.into_iter().zip(names) {
-        let (tokens, held) = app.run_blocking(tickets, name, move |app| prompt::tokens(app, prompt)).await?;
+        let (tokens, held) = app.run_blocking(tickets, name, move |served| prompt::tokens(served, prompt)).await?;
         tickets = held;
         encoded.push(tokens);
     }
@@ -180,7 +180,9 @@ async fn encode_all(
 /// The parser of a chat's reply.
 fn parser(app: &App, prompt: &Prompt) -> Option<ReplyParser> {
     match prompt {
-        Prompt::Chat(chat) => app.engine.tokenizer().ok().map(|tokenizer| ReplyParser::new(tokenizer, &chat.options)),
+        Prompt::Chat(chat) => {
+            app.served.engine.tokenizer().ok().map(|tokenizer| ReplyParser::new(tokenizer, &chat.options))
+        }
         _ => None,
     }
 }

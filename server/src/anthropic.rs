@@ -16,35 +16,47 @@ use crate::job::Ended;
 use crate::min_tokens::MinTokens;
 use crate::prompt::{self, Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, json as json_response, named};
+use crate::served::Served;
 use crate::structured::Structured;
 use crate::tools::Tools;
 use crate::{generate_options, messages, stop, tools};
 
 /// The number of a chat's tokens, which need not fit the context.
-pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
-    app.check_model(&mut fields)?;
-    let (chat, ..) = chat(&app, &mut fields)?;
-    fields.end()?;
-    let work = move |app: &App| prompt::chat_tokens(app, &chat);
+pub(crate) async fn count_tokens(State(app): State<Arc<App>>, fields: Fields) -> Result<Response, ApiError> {
+    let chat = counted(&app.served, fields)?;
+    let work = move |served: &Served| prompt::chat_tokens(served, &chat);
     let (tokens, _) = app.run_blocking(app.admit(1)?, "messages", work).await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 
+/// Reads the body of `POST /v1/messages/count_tokens`.
+pub(crate) fn counted(served: &Served, mut fields: Fields) -> Result<Chat, ApiError> {
+    served.check_model(&mut fields)?;
+    let (chat, ..) = chat(served, &mut fields)?;
+    fields.end()?;
+    Ok(chat)
+}
+
 /// Reads the body of `POST /v1/messages`.
-pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
-    app.check_model(&mut fields)?;
-    let (chat, tools, format) = chat(app, &mut fields)?;
+pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
+    served.check_model(&mut fields)?;
+    let (chat, tools, format) = chat(served, &mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, format)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = stop::strings(&mut fields, "stop_sequences")?;
-    let mut common =
-        generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), Some(most))?;
+    let mut common = generate_options::common(
+        &mut fields,
+        &served.engine,
+        &served.defaults,
+        served.defaults.of_chats(),
+        Some(most),
+    )?;
     common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
-    calls.limit(&app.engine, &mut common.options.stop);
+    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    calls.limit(&served.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     Ok(Generate {
@@ -59,19 +71,19 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
-fn chat(app: &App, fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
+fn chat(served: &Served, fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
     let (messages, generation_prompt) = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
         tools: tools.list.clone(),
-        thinking: tools::anthropic_thinking(fields)?.unwrap_or(app.defaults.thinking),
+        thinking: tools::anthropic_thinking(fields)?.unwrap_or(served.defaults.thinking),
         generation_prompt,
-        variables: app.defaults.variables.clone(),
+        variables: served.defaults.variables.clone(),
         ..ChatOptions::default()
     };
     fields.ignore(&["cache_control", "context_management", "diagnostics", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
-    let chat = Chat::new(app, messages, options, fields.body_bytes);
+    let chat = Chat::new(served, messages, options, fields.body_bytes);
     Ok((chat, tools, Structured::output_config(fields)?))
 }
 

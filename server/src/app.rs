@@ -4,37 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use axum::extract::FromRequestParts;
-use foretoken::Engine;
-use foretoken::chat::ChatTemplate;
-use hyper::StatusCode;
 use hyper::http::request::Parts;
 use tokio::sync::watch;
 
 use crate::api_error::ApiError;
 use crate::auth::ApiKeys;
 use crate::compiler::Compilers;
-use crate::defaults::GenerateDefaults;
-use crate::fields::Fields;
 use crate::hosts::Hosts;
 use crate::job::Ticket;
 use crate::metrics::Metrics;
+use crate::served::Served;
 use crate::worker::Worker;
 
 pub(crate) struct App {
-    pub engine: Engine,
+    pub served: Served,
     pub worker: Worker,
     pub compilers: Compilers,
     pub metrics: Arc<Metrics>,
-    /// The model's name in requests and answers.
-    pub model: String,
     /// When the server was started, in Unix time.
     pub created: u64,
-    /// Maximum tokens of a sequence.
-    pub context: usize,
-    pub parallel: usize,
-    pub defaults: GenerateDefaults,
-    /// Overrides the checkpoint's.
-    pub chat_template: Option<ChatTemplate>,
     pub api_keys: ApiKeys,
     pub hosts: Hosts,
     /// Set when shutdown begins.
@@ -65,47 +53,12 @@ impl App {
         self: &Arc<Self>,
         places: Vec<Ticket>,
         field: &str,
-        work: impl FnOnce(&Self) -> foretoken::Result<T> + Send + 'static,
+        work: impl FnOnce(&Served) -> foretoken::Result<T> + Send + 'static,
     ) -> Result<(T, Vec<Ticket>), ApiError> {
         let app = self.clone();
-        let done = tokio::task::spawn_blocking(move || (work(&app), places)).await;
+        let done = tokio::task::spawn_blocking(move || (work(&app.served), places)).await;
         let (result, places) = done.map_err(|_| ApiError::internal())?;
         Ok((result.map_err(|error| ApiError::of(&error, field))?, places))
-    }
-
-    /// The template of chats.
-    ///
-    /// # Errors
-    /// If there is none, or it does not compile.
-    pub fn template(&self) -> foretoken::Result<&ChatTemplate> {
-        self.chat_template.as_ref().map_or_else(|| self.engine.chat_template(), Ok)
-    }
-
-    /// # Errors
-    /// If a request with so many choices of all prompts can never be admitted.
-    pub fn check_places(&self, fields: &Fields, choices: usize) -> Result<(), ApiError> {
-        let limit = self.worker.limit();
-        if choices <= limit {
-            return Ok(());
-        }
-        let problem =
-            format!("needs {choices} places, but the queue has {limit}; send fewer prompts, or raise --max-queue");
-        Err(fields.error("prompt", problem))
-    }
-
-    /// Takes the optional field `model`.
-    ///
-    /// # Errors
-    /// 404 if it is another model's name.
-    pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.string("model")? {
-            Some(model) if !model.is_empty() && model != self.model => {
-                let problem = format!("model not found; this server serves {:?} (the field is optional)", self.model);
-                let error = fields.error("model", problem).with_code("model_not_found");
-                Err(ApiError { status: StatusCode::NOT_FOUND, ..error })
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -18,13 +18,13 @@ use crate::reply;
 /// With OpenAI's fields and Anthropic's.
 fn model(app: &App) -> Value {
     json!({
-        "id": app.model,
+        "id": app.served.model,
         "object": "model",
         "created": app.created,
         "owned_by": "foretoken",
-        "max_model_len": app.context,
+        "max_model_len": app.served.context,
         "type": "model",
-        "display_name": app.model,
+        "display_name": app.served.model,
         "created_at": "1970-01-01T00:00:00Z", // the release date is unknown
     })
 }
@@ -34,8 +34,8 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
     reply::json(&json!({
         "object": "list",
         "data": [model(&app)],
-        "first_id": app.model,
-        "last_id": app.model,
+        "first_id": app.served.model,
+        "last_id": app.served.model,
         "has_more": false,
     }))
 }
@@ -46,8 +46,8 @@ pub(crate) async fn one_model(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     // A path that is not UTF-8 is refused.
-    if !id.is_ok_and(|Path(id)| id == app.model) {
-        let message = format!("model not found; this server serves {:?}", app.model);
+    if !id.is_ok_and(|Path(id)| id == app.served.model) {
+        let message = format!("model not found; this server serves {:?}", app.served.model);
         return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"));
     }
     Ok(reply::json(&model(&app)))
@@ -69,7 +69,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiE
 
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.model, &app.engine);
+    let text = app.metrics.text(&app.served.model, &app.served.engine);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 

@@ -17,6 +17,8 @@ mod defaults;
 mod events;
 mod fields;
 mod generate_options;
+#[cfg(test)]
+mod hostile_bodies;
 mod hosts;
 mod ignored;
 mod info;
@@ -37,6 +39,7 @@ mod prompt;
 mod reply;
 mod routes;
 mod sampling;
+mod served;
 mod server;
 mod socket;
 mod speculation;

@@ -19,16 +19,17 @@ use crate::job::Ended;
 use crate::min_tokens::MinTokens;
 use crate::prompt::{self, Chat};
 use crate::reply::{self, ChoiceOutput, Generate, Reply, decimal, event};
+use crate::served::Served;
 use crate::structured::Structured;
 use crate::timings::timings;
 use crate::tools::OtherTools;
 use crate::{messages, stop, token_json, tools};
 
 /// Reads the body of `POST /completion`.
-pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
-    app.check_model(&mut fields)?;
+pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
+    served.check_model(&mut fields)?;
     let prompts = prompt::prompts(&mut fields, "prompt")?;
-    app.check_places(&fields, prompts.len())?;
+    served.check_places(&fields, prompts.len())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let other_name = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
     let most = generate_options::max_tokens(&mut fields, "n_predict", 0)?.or(other_name);
@@ -37,14 +38,15 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
+    let mut common =
+        generate_options::common(&mut fields, &served.engine, &served.defaults, &served.defaults.sampling, most)?;
     common.penalizes_output = false;
     common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
-    let settings = settings(app, &common.options);
+    let settings = settings(served, &common.options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok(Generate { prompts, prompt_field: "prompt", reply, common, structured, choices: 1, streams })
 }
@@ -66,14 +68,14 @@ fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     list.into_iter().enumerate().map(path).collect()
 }
 
-fn settings(app: &App, options: &GenerateOptions) -> Value {
+fn settings(served: &Served, options: &GenerateOptions) -> Value {
     let sampling = &options.sampling;
     let last_n = |n: Option<usize>| n.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
     let xtc = sampling.xtc.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
     let off = Dry { multiplier: 0.0, ..Dry::default() };
     let dry = sampling.dry.as_ref().unwrap_or(&off);
     json!({
-        "n_ctx": app.context,
+        "n_ctx": served.context,
         "n_predict": i64::try_from(options.max_tokens).ok().filter(|most| *most < i64::MAX).unwrap_or(-1),
         "temperature": decimal(sampling.temperature),
         "top_k": sampling.top_k.unwrap_or(0),
@@ -185,18 +187,24 @@ impl Reply for Completion {
 }
 
 /// `POST /apply-template`: the prompt of a chat's messages.
-pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
-    app.check_model(&mut fields)?;
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, fields: Fields) -> Result<Response, ApiError> {
+    let chat = rendered(&app.served, fields)?;
+    let render = move |served: &Served| served.template()?.render(&chat.messages, &chat.options);
+    let (prompt, _) = app.run_blocking(app.admit(1)?, "messages", render).await?;
+    Ok(reply::json(&json!({"prompt": prompt})))
+}
+
+/// Reads the body of `POST /apply-template`.
+pub(crate) fn rendered(served: &Served, mut fields: Fields) -> Result<Chat, ApiError> {
+    served.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let template_options = tools::template_options(&mut fields, &app.defaults)?;
+    let template_options = tools::template_options(&mut fields, &served.defaults)?;
     let options = ChatOptions { tools: tools.list, generation_prompt, ..template_options };
-    let chat = Chat::new(&app, messages, options, fields.body_bytes);
+    let chat = Chat::new(served, messages, options, fields.body_bytes);
     fields.end()?;
-    let render = move |app: &App| app.template()?.render(&chat.messages, &chat.options);
-    let (prompt, _) = app.run_blocking(app.admit(1)?, "messages", render).await?;
-    Ok(reply::json(&json!({"prompt": prompt})))
+    Ok(chat)
 }
 
 /// Gemma's beginning-of-text token.
@@ -210,9 +218,9 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     fields.end()?;
-    let written = app.run_blocking(app.admit(1)?, "content", move |app| {
-        let tokenizer = app.engine.tokenizer()?;
-        prompt::check_length(app, text.len())?;
+    let written = app.run_blocking(app.admit(1)?, "content", move |served| {
+        let tokenizer = served.engine.tokenizer()?;
+        prompt::check_length(served, text.len())?;
         // `encode` refuses an empty text, whose only token is <bos>.
         let encoded = match parse_special {
             _ if text.is_empty() => Vec::new(),
@@ -248,36 +256,37 @@ fn piece(tokenizer: &Tokenizer, id: u32) -> Value {
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is required: an array of token ids"))?;
     let ids = fields.token_ids("tokens", &list)?;
-    let vocab = app.engine.target().num_readable_tokens();
+    let vocab = app.served.engine.target().num_readable_tokens();
     if let Some(at) = ids.iter().position(|id| *id as usize >= vocab) {
         let problem = format!("is {}, must be below the vocabulary's size, {vocab}", ids[at]);
         return Err(fields.error(&format!("tokens[{at}]"), problem));
     }
     fields.end()?;
-    let decode = move |app: &App| app.engine.tokenizer()?.decode(&ids);
+    let decode = move |served: &Served| served.engine.tokenizer()?.decode(&ids);
     let (text, _) = app.run_blocking(app.admit(1)?, "tokens", decode).await?;
     Ok(reply::json(&json!({"content": text})))
 }
 
 /// `GET /props`, with the defaults of `/completion`. A seed of -1 is a random one.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+    let served = &app.served;
     let options = GenerateOptions {
-        max_tokens: app.defaults.max_tokens.unwrap_or(usize::MAX),
-        sampling: app.defaults.sampling.clone(),
+        max_tokens: served.defaults.max_tokens.unwrap_or(usize::MAX),
+        sampling: served.defaults.sampling.clone(),
         ..GenerateOptions::default()
     };
-    let mut params = settings(&app, &options);
-    params["seed"] = app.defaults.seed.map_or(json!(-1), Value::from);
-    let template = app.template().ok();
+    let mut params = settings(served, &options);
+    params["seed"] = served.defaults.seed.map_or(json!(-1), Value::from);
+    let template = served.template().ok();
     reply::json(&json!({
-        "default_generation_settings": {"n_ctx": app.context, "params": params},
-        "total_slots": app.parallel,
-        "model_alias": app.model,
-        "model_path": app.model, // the name only: clients need not know the machine's directories
+        "default_generation_settings": {"n_ctx": served.context, "params": params},
+        "total_slots": served.parallel,
+        "model_alias": served.model,
+        "model_path": served.model, // the name only: clients need not know the machine's directories
         "chat_template": template.map_or("", ChatTemplate::source),
         "bos_token": template.map_or("", ChatTemplate::bos_token),
         "eos_token": template.map_or("", ChatTemplate::eos_token),
-        "n_ctx": app.context,
+        "n_ctx": served.context,
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("foretoken ", env!("CARGO_PKG_VERSION")),
     }))
@@ -288,7 +297,7 @@ pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
     let slots = app.worker.slots().into_iter().enumerate().map(|(id, slot)| {
         json!({
             "id": id,
-            "n_ctx": app.context,
+            "n_ctx": app.served.context,
             "is_processing": slot.request_id.is_some(),
             "request_id": slot.request_id,
             "n_prompt_tokens": slot.prompt_tokens,

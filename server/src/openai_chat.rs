@@ -5,7 +5,6 @@ use foretoken::{Piece, TokenLogprobs};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::app::App;
 use crate::fields::Fields;
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
@@ -14,13 +13,14 @@ use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
+use crate::served::Served;
 use crate::structured::Structured;
 use crate::tools::OtherTools;
 use crate::{messages, stop, token_json, tools};
 
 /// Reads the body.
-pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
-    app.check_model(&mut fields)?;
+pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
+    served.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields, OtherTools::Refused)?;
     let form = openai::form(&mut fields)?;
@@ -34,17 +34,18 @@ pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiErro
     let strings = stop::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let template_options = tools::template_options(&mut fields, &app.defaults)?;
+    let template_options = tools::template_options(&mut fields, &served.defaults)?;
     let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..template_options };
-    let chat = Chat::new(app, messages, options, fields.body_bytes);
+    let chat = Chat::new(served, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
+    let mut common =
+        generate_options::common(&mut fields, &served.engine, &served.defaults, served.defaults.of_chats(), most)?;
     common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
-    calls.limit(&app.engine, &mut common.options.stop);
-    let choices = openai::choices(&mut fields, app.parallel)?;
+    calls.limit(&served.engine, &mut common.options.stop);
+    let choices = openai::choices(&mut fields, served.parallel)?;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;

@@ -6,7 +6,6 @@ use foretoken::{Piece, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::app::App;
 use crate::fields::Fields;
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
@@ -15,29 +14,31 @@ use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::prompt::{self, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
+use crate::served::Served;
 use crate::structured::Structured;
 use crate::{stop, token_json};
 
 /// Reads the body.
-pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
-    app.check_model(&mut fields)?;
+pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
+    served.check_model(&mut fields)?;
     let prompts = prompt::prompts(&mut fields, "prompt")?;
     let echoes = fields.flag("echo")?.unwrap_or(false);
     let form = openai::form(&mut fields)?;
     let most = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = stop::strings(&mut fields, "stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, &app.defaults.sampling, most)?;
+    let mut common =
+        generate_options::common(&mut fields, &served.engine, &served.defaults, &served.defaults.sampling, most)?;
     common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
+    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     common.options.prompt_logprobs = common.options.logprobs.filter(|_| echoes);
-    let choices = openai::choices(&mut fields, app.parallel)?;
+    let choices = openai::choices(&mut fields, served.parallel)?;
     let all = prompts.len() * choices;
-    app.check_places(&fields, all)?;
+    served.check_places(&fields, all)?;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
-    let echoed = if echoes { prompts.iter().map(|prompt| Echo::new(app, prompt)).collect() } else { Vec::new() };
+    let echoed = if echoes { prompts.iter().map(|prompt| Echo::new(served, prompt)).collect() } else { Vec::new() };
     Ok(Generate {
         prompts,
         prompt_field: "prompt",
@@ -63,8 +64,8 @@ struct Echo {
 
 impl Echo {
     /// There are no conversations here.
-    fn new(app: &App, prompt: &Prompt) -> Self {
-        let decode = |ids: &[u32]| app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids));
+    fn new(served: &Served, prompt: &Prompt) -> Self {
+        let decode = |ids: &[u32]| served.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(ids));
         match prompt {
             Prompt::Text(text) => Self { text: text.clone(), has_names: true },
             Prompt::Ids(ids) => Self { text: decode(ids).unwrap_or_default(), has_names: false },

@@ -6,7 +6,6 @@ use foretoken::{FinishReason, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::app::App;
 use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -14,30 +13,33 @@ use crate::messages::{Conversation, function_call, required, text_of};
 use crate::min_tokens::MinTokens;
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, decimal, named};
+use crate::served::Served;
 use crate::structured::Structured;
 use crate::timings::timings;
 use crate::tools::{self, OtherTools, is_function};
 use crate::{generate_options, stop};
 
 /// Reads the body.
-pub(crate) fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
-    app.check_model(&mut fields)?;
+pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
+    served.check_model(&mut fields)?;
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
     let mut echoed = echoed(&fields, instructions.as_deref());
     let tools = tools::openai(&mut fields, OtherTools::LeftOut)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
-    let mut options = ChatOptions { tools: tools.list.clone(), ..tools::template_options(&mut fields, &app.defaults)? };
+    let mut options =
+        ChatOptions { tools: tools.list.clone(), ..tools::template_options(&mut fields, &served.defaults)? };
     options.thinking = reasoning(&mut fields)?.unwrap_or(options.thinking);
-    let chat = Chat::new(app, messages, options, fields.body_bytes);
+    let chat = Chat::new(served, messages, options, fields.body_bytes);
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common = generate_options::common(&mut fields, &app.engine, &app.defaults, app.defaults.of_chats(), most)?;
+    let mut common =
+        generate_options::common(&mut fields, &served.engine, &served.defaults, served.defaults.of_chats(), most)?;
     common.options.stop = stop::conditions(&mut fields, Vec::new())?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &app.engine, &mut common.options, &structured)?;
-    calls.limit(&app.engine, &mut common.options.stop);
+    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    calls.limit(&served.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     take_unsupported(&mut fields)?;
     fields.end()?;

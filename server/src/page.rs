@@ -34,6 +34,6 @@ pub(crate) async fn page() -> Response {
 
 /// `GET /openapi.json`.
 pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Response {
-    let named = OPENAPI.replace("\"{model}\"", &serde_json::json!(app.model).to_string());
+    let named = OPENAPI.replace("\"{model}\"", &serde_json::json!(app.served.model).to_string());
     ([(CONTENT_TYPE, "application/json")], named.replace("{version}", env!("CARGO_PKG_VERSION"))).into_response()
 }

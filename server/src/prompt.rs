@@ -5,8 +5,8 @@ use foretoken::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::api_error::ApiError;
-use crate::app::App;
 use crate::fields::{Fields, kind};
+use crate::served::Served;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -21,8 +21,8 @@ pub(crate) struct Chat {
 impl Chat {
     /// With what opens the reasoning of replies. System messages behind the first message are the user's if the
     /// template does not take them: coding agents send such messages between turns.
-    pub fn new(app: &App, mut messages: Vec<Message>, mut options: ChatOptions, body_bytes: usize) -> Self {
-        if let Ok(template) = app.template() {
+    pub fn new(served: &Served, mut messages: Vec<Message>, mut options: ChatOptions, body_bytes: usize) -> Self {
+        if let Ok(template) = served.template() {
             options.reasoning_start = template.reasoning_start(&options);
             let mut late = messages.iter_mut().skip(1).filter(|message| message.role == Role::System).peekable();
             if late.peek().is_some() && !takes_late_system(template, &options) {
@@ -87,23 +87,23 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
 /// # Errors
 /// If there are none, one is outside the vocabulary, they do not fit the context, the checkpoint has no tokenizer or no
 /// template, or the template refuses the messages.
-pub(crate) fn tokens(app: &App, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
+pub(crate) fn tokens(served: &Served, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
     let tokens = match prompt {
         Prompt::Ids(ids) => ids,
         Prompt::Text(text) => {
-            check_length(app, text.len())?;
-            app.engine.tokenizer()?.encode(&text)?
+            check_length(served, text.len())?;
+            served.engine.tokenizer()?.encode(&text)?
         }
         Prompt::Chat(chat) => {
-            if check_length(app, chat.body_bytes).is_err() {
+            if check_length(served, chat.body_bytes).is_err() {
                 // A template need not write all that the request has.
-                check_length(app, app.template()?.render(&chat.messages, &chat.options)?.len())?;
+                check_length(served, served.template()?.render(&chat.messages, &chat.options)?.len())?;
             }
-            chat_tokens(app, &chat)?
+            chat_tokens(served, &chat)?
         }
     };
     let outside = |problem: String| Err(foretoken::Error::Argument { name: "prompt", problem });
-    let (vocab, context) = (app.engine.target().num_readable_tokens(), app.context);
+    let (vocab, context) = (served.engine.target().num_readable_tokens(), served.context);
     match tokens.iter().find(|id| **id as usize >= vocab) {
         Some(id) => outside(format!("token id {id} is outside the vocabulary of {vocab}")),
         None if tokens.is_empty() => outside("is empty; pass at least one token".into()),
@@ -116,16 +116,16 @@ pub(crate) fn tokens(app: &App, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
 ///
 /// # Errors
 /// If the checkpoint has no tokenizer or no template, or the template refuses the messages.
-pub(crate) fn chat_tokens(app: &App, chat: &Chat) -> foretoken::Result<Vec<u32>> {
-    app.template()?.encode(app.engine.tokenizer()?, &chat.messages, &chat.options)
+pub(crate) fn chat_tokens(served: &Served, chat: &Chat) -> foretoken::Result<Vec<u32>> {
+    served.template()?.encode(served.engine.tokenizer()?, &chat.messages, &chat.options)
 }
 
 /// # Errors
 /// If a text of so many bytes is certainly longer than the context. Encoding it would take seconds for megabytes.
-pub(crate) fn check_length(app: &App, bytes: usize) -> foretoken::Result<()> {
-    let longest = app.engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
-    match bytes > app.context.saturating_mul(longest) {
-        true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: app.context }),
+pub(crate) fn check_length(served: &Served, bytes: usize) -> foretoken::Result<()> {
+    let longest = served.engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+    match bytes > served.context.saturating_mul(longest) {
+        true => Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: served.context }),
         false => Ok(()),
     }
 }

@@ -18,6 +18,7 @@ use crate::app::{App, RequestId};
 use crate::body::drop_body;
 use crate::fields::Fields;
 use crate::reply::Generate;
+use crate::served::Served;
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -62,9 +63,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 /// A generating route, whose bodies `request` reads.
-fn generates(request: fn(&App, Fields) -> Result<Generate, ApiError>) -> MethodRouter<Arc<App>> {
+fn generates(request: fn(&Served, Fields) -> Result<Generate, ApiError>) -> MethodRouter<Arc<App>> {
     post(move |State(app): State<Arc<App>>, id: RequestId, fields: Fields| async move {
-        let generate = request(&app, fields)?;
+        let generate = request(&app.served, fields)?;
         answer(&app, id, generate).await
     })
 }

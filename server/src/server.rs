@@ -29,6 +29,7 @@ use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
 use crate::routes::router;
+use crate::served::Served;
 use crate::socket::watched;
 use crate::worker::{Worker, WorkerOptions};
 
@@ -129,17 +130,22 @@ impl Server {
             context,
             scheduler: options.scheduler,
         };
-        let app = App {
+        let worker = Worker::start(engine, worker, metrics.clone())?;
+        let served = Served {
             engine: engine.clone(),
-            worker: Worker::start(engine, worker, metrics.clone())?,
-            metrics,
-            compilers: Compilers::new(),
             model: options.model,
-            created: now(),
             context,
             parallel: options.parallel,
+            places: worker.limit(),
             defaults: options.defaults.of_checkpoint(engine),
             chat_template: options.chat_template,
+        };
+        let app = App {
+            served,
+            worker,
+            metrics,
+            compilers: Compilers::new(),
+            created: now(),
             api_keys: ApiKeys::new(options.api_keys)?,
             hosts: Hosts::new(address, options.allowed_hosts),
             stopping: AtomicBool::new(false),
@@ -162,7 +168,7 @@ impl Server {
 
     /// Maximum tokens of a sequence.
     pub fn context(&self) -> usize {
-        self.app.context
+        self.app.served.context
     }
 
     /// Serves until `stop` is ready. Then no new requests are accepted, and running ones have the drain

@@ -1,9 +1,9 @@
-//! Parallel regions whose threads stay awake between them.
+//! Parallel regions whose threads poll between them instead of sleeping.
 //!
 //! A step of E2B has some 250 regions, with a few to a hundred microseconds of one thread's work between two. In a
-//! fork-join pool the threads fall asleep there and are woken again, which takes ten to thirty microseconds (record:
-//! `2026-11-29-xeon-2vcpu/regions.txt`). [`with_team`] keeps the pool's threads for the time of a pass; a region is then
-//! a store that they wait for. They take tasks one at a time, so a thread that arrives late or is preempted
+//! fork-join pool the threads sleep there, and waking them takes ten to thirty microseconds (record:
+//! `2026-11-29-xeon-2vcpu/regions.txt`). [`with_team`] keeps the pool's threads polling for the time of a pass, so a
+//! region begins with one store. They take tasks one at a time, so a thread that arrives late or is preempted
 //! delays the others by at most its current task.
 //!
 //! Within a pass, rayon's own functions run on the leader alone until the others have left the team ([`IDLE_LIMIT`]).
@@ -21,7 +21,7 @@ use rayon::prelude::*;
 /// with none, 62 with 2^10, 60 with 2^12 (same record).
 const SPINS: u32 = 1 << 12;
 
-/// How long a thread waits for tasks before it leaves the team, until it is invited again: twenty times the longest
+/// How long a thread polls for tasks before it leaves the team, until the next broadcast: twenty times the longest
 /// stretch between two regions of a step. After this time, the pool's threads run the pass's other rayon work, and that
 /// of other users of the pool.
 const IDLE_LIMIT: Duration = Duration::from_millis(2);
@@ -32,12 +32,12 @@ type Work<'a> = &'a (dyn Fn(usize) + Sync);
 /// The regions of one thread, its leader, and their state.
 #[derive(Default)]
 struct Team {
-    tasks: AtomicU64, // of the current region: how many in the upper half, how many were taken in the lower, or more
+    tasks: AtomicU64, // of the current region: upper 32 bits their number, lower how many were taken, or more
     work: AtomicPtr<Work<'static>>,
     done: AtomicUsize, // tasks of the current region
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    left: AtomicBool, // some thread has, or did not follow, since all were invited
-    invitations: AtomicUsize,
+    incomplete: AtomicBool, // a thread has left, or was busy at the last broadcast
+    broadcasts: AtomicUsize,
     ended: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ thread_local! {
 /// Runs `pass` with the threads of the current pool in a team that the calling thread leads. Threads busy with
 /// something else join when they are done with it.
 pub(crate) fn with_team<R>(pass: impl FnOnce() -> R) -> R {
-    /// Dismisses the team, also after a panic.
+    /// Ends the team, also after a panic.
     struct Leading(Arc<Team>);
     impl Drop for Leading {
         fn drop(&mut self) {
@@ -69,7 +69,7 @@ pub(crate) fn with_team<R>(pass: impl FnOnce() -> R) -> R {
     if rayon::current_thread_index().is_none() || threads() == 1 || !is_free() {
         return pass();
     }
-    let team = Arc::new(Team { left: true.into(), ..Team::default() });
+    let team = Arc::new(Team { incomplete: true.into(), ..Team::default() });
     ROLE.set(Role::Leader(team.clone()));
     let _leading = Leading(team);
     pass()
@@ -120,8 +120,8 @@ impl Team {
     /// Calls `work` with every index below `count`, and returns the first panic. Only the leader calls this, and not
     /// within `work`.
     fn region(self: &Arc<Self>, count: usize, work: Work<'_>) -> Option<Box<dyn Any + Send>> {
-        if self.left.swap(false, Ordering::Relaxed) {
-            self.invite();
+        if self.incomplete.swap(false, Ordering::Relaxed) {
+            self.broadcast();
         }
         let erased = std::ptr::from_ref(&work).cast::<Work<'static>>().cast_mut();
         self.work.store(erased, Ordering::Relaxed);
@@ -135,20 +135,21 @@ impl Team {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Asks the pool's threads to follow.
-    fn invite(self: &Arc<Self>) {
-        let (team, number) = (self.clone(), self.invitations.fetch_add(1, Ordering::Relaxed) + 1);
+    /// Queues a job on every thread of the pool that joins the team.
+    fn broadcast(self: &Arc<Self>) {
+        let (team, number) = (self.clone(), self.broadcasts.fetch_add(1, Ordering::Relaxed) + 1);
         rayon::spawn_broadcast(move |_| {
-            // Every invitation goes to all threads. One that never left the team finds those that were meant for
-            // others.
-            let is_latest = number == team.invitations.load(Ordering::Relaxed);
+            // A thread that stayed in the team finds the jobs of several broadcasts when it leaves: only the last
+            // counts.
+            let is_latest = number == team.broadcasts.load(Ordering::Relaxed);
             if is_latest && is_free() {
                 ROLE.set(Role::InTask);
                 team.follow();
                 ROLE.set(Role::Free);
             } else if is_latest && !team.is_led_by_this_thread() {
-                // A leader that waits for rayon would not return before this pass ends: it is invited again.
-                team.left.store(true, Ordering::Relaxed);
+                // This thread waits for rayon within another pass, to which it would not return before this pass
+                // ends: the next region broadcasts again.
+                team.incomplete.store(true, Ordering::Relaxed);
             }
         });
     }
@@ -157,7 +158,7 @@ impl Team {
         ROLE.with_borrow(|role| matches!(role, Role::Leader(team) if Arc::ptr_eq(team, self)))
     }
 
-    /// Takes tasks of the leader's regions until the team is dismissed, or nobody took one for a while.
+    /// Takes tasks of the leader's regions until the team ends, or no region began for [`IDLE_LIMIT`].
     fn follow(&self) {
         let (mut polls, mut since, mut seen) = (0, Instant::now(), 0);
         while !self.ended.load(Ordering::Relaxed) {
@@ -168,12 +169,12 @@ impl Team {
             if any || tasks != seen {
                 (since, seen) = (Instant::now(), tasks);
             }
-            // The first region follows its invitation, however late.
+            // The first region follows the broadcast, however late: only then the limit applies.
             let begun = tasks > 0;
             if any {
                 polls = 0;
             } else if pause(&mut polls) && begun && since.elapsed() > IDLE_LIMIT {
-                return self.left.store(true, Ordering::Relaxed);
+                return self.incomplete.store(true, Ordering::Relaxed);
             }
         }
     }

@@ -79,10 +79,10 @@ impl Perplexity {
     fn add(&mut self, logits: &[f32], token: u32) {
         let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-        let surprise = sum.ln() - (f64::from(logits[token as usize]) - largest);
+        let surprisal = sum.ln() - (f64::from(logits[token as usize]) - largest);
         self.tokens += 1;
-        self.sum += surprise;
-        self.squares += surprise * surprise;
+        self.sum += surprisal;
+        self.squares += surprisal * surprisal;
     }
 }
 

@@ -535,7 +535,7 @@ fn quantized_weights() {
     assert!(10 * same >= 9 * rows, "{same} of {rows} rows are the CPU's");
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
     // If the last bit of a sum decides how an activation is rounded to 8 bits, everything after it differs: K and V in
-    // f16 instead of f32, which is 7e-5 with floating-point weights, changes the CPU's own surprise here by 8e-3.
+    // f16 instead of f32, which is 7e-5 with floating-point weights, changes the CPU's own surprisal here by 8e-3.
     same_perplexity(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }

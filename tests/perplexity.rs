@@ -52,8 +52,8 @@ fn second_halves_are_scored(isa: Isa) {
         let logits = values(&output.logits);
         for (row, next) in logits.chunks_exact(4096).zip(&ids[1..]).skip(window / 2) {
             let total: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
-            let surprise = total.ln() - f64::from(row[*next as usize]);
-            (sum, squares, count) = (sum + surprise, squares + surprise * surprise, count + 1);
+            let surprisal = total.ln() - f64::from(row[*next as usize]);
+            (sum, squares, count) = (sum + surprisal, squares + surprisal * surprisal, count + 1);
         }
     }
     let (mean, count) = (sum / f64::from(count), f64::from(count));

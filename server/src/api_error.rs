@@ -108,7 +108,7 @@ impl ApiError {
             },
             Failure::Stopping => Self::stopping(),
             Failure::Panic => Self::internal(),
-            Failure::Dead => Self::engine_stopped(StatusCode::INTERNAL_SERVER_ERROR),
+            Failure::EngineStopped => Self::engine_stopped(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 

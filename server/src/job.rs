@@ -67,7 +67,7 @@ pub(crate) enum Failure {
     /// A panic outside any one sequence's part of a pass.
     Panic,
     /// The engine thread has ended after a panic.
-    Dead,
+    EngineStopped,
 }
 
 /// A place in the queue (running or waiting). Dropping it frees the place.

@@ -45,7 +45,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         reply: Box::new(Completion {
             form: Form { logprobs: common.options.logprobs.is_some(), ..form },
             places: (0..all).map(|_| Default::default()).collect(),
-            unbegun: if echoes { vec![true; all] } else { Vec::new() },
+            unsent_echoes: if echoes { vec![true; all] } else { Vec::new() },
             echoed,
         }),
         common,
@@ -84,7 +84,7 @@ struct Completion {
     /// The prompts, if the choices' texts begin with them; else none.
     echoed: Vec<Echo>,
     /// For every choice of a stream whose text begins with the prompt, whether that is still to be sent.
-    unbegun: Vec<bool>,
+    unsent_echoes: Vec<bool>,
 }
 
 impl Completion {
@@ -105,7 +105,7 @@ impl Completion {
 
     /// The first event of a choice that begins with its prompt, unless it was sent.
     fn echo_event(&mut self, output: &ChoiceOutput) -> String {
-        if !self.unbegun.get_mut(output.index).is_some_and(std::mem::take) {
+        if !self.unsent_echoes.get_mut(output.index).is_some_and(std::mem::take) {
             return String::new();
         }
         let mut lists = Lists::default();

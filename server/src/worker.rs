@@ -95,7 +95,7 @@ impl Worker {
     /// If the worker was closed, or the thread has panicked.
     pub fn submit(&self, job: Job) -> Result<(), Failure> {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.as_ref().ok_or(Failure::Stopping)?.send(job).map_err(|_| Failure::Dead)
+        jobs.as_ref().ok_or(Failure::Stopping)?.send(job).map_err(|_| Failure::EngineStopped)
     }
 
     /// The slots.
@@ -337,7 +337,7 @@ impl EngineThread {
                 // The message may contain the client's text.
                 tracing::error!(request = request_id, "panic");
             }
-            Failure::Panic | Failure::Dead => tracing::error!(request = request_id, "panic"),
+            Failure::Panic | Failure::EngineStopped => tracing::error!(request = request_id, "panic"),
             Failure::Library(error) if is_clients(error) => {
                 tracing::info!(request = request_id, "refused");
             }

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_taken_apart() {
+    fn replies_are_parsed() {
         let cases = [
             ("Hello\n", vec![text("Hello\n")]),
             ("<|channel>thought\nA\n\nB\n<channel|>C", vec![reasoning("A\n\nB"), text("C")]),

@@ -172,7 +172,7 @@ impl DraftSteps {
         // Both or neither, if memory is exhausted.
         let outputs = assistant.outputs(on, rows, models.hidden_size())?;
         let lists = Lists { given: List::new(on, rows)?, segments: List::new(on, rows)? };
-        workspace.forget_recordings();
+        workspace.drop_recordings();
         (workspace.ops.draft, self.lists) = (Some(Arc::new(outputs)), Some(lists));
         Ok(())
     }

@@ -130,7 +130,7 @@ impl DeviceNextN {
         self.first + self.rows
     }
 
-    /// Forgets everything: the next state is that of position `first`.
+    /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) {
         (self.first, self.rows, self.held, self.chain) = (first, 0, first..first, None);
     }

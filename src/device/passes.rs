@@ -326,17 +326,17 @@ impl Passes {
             if let Some(inputs) = &mut self.workspace.ops.inputs {
                 *inputs = Arc::new(StateInputs::new(on, rows, inputs.width)?);
             }
-            self.workspace.forget_recordings();
+            self.workspace.drop_recordings();
             self.workspace.readback.grow(on, segments, rows)?;
             self.recurrent.as_mut().map_or(Ok(()), |recurrent| recurrent.grow(on, segments))?;
             self.lists = lists;
         }
         if let Some(recurrent) = self.recurrent.as_mut().filter(|one| shape.longest_logged > one.log_rows()) {
-            self.workspace.forget_recordings();
+            self.workspace.drop_recordings();
             recurrent.lengthen_logs(shape.longest_logged.next_power_of_two());
         }
         if shape.output_rows > self.workspace.ops.outputs.rows {
-            self.workspace.forget_recordings();
+            self.workspace.drop_recordings();
             let (hidden, vocab) = (models.hidden_size(), models.target.vocab_size());
             self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, hidden, vocab)?);
         }

@@ -74,7 +74,7 @@ impl Workspace {
         };
         match record(self) {
             Err(Error::Memory { .. }) => {
-                self.forget_recordings();
+                self.drop_recordings();
                 record(self)
             }
             recorded => recorded,
@@ -86,14 +86,14 @@ impl Workspace {
         let before = self.recordings.horizon();
         let horizon = self.recordings.reach(end);
         if horizon != before {
-            self.forget_recordings();
+            self.drop_recordings();
         }
         horizon
     }
 
     /// Drops all recordings, because memory that they refer to changes, and frees large temporaries, which may have other
     /// sizes from now on.
-    pub fn forget_recordings(&mut self) {
+    pub fn drop_recordings(&mut self) {
         self.recordings.clear();
         self.ops.queue.temporaries.free_large();
     }

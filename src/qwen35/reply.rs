@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_taken_apart() {
+    fn replies_are_parsed() {
         let f = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n\
                  <parameter=l>\n[1, \"x\"]\n</parameter>\n</function>\n</tool_call>";
         let of_f = || call("f", r#"{"a":"12","n":12,"l":[1,"x"]}"#);

@@ -91,12 +91,12 @@ impl Candidates {
         (self.indices, weights)
     }
 
-    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach `sum`.
+    /// Keeps the tokens whose surprisal is closest to the entropy until their probabilities reach `sum`.
     fn typical(self, sum: f32) -> Self {
         let max = self.max();
         let weights = self.weights_at(1.0);
         let total = vocabulary::sum(&weights);
-        // The surprise is `max + ln total - logit`, the entropy its expectation.
+        // The surprisal is `max + ln total - logit`, the entropy its expectation.
         let possible = weights.iter().zip(&self.logits).filter(|(weight, _)| **weight > 0.0);
         let mean = possible.map(|(weight, logit)| weight * f64::from(logit - max)).sum::<f64>() / total;
         self.nearest(sum, &weights, |logit| (f64::from(logit - max) - mean).abs() as f32)

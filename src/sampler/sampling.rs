@@ -8,7 +8,7 @@ use crate::Result;
 /// temperature. Default: greedy, without penalties.
 ///
 /// All are functions of one row of logits and of the tokens before it, so that every verified row has the distribution
-/// that it has without speculation. Mirostat, whose target depends on the surprise of emitted tokens, is not supported.
+/// that it has without speculation. Mirostat, whose target depends on the surprisal of emitted tokens, is not supported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Penalties of repeated tokens. Default: none.
@@ -20,7 +20,7 @@ pub struct Sampling {
     pub top_n_sigma: Option<f32>,
     /// Keeps this many of the most probable tokens. Default: all.
     pub top_k: Option<usize>,
-    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities reach this sum (locally
+    /// Keeps the tokens whose surprisal is closest to the entropy until their probabilities reach this sum (locally
     /// typical sampling, Meister et al. 2022); 1 keeps all. Default: 1.
     pub typical_p: f32,
     /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all. Default: 1.

@@ -261,7 +261,7 @@ fn messages_forge_no_control_tokens() {
 
 /// Reasoning and calls are found by their token ids, in files of every kind, streamed with and without speculation.
 #[test]
-fn replies_are_taken_apart_by_their_tokens() {
+fn replies_are_parsed_by_their_tokens() {
     let vocabulary = Vocabulary::new();
     // llama.cpp's converter marks some of them user-defined.
     for (name, engine) in engines_with_tokenizers(&[48], TEMPLATE) {

@@ -239,7 +239,7 @@ async fn a_text_is_cut_short_where_memory_ends() {
 }
 
 #[tokio::test]
-async fn a_dead_thread_is_told() {
+async fn a_stopped_thread_is_reported() {
     let engine = engine();
     let worker = start(&engine);
     // The second one's panic is in the handling of the first one's.
@@ -252,7 +252,7 @@ async fn a_dead_thread_is_told() {
     let (mut choices, _running) = Running::choices(&options, worker.admit(1).expect("a place"));
     let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
     let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
-    assert!(matches!(worker.submit(job), Err(Failure::Dead)));
+    assert!(matches!(worker.submit(job), Err(Failure::EngineStopped)));
 }
 
 #[tokio::test]

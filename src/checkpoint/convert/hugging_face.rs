@@ -156,7 +156,7 @@ fn plan(
     directory: &Directory,
     options: &ToHuggingFaceOptions,
 ) -> Result<(Vec<Planned>, LeftOut)> {
-    let (mut planned, mut left_out, mut strangers) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut planned, mut left_out, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for own in gguf.tensors().map(|tensor| tensor.name()) {
         if directory.left_out.contains(&own) {
             left_out.push((own.to_owned(), "is in config.json"));
@@ -167,7 +167,7 @@ fn plan(
             continue;
         }
         let Some(weight) = gguf.hugging_face_name(&own.replace("ffn_gate_exps", "ffn_gate_up_exps")) else {
-            strangers.push(own.to_owned());
+            others.push(own.to_owned());
             continue;
         };
         let tensor = get(source, &weight)?;
@@ -188,7 +188,7 @@ fn plan(
         let shape = (directory.shape)(&weight, tensor.shape);
         planned.push(Planned { source: weight, name, dtype, shape, len, change: (directory.change)(own) });
     }
-    leave_out(source, directory.family, options.unknown, strangers, &mut left_out)?;
+    leave_out(source, directory.family, options.unknown, others, &mut left_out)?;
     Ok((planned, left_out))
 }
 

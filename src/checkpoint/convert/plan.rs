@@ -98,13 +98,13 @@ pub(crate) fn plan(
     family: &str,
     name: impl Fn(&str) -> Result<Option<String>, &'static str>,
 ) -> Result<(Vec<Planned>, LeftOut)> {
-    let (mut left_out, mut strangers) = (Vec::new(), Vec::new());
+    let (mut left_out, mut others) = (Vec::new(), Vec::new());
     let mut named: BTreeMap<(Option<u32>, String), Vec<Part>> = BTreeMap::new();
     for own in source.names() {
         let (stack, place) = place(&own).map_or((own.clone(), None), |(stack, place)| (stack, Some(place)));
         match name(&stack) {
             Err(why) => left_out.push((own, why)),
-            Ok(None) => strangers.push(own),
+            Ok(None) => others.push(own),
             // Tensors outside the layers come first, then layer by layer.
             Ok(Some(name)) => {
                 let layer = layer(&name, "blk.").map(|(index, _)| index);
@@ -112,7 +112,7 @@ pub(crate) fn plan(
             }
         }
     }
-    leave_out(source, family, options.unknown, strangers, &mut left_out)?;
+    leave_out(source, family, options.unknown, others, &mut left_out)?;
     let planned = named.into_iter().map(|((_, name), mut parts)| {
         parts.sort();
         if let [(None, first), (_, second), ..] = &parts[..] {
@@ -180,7 +180,7 @@ fn check_shape(source: &Checkpoint, Expected { name, shape, .. }: &Expected) -> 
     }
 }
 
-/// Skips `strangers`, the tensors that belong to no text model of the `family`.
+/// Skips `others`, the tensors that belong to no text model of the `family`.
 ///
 /// # Errors
 /// If there are some that may not be skipped, or one is a scale of weights, which would be wrong without it.
@@ -188,21 +188,21 @@ pub(super) fn leave_out(
     source: &Checkpoint,
     family: &str,
     unknown: Unknown,
-    strangers: Vec<String>,
+    others: Vec<String>,
     left_out: &mut LeftOut,
 ) -> Result<()> {
-    if unknown == Unknown::Refused && !strangers.is_empty() {
+    if unknown == Unknown::Refused && !others.is_empty() {
         let problem = format!(
             "has {} tensors that belong to no {family} text model ({}); skip them explicitly, or fix the checkpoint",
-            strangers.len(),
-            strangers.join(", ")
+            others.len(),
+            others.join(", ")
         );
         return Err(Error::file(source.path(), problem));
     }
-    if let Some(scale) = strangers.iter().find(|name| is_scale(name) && !is_tower(name)) {
+    if let Some(scale) = others.iter().find(|name| is_scale(name) && !is_tower(name)) {
         return Err(tensor_error(source, scale, STRAY_SCALE));
     }
-    left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family")));
+    left_out.extend(others.into_iter().map(|name| (name, "belongs to no text model of its family")));
     Ok(())
 }
 

@@ -174,8 +174,8 @@ mod tests {
                 "assistant.pre_projection.weight"
             ]
         );
-        for stranger in ["rope_freqs.weight", "blk.01.attn_q.weight", "blk.+1.attn_q.weight", "blk.1", "blk..x", ""] {
-            assert_eq!(hugging_face_name(stranger), None, "{stranger}");
+        for other in ["rope_freqs.weight", "blk.01.attn_q.weight", "blk.+1.attn_q.weight", "blk.1", "blk..x", ""] {
+            assert_eq!(hugging_face_name(other), None, "{other}");
         }
         assert!(gguf_names("layers.3.attn_q.weight").is_empty());
         assert_eq!(

@@ -52,11 +52,11 @@ impl NextN {
 
     /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) -> Result<()> {
-        self.forget_unread();
-        self.forget_rows(first)
+        self.drop_unread();
+        self.restart_cache(first)
     }
 
-    fn forget_unread(&mut self) {
+    fn drop_unread(&mut self) {
         self.unread.clear();
         self.taken = 0;
     }
@@ -65,7 +65,7 @@ impl NextN {
     fn drop_from(&mut self, rows: usize, states: usize) -> Result<()> {
         let is_read = self.first + self.rows > rows;
         if is_read || self.end() > states {
-            self.forget_unread();
+            self.drop_unread();
         }
         if !is_read {
             return Ok(());
@@ -76,7 +76,7 @@ impl NextN {
     }
 
     /// Restarts the cache at position `first`, that of the first unread state if there is one.
-    fn forget_rows(&mut self, first: usize) -> Result<()> {
+    fn restart_cache(&mut self, first: usize) -> Result<()> {
         (self.first, self.rows, self.last_step, self.chain) = (first, 0, None, None);
         self.cache.rewind(0)
     }
@@ -91,7 +91,7 @@ impl NextN {
         match self.cache.rewind(self.rows) {
             Ok(()) => Ok(()),
             // Pages that were quantized with dropped rows.
-            Err(_) => self.forget_rows(self.first + self.rows),
+            Err(_) => self.restart_cache(self.first + self.rows),
         }
     }
 
@@ -104,7 +104,7 @@ impl NextN {
     /// has no room for them, it restarts with them.
     fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
         if self.rows + rows > self.cache.max_context() {
-            self.forget_rows(self.first + self.rows)?;
+            self.restart_cache(self.first + self.rows)?;
         }
         let unread = self.num_unread();
         let states = Tensor::cat(&self.unread, 0)?.narrow(0, self.taken, unread)?;
@@ -126,7 +126,7 @@ impl NextN {
     fn have_read(&mut self, rows: usize) {
         (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
         if self.num_unread() == 0 {
-            self.forget_unread();
+            self.drop_unread();
         }
     }
 

@@ -8,8 +8,8 @@ use super::tuning::Tuning;
 pub(super) struct Acceptance {
     prior: f64,         // of the first position
     counts: Vec<Count>, // by position; deeper ones share the last, because few drafts get there
-    surprise: f64,      // accepted minus expected tokens, in the last rounds
-    variance: f64,      // of `surprise`
+    excess: f64,        // accepted minus expected tokens, in the last rounds
+    variance: f64,      // of `excess`
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,23 +20,23 @@ struct Count {
 
 impl Acceptance {
     pub(super) fn new(prior: f64, tuning: &Tuning) -> Self {
-        Self { prior, counts: vec![Count::default(); tuning.positions.max(1)], surprise: 0.0, variance: 0.0 }
+        Self { prior, counts: vec![Count::default(); tuning.positions.max(1)], excess: 0.0, variance: 0.0 }
     }
 
     /// Records a draft whose first `accepted` of `drafted` tokens were accepted.
     pub(super) fn observe(&mut self, drafted: usize, accepted: usize, tuning: &Tuning) {
         let reached = drafted.min(accepted + 1);
         let keep = 1.0 - 1.0 / tuning.change_window;
-        (self.surprise, self.variance) = (self.surprise * keep, self.variance * keep * keep);
+        (self.excess, self.variance) = (self.excess * keep, self.variance * keep * keep);
         for (position, chance) in self.chances(reached, tuning).into_iter().enumerate() {
-            self.surprise += f64::from(u8::from(position < accepted)) - chance;
+            self.excess += f64::from(u8::from(position < accepted)) - chance;
             self.variance += chance * (1.0 - chance);
         }
         // A change point: earlier counts are no longer representative. The quarter of a token squared keeps a single
         // accepted token of a drafter that is never right from counting as one.
-        if self.surprise.powi(2) > tuning.outlier.powi(2) * (self.variance + 0.25) {
+        if self.excess.powi(2) > tuning.outlier.powi(2) * (self.variance + 0.25) {
             self.decay(tuning.change_keep);
-            (self.surprise, self.variance) = (0.0, 0.0);
+            (self.excess, self.variance) = (0.0, 0.0);
         }
         self.idle(tuning);
         let last = self.counts.len() - 1;

@@ -28,7 +28,7 @@ pub enum Error {
     /// A file that is malformed or of another kind than expected, or a path that cannot be used.
     #[error("{}", one_line(format_args!("{}: {problem}", path.display())))]
     File {
-        /// The file; if a repository on the Hub is no checkpoint, its name.
+        /// The file; if a repository on the Hub is not a checkpoint, its name.
         path: PathBuf,
         /// The problem and its remedy.
         problem: String,

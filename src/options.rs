@@ -216,7 +216,7 @@ pub struct Stop {
     pub tokens: Vec<u32>,
     /// Stop strings. They are not part of the text.
     pub strings: Vec<String>,
-    /// Stop strings within the text of so many first tokens do not end it, and are part of it. Default: 0.
+    /// Stop strings within the text of this many leading tokens are part of it, and do not end it. Default: 0.
     pub min_tokens: usize,
 }
 

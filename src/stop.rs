@@ -107,7 +107,7 @@ impl Detokenizer {
         Ok(self.ended.is_some())
     }
 
-    /// Where the first stop string begins that ends behind the text that is not searched. None has a control token
+    /// Where the first stop string begins that ends after the text that is not searched. None has a control token
     /// within it: the texts on both sides are separate.
     fn find(&self) -> Option<usize> {
         let ends = self.control.iter().map(|control| control.at).chain([self.text.len()]);
@@ -146,7 +146,7 @@ impl Detokenizer {
     }
 }
 
-/// Where `stop` first begins in `text`, so that it ends behind the first `bytes`.
+/// Where `stop` first begins in `text`, so that it ends after the first `bytes`.
 fn find_ending_behind(text: &str, stop: &str, bytes: usize) -> Option<usize> {
     let from = text.ceil_char_boundary((bytes + 1).saturating_sub(stop.len()));
     text[from..].find(stop).map(|at| from + at)

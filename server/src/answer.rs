@@ -118,7 +118,7 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
     Ok(tickets)
 }
 
-/// The seeds of so many prompts.
+/// The seeds of `prompts` prompts.
 fn prompt_seeds(common: &Common, prompts: usize) -> Vec<u64> {
     let first = common.options.seed;
     let later = |_| if common.seeds == Seeds::Given { first } else { random_seed() };
@@ -153,7 +153,7 @@ fn submit(
     Ok(running)
 }
 
-/// The names of so many prompts of a field.
+/// The names of the prompts of a field.
 fn names(field: &str, prompts: usize) -> Vec<String> {
     match prompts {
         1 => vec![field.to_owned()],

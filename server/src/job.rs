@@ -42,7 +42,7 @@ pub(crate) struct Choice {
 /// `Failed` at any time, which is the last.
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// It has a sequence, of whose prompt the prefix cache had so many tokens.
+    /// It has a sequence, whose prompt has this many tokens from the prefix cache.
     Started(usize),
     /// A round's tokens, or the log-probabilities of its prompt's.
     Piece(Piece),

@@ -224,12 +224,12 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<(Vec<Message>, Generation
 fn without_billing_header(system: &str) -> &str {
     let Some(mut rest) = system.strip_prefix("x-anthropic-billing-header:") else { return system };
     loop {
-        let (field, behind) = rest.split_once(';').unwrap_or((rest, ""));
+        let (field, after) = rest.split_once(';').unwrap_or((rest, ""));
         let field = field.trim();
         if !field.contains('=') || field.contains(char::is_whitespace) {
             return rest.trim_start();
         }
-        rest = behind;
+        rest = after;
     }
 }
 

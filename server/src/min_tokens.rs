@@ -46,7 +46,7 @@ impl MinTokens {
     }
 
     /// # Errors
-    /// If the context has no room for it after so many tokens of a prompt.
+    /// If the context has no room for it after a prompt of `prompt_tokens` tokens.
     pub fn check(&self, prompt_tokens: usize, context: usize) -> Result<(), ApiError> {
         // The last token of a text has no place in the context.
         let room = context.saturating_sub(prompt_tokens) + 1;
@@ -57,7 +57,7 @@ impl MinTokens {
         Err(ApiError::field("min_tokens", problem + "; lower it, or raise the server's --context"))
     }
 
-    /// Applies it to a generation from so many tokens.
+    /// Applies it to a generation from a prompt of `prompt_tokens` tokens.
     pub fn apply(&self, options: &mut GenerateOptions, prompt_tokens: usize) {
         if !self.ends.is_empty() {
             let until = prompt_tokens.saturating_add(self.tokens);

@@ -126,9 +126,9 @@ impl Completion {
             let name = tokenizer.filter(|tokenizer| echo.has_names && tokenizer.is_control(id));
             let name = name.and_then(|tokenizer| tokenizer.token(id)).unwrap_or_default();
             // A `<bos>` that the tokenizer adds is not in the text.
-            if let Some(behind) = rest.as_str().strip_prefix(&name) {
+            if let Some(after) = rest.as_str().strip_prefix(&name) {
                 place.1 += name.chars().count();
-                rest = behind.chars();
+                rest = after.chars();
             }
         }
         // What follows is decoded on its own: it does not complete a character of the prompt.
@@ -152,7 +152,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Adds a token at `place`, which is then the one behind it.
+    /// Adds a token at `place`, which moves to its end.
     fn add(
         &mut self,
         place: &mut (StreamDecoder, usize),
@@ -191,7 +191,7 @@ fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
         .unwrap_or_else(|error| format!("bytes:{}", escaped(error.into_bytes())))
 }
 
-/// The characters of the text before a token, or before the character that the token goes on with.
+/// The characters of the text before a token, or before the character that the token continues.
 fn offset((decoder, characters): &mut (StreamDecoder, usize), tokenizer: &Tokenizer, id: u32) -> usize {
     let count = |text: foretoken::Result<String>| text.map_or(0, |text| text.chars().count());
     if tokenizer.is_control(id) {

@@ -19,7 +19,7 @@ pub(crate) struct Chat {
 }
 
 impl Chat {
-    /// With what opens the reasoning of replies. System messages behind the first message are the user's if the
+    /// With what opens the reasoning of replies. System messages after the first message are the user's if the
     /// template does not take them: coding agents send such messages between turns.
     pub fn new(served: &Served, mut messages: Vec<Message>, mut options: ChatOptions, body_bytes: usize) -> Self {
         if let Ok(template) = served.template() {
@@ -121,7 +121,7 @@ pub(crate) fn chat_tokens(served: &Served, chat: &Chat) -> foretoken::Result<Vec
 }
 
 /// # Errors
-/// If a text of so many bytes is certainly longer than the context. Encoding it would take seconds for megabytes.
+/// If a text of `bytes` bytes is certainly longer than the context. Encoding megabytes would take seconds.
 pub(crate) fn check_length(served: &Served, bytes: usize) -> foretoken::Result<()> {
     let longest = served.engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
     match bytes > served.context.saturating_mul(longest) {

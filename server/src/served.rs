@@ -32,7 +32,7 @@ impl Served {
     }
 
     /// # Errors
-    /// If a request with so many choices of all prompts can never be admitted.
+    /// If a request with `choices` choices of all prompts can never be admitted.
     pub fn check_places(&self, fields: &Fields, choices: usize) -> Result<(), ApiError> {
         let limit = self.places;
         if choices <= limit {

@@ -59,7 +59,7 @@ pub(crate) fn conditions(fields: &mut Fields, strings: Vec<String>) -> Result<St
     Ok(Stop { end_of_generation, tokens, strings, ..Stop::default() })
 }
 
-/// Which stop string ended a text of these tokens: one behind the last control token, as none has one within it, that
+/// Which stop string ended a text of these tokens: one after the last control token, as none has one within it, that
 /// ends with the last token, as earlier ones were not looked for (`min_tokens`). Of several the first one, at the same
 /// place the longest.
 pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], strings: &[String]) -> Option<String> {

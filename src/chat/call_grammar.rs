@@ -55,11 +55,11 @@ impl CallSyntax for ChannelCalls {
     }
 }
 
-/// The rules of a tool's arguments. Methods give what stands for a schema in another rule.
+/// Writes the rules of a tool's arguments. Methods return the item of a rule that matches a schema.
 struct Arguments<'r> {
     rules: &'r mut Rules,
     quote: u32,
-    /// The rules of what is referred to, by its place in the tool's schema.
+    /// The rules of `$ref` targets, by their places in the tool's schema.
     references: HashMap<String, String>,
     /// References that are being followed.
     depth: usize,
@@ -147,7 +147,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// What stands at `place` in `root`; `None` if nothing does.
+    /// A value under the schema at `place` in `root`; `None` if there is none, or references nest too deeply.
     fn reference(&mut self, place: &str, root: &Value) -> Option<String> {
         if let Some(name) = self.references.get(place) {
             return Some(name.clone());
@@ -164,7 +164,7 @@ impl Arguments<'_> {
         Some(self.rules.define(&name, &body))
     }
 
-    /// `None` if its lengths are none.
+    /// `None` if its lengths are not counts.
     fn string(&mut self, fields: &Map<String, Value>) -> Option<String> {
         let (least, most) = (count(fields, "minLength", Some(0))?, count(fields, "maxLength", None)?);
         let quote = self.quote;
@@ -181,7 +181,7 @@ impl Arguments<'_> {
         Some(self.rules.rule(&format!("<[{quote}]> {text} <[{quote}]>")))
     }
 
-    /// `None` if its lengths are none.
+    /// `None` if its lengths are not counts, or exclude each other.
     fn array(&mut self, fields: &Map<String, Value>, root: &Value) -> Option<String> {
         let (least, most) = (count(fields, "minItems", Some(0))?, count(fields, "maxItems", None)?);
         let least = least.unwrap_or(0);
@@ -203,7 +203,7 @@ impl Arguments<'_> {
         Some(self.rules.rule(&format!("\"[\" {items} \"]\"")))
     }
 
-    /// `None` if it has no properties but those that are not named.
+    /// `None` if a keyword is malformed, a required property has no schema, or others are allowed and none has one.
     fn object(&mut self, fields: &Map<String, Value>, root: &Value) -> Option<String> {
         let none = Map::new();
         let properties = fields.get("properties").map_or(Some(&none), Value::as_object)?;
@@ -218,18 +218,18 @@ impl Arguments<'_> {
         // The order of Jinja's `dictsort`.
         let mut sorted: Vec<_> = properties.iter().collect();
         sorted.sort_by_key(|(name, _)| name.to_lowercase());
-        // From the last on: what may follow a first property, and what may be the first.
-        let (mut behind, mut first) = (String::new(), String::new());
+        // From the last property on: the rule of the rest after a written property, and of the rest before any.
+        let (mut following, mut first) = (String::new(), String::new());
         for (name, schema) in sorted.into_iter().rev() {
             let value = self.value(schema, root);
             let property = self.rules.rule(&format!("{} {value}", self.key(name)));
-            let (rest, others) = (behind, first);
-            (behind, first) = match required.contains(&name.as_str()) {
+            let (rest, others) = (following, first);
+            (following, first) = match required.contains(&name.as_str()) {
                 true => (format!("\",\" {property} {rest}"), format!("{property} {rest}")),
                 false if others.is_empty() => (format!("(\",\" {property})? {rest}"), format!("({property} {rest})?")),
                 false => (format!("(\",\" {property})? {rest}"), format!("({property} {rest} | {others})")),
             };
-            (behind, first) = (self.rules.rule(&behind), self.rules.rule(&first));
+            (following, first) = (self.rules.rule(&following), self.rules.rule(&first));
         }
         Some(self.rules.rule(&format!("\"{{\" {first} \"}}\"")))
     }

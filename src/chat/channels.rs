@@ -72,7 +72,7 @@ struct Call {
     text: String,
     /// The positions of quotes in the text.
     quotes: Vec<usize>,
-    /// Whether it began in a channel, which goes on behind it.
+    /// Whether it began in a channel, which continues after it.
     in_channel: bool,
 }
 

@@ -162,12 +162,12 @@ fn words(text: &str, pieces: usize, from_end: bool) -> Vec<&str> {
     let (mut words, mut rest) = (Vec::new(), trim(text));
     while !rest.is_empty() {
         let parts = match from_end {
-            true => rest.rsplit_once(is_space).map(|(behind, word)| (word, behind)),
+            true => rest.rsplit_once(is_space).map(|(more, word)| (word, more)),
             false => rest.split_once(is_space),
         };
-        let (word, behind) = parts.filter(|_| words.len() + 1 < pieces).unwrap_or((rest, ""));
+        let (word, more) = parts.filter(|_| words.len() + 1 < pieces).unwrap_or((rest, ""));
         words.push(word);
-        rest = trim(behind);
+        rest = trim(more);
     }
     words
 }
@@ -185,8 +185,8 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
                 true => at + 2,
                 false => at + end.len_utf8(),
             });
-        let (line, behind) = rest.split_at(end.unwrap_or(rest.len()));
-        rest = behind;
+        let (line, after) = rest.split_at(end.unwrap_or(rest.len()));
+        rest = after;
         Some(line).filter(|line| !line.is_empty())
     })
 }

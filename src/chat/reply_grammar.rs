@@ -159,8 +159,7 @@ fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
     rewrite::parse(schema).map(|schema| limits.with_options(schema))
 }
 
-/// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules
-/// that it needs besides `TEXT`.
+/// Reasoning at the beginning of a reply: its item in the rule `start`, and the rules that it needs besides `TEXT`.
 #[derive(Default)]
 struct Reasoning {
     start: String,

@@ -138,7 +138,7 @@ pub(crate) struct Rules {
     json_bytes: usize,
 }
 
-/// What stands for JSON under a schema.
+/// The item of a rule that matches JSON under a schema.
 pub(crate) enum JsonRule {
     Part(String),
     /// It cannot be compiled; this schema lacks the keywords that are not implemented.

@@ -38,7 +38,7 @@ pub enum GenerationPrompt {
     Add,
     /// No: it ends with the last message.
     Omit,
-    /// It ends with the text of the last message, which is the assistant's and goes on: transformers'
+    /// It ends with the text of the last message, which is the assistant's and is continued: transformers'
     /// `continue_final_message`.
     Continue,
 }

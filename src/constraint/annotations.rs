@@ -28,7 +28,7 @@ fn allows_all(names: &Value) -> bool {
     }
 }
 
-/// Moves `additionalItems` behind the list of `items`: llguidance reads the keywords before and behind one like `allOf`
+/// Moves `additionalItems` after the list of `items`: llguidance reads the keywords before and after one like `allOf`
 /// apart, and ignores `additionalItems` alone.
 pub(super) fn join_items(fields: &mut Map<String, Value>) {
     let Some(others) = fields.get("additionalItems").cloned() else { return };

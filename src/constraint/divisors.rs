@@ -6,7 +6,7 @@ use super::ConstraintLimits;
 use super::merges::ANNOTATIONS;
 use super::schema::{SchemaProblem, first};
 
-/// A divisor's digits as an integer, without the decimal point, and how many of them are behind it: 25 and 2 of 0.25.
+/// A divisor's digits as an integer, without the decimal point, and how many of them are decimals: 25 and 2 of 0.25.
 struct Divisor {
     digits: u64,
     decimals: u32,
@@ -84,7 +84,7 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
     (a / gcd.max(1)).saturating_mul(b)
 }
 
-/// `None` if it is no number.
+/// `None` if it is not a number.
 fn divisor(number: &Value) -> Option<Divisor> {
     let number = number.as_number()?;
     let text = number.to_string();

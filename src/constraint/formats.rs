@@ -22,7 +22,7 @@ pub(super) fn restrict(fields: &mut Map<String, Value>) {
     };
     if fields.contains_key("pattern") {
         let beside = fields.entry("allOf").or_insert_with(|| json!([]));
-        // llguidance refuses an `allOf` that is no list.
+        // llguidance refuses an `allOf` that is not a list.
         if let Value::Array(beside) = beside {
             beside.push(json!({"pattern": pattern}));
         }

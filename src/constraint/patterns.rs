@@ -73,9 +73,9 @@ fn translate_outside(item: &str, rest: &mut &str, out: &mut String) -> Option<Be
         r"\S" => *out += &format!("[^{SPACE}]"),
         "[" => {
             for (empty, meaning) in [("]", NONE), ("^]", ANY)] {
-                if let Some(behind) = rest.strip_prefix(empty) {
+                if let Some(after) = rest.strip_prefix(empty) {
                     *out += meaning;
-                    *rest = behind;
+                    *rest = after;
                     return None;
                 }
             }
@@ -113,11 +113,11 @@ fn translate_in_class(item: &str, before: Before, rest: &str, out: &mut String) 
     class
 }
 
-/// Takes a character, or a backslash and the character behind it.
+/// Takes a character, or a backslash and the character after it.
 fn take<'a>(rest: &mut &'a str) -> &'a str {
     let count = if rest.starts_with('\\') { 2 } else { 1 };
-    let (item, behind) = rest.split_at(rest.chars().take(count).map(char::len_utf8).sum());
-    *rest = behind;
+    let (item, after) = rest.split_at(rest.chars().take(count).map(char::len_utf8).sum());
+    *rest = after;
     item
 }
 

@@ -46,7 +46,7 @@ const WINDOW_SPLIT_PAGES: usize = 1;
 /// Bytes of the split partials of one launch, at most; more rows are attended in several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
 
-/// Rows per launch that memory limits: a multiple of this, if so many fit. Every launch reads K and V once.
+/// Rows per launch that memory limits: a multiple of this, if that many fit. Every launch reads K and V once.
 const ROWS_AT_ONCE: usize = 16;
 
 /// How sequences store K and V: formats and page tables. Sequences of one plan share launches.

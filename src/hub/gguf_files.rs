@@ -51,7 +51,7 @@ pub(super) fn likely<'a>(cached: &[&'a str], name: Name<'_>) -> Option<&'a str> 
     (is_model(file, name.repository) || is_named(file, name)).then_some(file)
 }
 
-/// Whether the file is no assistant, or its repository an assistant's.
+/// Whether the file is not an assistant, or its repository is an assistant's.
 fn is_model(file: &str, repository: &str) -> bool {
     !is_assistant(file) || is_assistants_name(&file_name(repository))
 }

@@ -73,7 +73,7 @@ pub(super) fn attend(
         return Err(candle_core::Error::Msg(problem).into());
     }
     let view = F32View::new(q)?;
-    // The largest multiple of the number of threads: so many blocks are one task each; the others are divided.
+    // The largest multiple of the number of threads: that many blocks are one task each; the others are divided.
     let threads = threads();
     let at_once = rows.div_ceil(QUERY_BLOCK) / threads * threads;
     let block_len = QUERY_BLOCK * heads * head_dim;

@@ -224,7 +224,7 @@ fn product<'y>(isa: Isa, matrix: &Matrix<'_>, rows: PreparedInput<'_>, y: Column
     y
 }
 
-/// Runs of so many columns of `y`.
+/// Divides `y` into runs of `columns` columns.
 fn split(y: ColumnsMut<'_>, columns: usize) -> impl Iterator<Item = ColumnsMut<'_>> {
     let mut rest = Some(y);
     std::iter::from_fn(move || {

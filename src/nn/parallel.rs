@@ -8,7 +8,7 @@ use super::team::{for_each, threads};
 /// quarter and an eighth, passes took as long within 5 % (record: `2026-11-29-xeon-2vcpu/regions.txt`).
 pub(super) const VALUES_PER_TASK: usize = 1 << 14;
 
-/// Whether work on so many values is to be divided.
+/// Whether work on this many values is to be divided.
 pub(crate) fn divides(values: usize) -> bool {
     values >= 2 * VALUES_PER_TASK && threads() > 1
 }

@@ -65,7 +65,7 @@ mod tests {
         let names = names(Some(8));
         for (gguf, hf) in LAYER {
             for (gguf, hf) in [("blk.3.", "layers.3."), ("blk.8.", "mtp.layers.0.")]
-                .map(|(before, behind)| (format!("{before}{gguf}"), format!("{behind}{hf}")))
+                .map(|(before, after)| (format!("{before}{gguf}"), format!("{after}{hf}")))
             {
                 assert_eq!(names.hugging_face(&gguf).as_ref(), Some(&hf));
                 assert!(names.gguf(&hf).contains(&gguf));

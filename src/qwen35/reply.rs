@@ -193,12 +193,12 @@ fn parse(text: &str, tools: &[Tool]) -> Option<ToolCall> {
             return Some(ToolCall { id: None, name: name.to_owned(), arguments });
         }
         let (key, from) = rest.strip_prefix("<parameter=")?.split_once('>')?;
-        let (value, behind) = until_end(from)?;
+        let (value, after) = until_end(from)?;
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
         let separator = if arguments.len() > 1 { "," } else { "" };
         arguments += &format!("{separator}{}:{}", string(key)?, spelled(value, name, key, tools)?);
-        rest = behind;
+        rest = after;
     }
 }
 
@@ -207,7 +207,7 @@ fn parse(text: &str, tools: &[Tool]) -> Option<ToolCall> {
 fn until_end(text: &str) -> Option<(&str, &str)> {
     let mut ends =
         text.match_indices("</parameter>").map(|(at, tag)| (&text[..at], text[at + tag.len()..].trim_start()));
-    ends.find(|(_, behind)| ["<parameter=", "</function>"].iter().any(|tag| behind.starts_with(tag)))
+    ends.find(|(_, after)| ["<parameter=", "</function>"].iter().any(|tag| after.starts_with(tag)))
 }
 
 /// A value as JSON: itself, if it is JSON of a type that the tool's schema has for it, or of any if that is not a

@@ -67,7 +67,7 @@ struct CachedPrefix {
 /// The sequence that a cached prefix was forked from, at that time.
 #[derive(Clone, Copy, PartialEq)]
 enum Origin {
-    /// It goes on: a longer prefix of it is or will be cached.
+    /// It continues: a longer prefix of it is or will be cached.
     Running,
     Ended,
 }
@@ -155,7 +155,7 @@ impl PrefixCache {
         cuts
     }
 
-    /// Caches a sequence that goes on. The cached prefix shares its pages, so it is not dropped here and not saved.
+    /// Caches a sequence that continues. The cached prefix shares its pages, so it is not dropped here and not saved.
     pub fn insert_running(&mut self, session: &mut Session) {
         self.insert(session, Origin::Running);
         while self.bytes() > self.max_bytes && self.drop_oldest_before(self.uses) {}

@@ -96,7 +96,7 @@ mod tests {
         // Neither distribution has the token.
         let draft = Draft { tokens: vec![9], probs: Some(vec![Distribution::certain(8)]), ..Draft::default() };
         assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count: 0, next: 5 });
-        // A row that fails behind an accepted draft.
+        // A row that fails after an accepted draft.
         let draft = Draft { tokens: vec![5, 6, 7], ..Draft::default() };
         for (fails, want) in [(0, Err(0)), (1, Ok((0, 5))), (2, Ok((1, 6))), (3, Ok((2, 7)))] {
             let probs = |row: usize| if row == fails { Err(row) } else { Ok(Distribution::certain(5 + row as u32)) };

@@ -142,7 +142,7 @@ pub trait Drafter: Send {
     }
 
     /// Extends `draft`, which is empty or was made by this drafter in this round, to at most `most` tokens. Default: by
-    /// steps of the [chain](Drafter::chain); nothing if it is none.
+    /// steps of the [chain](Drafter::chain); nothing if it is not a chain.
     ///
     /// # Errors
     /// If a model produced NaN or infinity.

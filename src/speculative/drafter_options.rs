@@ -87,7 +87,7 @@ impl DrafterOptions {
             Some((name, _)) => format!("{name} is 0, must be at least 1"),
             None => match self {
                 Self::NgramMapK(o) if o.min_hits > OCCURRENCES => {
-                    format!("hits is {}, must be at most {OCCURRENCES}: so many occurrences are stored", o.min_hits)
+                    format!("hits is {}, must be at most {OCCURRENCES}: no more occurrences are stored", o.min_hits)
                 }
                 Self::NgramMod(o) if o.min_draft_tokens > o.max_draft_tokens => {
                     format!("min is {}, must be at most max, which is {}", o.min_draft_tokens, o.max_draft_tokens)

@@ -59,7 +59,7 @@ impl Merges {
         Self { of_pairs: hashbrown::HashMap::with_capacity(merges), ..Self::default() }
     }
 
-    /// Adds the next best merge; `None` if one of the pair is empty, or it or the two joined are no token.
+    /// Adds the next best merge; `None` if one of the pair is empty, or it or the two joined are not a token.
     #[must_use]
     pub(crate) fn push(&mut self, vocabulary: &Vocabulary, left: &str, right: &str) -> Option<()> {
         if left.is_empty() || right.is_empty() {

@@ -46,10 +46,10 @@ impl ControlNames {
         let spelled = |(at, rest): &(usize, &str)| self.at_start(rest).is_some() || is_beginning(*at);
         let (mut marked, mut copied) = (String::new(), 0);
         for (at, rest) in self.candidates(text).filter(spelled) {
-            let behind = at + rest.chars().next().map_or(0, char::len_utf8);
-            marked.push_str(&text[copied..behind]);
+            let after = at + rest.chars().next().map_or(0, char::len_utf8);
+            marked.push_str(&text[copied..after]);
             marked.push(mark);
-            copied = behind;
+            copied = after;
         }
         (copied > 0).then(|| marked + &text[copied..])
     }

@@ -63,7 +63,7 @@ impl Args {
     }
 }
 
-/// The value of `--measure`, which takes a FILE behind it for its own.
+/// The value of `--measure`, which takes a FILE after it for its own.
 fn times(text: &str) -> Result<usize, String> {
     let times = text.parse().ok().filter(|times| *times > 0);
     times.ok_or_else(|| "TIMES must be a number, at least 1; put a FILE before --measure".into())

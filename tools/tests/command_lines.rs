@@ -52,7 +52,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn demo(part: &str) -> PathBuf {
@@ -1010,7 +1010,7 @@ fn doctor_warns_on_stderr() {
     }
 }
 
-/// What is wrong with an assistant, not that it is no target.
+/// What is wrong with an assistant, not that it is not a target.
 #[test]
 fn doctor_names_the_defect_of_an_assistant() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -1056,7 +1056,7 @@ fn the_doctors_command_generates() {
     assert!(output.status.success() && drafts, "{script}: {lines}");
 }
 
-/// Directory to GGUF, GGUF to fewer bits, and GGUF to a directory; all of them load and go on writing.
+/// Directory to GGUF, GGUF to fewer bits, and GGUF to a directory; all of them load and continue a text.
 #[test]
 fn checkpoints_are_converted_and_quantized() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -1604,7 +1604,7 @@ fn types_to_quantize_to() {
     }
 }
 
-/// A file behind `--measure` is taken for its value.
+/// A file after `--measure` is taken for its value.
 #[test]
 fn the_value_of_measure_is_a_number() {
     for value in ["prompts.txt", "0"] {

@@ -21,7 +21,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The bytes read since `start`.
-    pub(super) fn behind(&self, start: usize) -> Option<&'a [u8]> {
+    pub(super) fn since(&self, start: usize) -> Option<&'a [u8]> {
         self.bytes.get(start..self.at)
     }
 

@@ -238,7 +238,7 @@ pub(super) fn read<'a>(cursor: &mut Cursor<'a>, kind: ValueType) -> Option<Value
         ValueType::Array => {
             let start = cursor.at();
             check(cursor, ValueType::Array).ok()?;
-            Value::Array(array(cursor.behind(start)?)?)
+            Value::Array(array(cursor.since(start)?)?)
         }
     })
 }

@@ -28,7 +28,7 @@ pub struct Engine {
     pub(crate) parts: Arc<Parts>,
 }
 
-/// Where the models are from: errors say where what is missing could be.
+/// Source of the models: errors about what is missing name where to add it.
 #[derive(Clone, Copy)]
 enum Origin {
     Checkpoint,

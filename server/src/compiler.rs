@@ -173,31 +173,31 @@ mod tests {
         CallFormat { options, choice: None, declared: Vec::new(), format: Some((format.clone(), "field".into())) }
     }
 
-    /// Work that says that it has begun, and ends when it is let go. `most` counts those that run at once.
+    /// Work that reports its start and runs until it is released. `most` counts those that run at once.
     struct Held {
         begun: UnboundedSender<()>,
-        let_go: Arc<Mutex<Receiver<()>>>,
+        release: Arc<Mutex<Receiver<()>>>,
         running: Arc<AtomicUsize>,
         most: Arc<AtomicUsize>,
     }
 
     impl Held {
         fn work(&self) -> impl FnOnce() + Send + use<> {
-            let (begun, let_go) = (self.begun.clone(), self.let_go.clone());
+            let (begun, release) = (self.begun.clone(), self.release.clone());
             let (running, most) = (self.running.clone(), self.most.clone());
             move || {
                 most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 let _ = begun.send(());
-                let _ = let_go.lock().map(|let_go| let_go.recv());
+                let _ = release.lock().map(|release| release.recv());
                 running.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
 
     fn held() -> (Held, UnboundedReceiver<()>, Sender<()>) {
-        let ((begun, has_begun), (go, let_go)) = (unbounded_channel(), channel());
-        let let_go = Arc::new(Mutex::new(let_go));
-        (Held { begun, let_go, running: Arc::default(), most: Arc::default() }, has_begun, go)
+        let ((begun, has_begun), (go, release)) = (unbounded_channel(), channel());
+        let release = Arc::new(Mutex::new(release));
+        (Held { begun, release, running: Arc::default(), most: Arc::default() }, has_begun, go)
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use foretoken_tools::sampling::{BREAKERS, breakers};
 /// Defaults of what requests omit.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateDefaults {
-    /// Sampling parameters of prompts that are not chats. A multiplier of DRY and a probability of XTC of 0 are off, and
+    /// Sampling parameters of prompts that are not chats. A multiplier of DRY and a probability of XTC of 0 are off;
     /// the other parameters of both are those of requests that turn them on. Default: greedy.
     pub sampling: Sampling,
     /// Sampling parameters of chats. Default: the checkpoint's, else greedy.

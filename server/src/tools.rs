@@ -147,11 +147,11 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, DeclaredTool)> {
     Ok((json.map_err(|_| fields.error(parameters, "is nested too deeply"))?, tool))
 }
 
-/// What becomes of OpenAI's tools that are not functions.
+/// Handling of OpenAI's tools that are not functions.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum OtherTools {
     Refused,
-    /// The model is not told of them. Coding agents (Codex) offer them beside functions, to every server.
+    /// They are not in the prompt. Coding agents (Codex) offer them beside functions, to every server.
     LeftOut,
 }
 

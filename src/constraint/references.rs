@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::keywords::MAPS;
 
-/// The keys from the document's root to what a reference is to; `None` if that is in another document.
+/// The keys from the document's root to a reference's target; `None` if that is in another document.
 fn keys(reference: &str) -> Option<impl Iterator<Item = &str>> {
     let path = reference.strip_prefix('#').map(|path| if path == "/" { "" } else { path })?;
     (path.is_empty() || path.starts_with('/')).then(|| path.split('/').skip(1))
 }
 
-/// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
+/// A reference's target, as llguidance finds it: without escapes, and only in the same document.
 pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     keys(reference)?.try_fold(root, |part, key| match part {
         Value::Array(list) => list.get(key.parse::<usize>().ok()?),
@@ -20,7 +20,7 @@ pub(crate) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> 
     })
 }
 
-/// As [`lookup`], but every place has one reference: an index is written in one way.
+/// As [`lookup`], but every place has one spelling: an index has no leading zeros or sign.
 pub(super) fn lookup_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value> {
     keys(reference)?.try_fold(root, |part, key| match part {
         Value::Array(list) => list.get_mut(key.parse::<usize>().ok().filter(|index| index.to_string() == key)?),
@@ -37,7 +37,7 @@ pub(super) fn is_too_deep(reference: &str) -> bool {
     reference.matches('/').count() > MAX_KEYS
 }
 
-/// Finds references without escapes. Schemas in whose path a key has a `/`, `~` or `%` are copied to `$defs`.
+/// Rewrites references without escapes. Schemas in whose path a key has a `/`, `~` or `%` are copied to `$defs`.
 #[derive(Default)]
 pub(super) struct Unescaped {
     /// The copies, by the JSON pointers of the original schemas.
@@ -67,7 +67,7 @@ impl Unescaped {
         if keys.iter().all(|key| !key.contains(['/', '~', '%'])) {
             return Some(format!("#{}", keys.join("/")));
         }
-        // Not measured any more once the limit is exceeded: as many references as there are may be to one large schema.
+        // Once the limit is exceeded, no further target is measured: all references may have one large schema as target.
         if self.copied <= COPIED {
             self.copied += target.to_string().len();
         }

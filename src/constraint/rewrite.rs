@@ -56,12 +56,12 @@ pub(crate) fn document(root: &mut Value) {
     }
 }
 
-/// Whether a place is among the schemas in those at the places `seen`.
+/// Whether `place` is a schema within one at a place in `seen`.
 fn is_covered(place: &str, seen: &HashSet<String>) -> bool {
     place.rmatch_indices('/').any(|(at, _)| is_schema(&place[at + 1..]) && seen.contains(&place[..at]))
 }
 
-/// Whether the end of a path leads from a schema to one in it.
+/// Whether `path` leads from a schema to a schema in it.
 fn is_schema(path: &str) -> bool {
     let mut keys = path.split('/');
     while let Some(key) = keys.next() {
@@ -80,7 +80,7 @@ fn reference(fields: &mut Map<String, Value>) -> Option<&mut String> {
     }
 }
 
-/// Calls `work` on the objects among a schema and the schemas in it.
+/// Calls `work` on a schema and on the schemas in it, if they are objects.
 fn each(schema: &mut Value, work: &mut impl FnMut(&mut Map<String, Value>)) {
     let fields = match schema {
         Value::Object(fields) => fields,
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(rewritten(referred)["x"], json!({"a": {"b": {}}}));
     }
 
-    /// Their number, or their length, squared would be hours.
+    /// A time quadratic in their number or their length would be hours.
     #[test]
     fn references_that_are_many_or_long_take_no_time() {
         let long = ["#/~0".to_owned() + &"/".repeat(1 << 20), "#".to_owned() + &"/items".repeat(1 << 18)];

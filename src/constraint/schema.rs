@@ -12,7 +12,7 @@ const INSIDE: &str = "document";
 /// Limit in bytes of schemas compiled for a search.
 const SEARCHED: usize = 4 << 20;
 
-/// Bytes as which a merged schema counts: they are compiled in about as long.
+/// Bytes that a merged schema counts as: compiling them takes about as long.
 const MERGED: usize = 16;
 
 /// A part of a schema and what is wrong with it.

@@ -22,11 +22,11 @@ pub(crate) struct ConstraintState {
     /// Consumed tokens from which on the next copy may be made; the first mask has set its limits by then.
     next_copy: usize,
     vocab_size: usize,
-    /// Tokens that were consumed.
+    /// Tokens consumed.
     len: usize,
     /// Those of the round.
     consumed: usize,
-    /// If that many complete the text: nothing may follow.
+    /// Number of the round's tokens that complete the text, after which nothing may follow; `None` until then.
     complete: Option<usize>,
     time: Duration,
 }

@@ -6,7 +6,7 @@ use foretoken_gpu::plan::accept::Accepting;
 
 use super::Recording;
 
-/// Minimum distance of horizons in positions: one attention split.
+/// Minimum distance of horizons in positions: two attention splits.
 const MIN_HORIZON: usize = 512;
 
 /// Maximum number of recordings, at which the least recently used is dropped. A batch has as many shapes as its drafts
@@ -47,9 +47,9 @@ struct Made {
 const MAX_SHALLOW: u32 = 64;
 
 impl Recordings {
-    /// The horizon for positions below `end`. If `end` exceeds the current one, it grows by 1/8 of `end` and all
-    /// recordings are dropped: recording takes about as long as a few rounds. It shrinks when no pass has needed a
-    /// quarter of it for long.
+    /// The horizon for positions below `end`. If `end` exceeds the current one, the new one is the next multiple of 1/8
+    /// of the next power of two, and all recordings are dropped: recording takes about as long as a few rounds. It
+    /// shrinks when no pass has needed a quarter of it for long.
     pub fn reach(&mut self, end: usize) -> usize {
         let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);
         let horizon = end.next_multiple_of(step);

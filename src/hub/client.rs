@@ -118,8 +118,8 @@ impl Downloads<'_> {
         response.body_mut().read_json().map_err(failed)
     }
 
-    /// The only cached file with the tag, if the Hub did not answer: what the name stood for when the file was
-    /// downloaded, as far as the cache tells.
+    /// The only cached file with the tag, if the Hub did not answer: the file that the name meant when it was
+    /// downloaded, as far as the cache shows.
     fn unanswered(&self, mut error: Error) -> Result<PathBuf> {
         let path = self.name.tag.and_then(|_| cached_gguf(&self.cache, |files| likely(files, self.name)));
         if let Some(path) = path {

@@ -27,7 +27,7 @@ fn left_by_groups(mount: &Path, groups: &str) -> Option<u64> {
             _ if controllers.split(',').any(|name| name == "memory") => (mount.join("memory"), VERSION_1),
             _ => return None,
         };
-        // A container sees its own group as the root, but may be told the path of the host.
+        // A container sees its own group as the root, but the path may be that of the host.
         let groups = Path::new(path.trim_start_matches('/')).ancestors();
         groups.filter_map(|group| left(&hierarchy.join(group), files)).min()
     };

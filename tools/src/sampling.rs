@@ -92,7 +92,7 @@ pub struct Chain {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: Option<i64>,
     /// DRY: tokens that contain this string end a repetition; may be repeated, and replaces the default ones; "none"
-    /// is none. Default: newline, colon, double quote, asterisk.
+    /// for no breakers. Default: newline, colon, double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
     /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 keeps all. Default: all.

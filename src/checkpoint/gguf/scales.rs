@@ -55,7 +55,7 @@ impl Gguf {
         self.spelled(name, "scale").next().is_some()
     }
 
-    /// The tensors that are the `last` of the tensor `name`, in either spelling, and no weights themselves.
+    /// The tensors `X.last` and `X.weight.last` of the tensor `name`, as far as they exist and are not weights.
     fn spelled(&self, name: &str, last: &str) -> impl Iterator<Item = String> {
         let base = name.strip_suffix(".weight").unwrap_or(name);
         let spelled = ["", "weight."].map(|before| format!("{base}.{before}{last}"));

@@ -156,7 +156,7 @@ impl Costs {
         }
         let (tuning, speed) = (self.tuning, self.speed());
         let here = self.verify.entry(octave(context)).or_default();
-        // The first rounds after a prompt find its data in the CPU caches, and are slower.
+        // The first rounds after a prompt are slower: the CPU caches have its data, not the weights.
         self.rounds += 1;
         if self.rounds <= tuning.median && here.get(&1).is_some_and(|plain| plain.samples >= tuning.median) {
             return;
@@ -198,7 +198,7 @@ impl Costs {
         let assumed = self.tuning.row_cost * self.verify(context, 1)[0].ms;
         match (self.known_step(drafter), self.draft.get(&drafter)) {
             (Some(ms), Some(measured)) if measured.samples > 1 => ms,
-            // A single measurement may be an outlier, such as a cold start: believed, it would be the last one.
+            // A single measurement may be an outlier, such as a cold start: unbounded, it could prevent a second one.
             (Some(ms), _) => ms.min(assumed * (2.0 * self.tuning.unmeasured).exp()),
             (None, _) => assumed,
         }
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_single_slow_step_is_not_believed() {
+    fn a_single_slow_step_is_bounded() {
         let mut costs = Costs::default();
         (0..4).for_each(|_| costs.verified(0, 1, 10.0));
         costs.drafted(DrafterKind::DraftModel, 1, 1000.0);

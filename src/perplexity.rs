@@ -89,7 +89,7 @@ impl Perplexity {
 /// Measures the engine's target over `tokens`; `progress` is called after each window.
 ///
 /// # Errors
-/// If there is no full window or none is asked for, a window is shorter than 4 tokens or longer than the model's
+/// If there is no full window, `max_windows` is 0, a window is shorter than 4 tokens or longer than the model's
 /// context, a token is outside the vocabulary, or the model's output is not finite.
 pub fn perplexity(
     engine: &Engine,

@@ -16,7 +16,7 @@ use crate::fields::Fields;
 
 /// Maximum bytes of a request's body.
 const MAX_BODY: usize = 4 << 20;
-/// Bytes of a body that is too long or not wanted after which its connection is closed.
+/// Maximum bytes read of a body that is dropped, after which its connection is closed.
 const MAX_DROPPED: usize = 64 << 20;
 /// Time within which a body must be received.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);

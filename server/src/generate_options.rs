@@ -89,7 +89,7 @@ pub(crate) enum Seeds {
     Drawn,
 }
 
-/// Whether the seed is given: -1 asks for a random one, as in llama.cpp.
+/// Whether seeds are given or drawn: -1 requests a random one, as in llama.cpp.
 fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
     let is_given = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_f64() != Some(-1.0));
     if is_given { Seeds::Given } else { Seeds::Drawn }

@@ -37,12 +37,12 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// More of the reasoning that precedes the model's next message or call.
+    /// Adds to the reasoning that precedes the model's next message or call.
     pub fn reason(&mut self, text: &str) {
         append(&mut self.reasoning, text);
     }
 
-    /// A call, of the model's last message or of a new one.
+    /// Adds a call to the model's last message, or to a new one.
     pub fn call(&mut self, call: ToolCall) {
         self.calls.extend(call.id.clone().map(|id| (id, call.name.clone())));
         match self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
@@ -56,7 +56,7 @@ impl Conversation {
         }
     }
 
-    /// The result of the call `id`, which is the field `name`.
+    /// Adds the result of the call `id`, which is the field `name`.
     ///
     /// # Errors
     /// If there is no such call before it.

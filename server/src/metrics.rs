@@ -46,40 +46,40 @@ struct Histogram {
 }
 
 impl Metrics {
-    /// Running and waiting requests.
+    /// Records the numbers of running and waiting requests.
     pub fn queues(&self, running: usize, waiting: usize) {
         self.running.store(running, Relaxed);
         self.waiting.store(waiting, Relaxed);
     }
 
-    /// Tokens of a round.
+    /// Counts the tokens of a round.
     pub fn generated(&self, tokens: usize) {
         self.generation_tokens.fetch_add(tokens as u64, Relaxed);
     }
 
-    /// A job's prompt of `tokens` tokens, of which the prefix cache had `cached`.
+    /// Counts a job's prompt of `tokens` tokens, of which the prefix cache had `cached`.
     pub fn prompt(&self, tokens: usize, cached: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
         self.cached_tokens.fetch_add(cached as u64, Relaxed);
     }
 
-    /// The first token of a generation, `after` its admission.
+    /// Records the first token of a generation, `after` its admission.
     pub fn first_token(&self, after: Duration) {
         self.first_token.observe(after);
     }
 
-    /// A request has ended, for one of [`REASONS`].
+    /// Counts a request that has ended, for one of [`REASONS`].
     pub fn finished(&self, reason: &str) {
         let at = REASONS.iter().position(|known| *known == reason).unwrap_or(REASONS.len() - 1);
         self.finished[at].fetch_add(1, Relaxed);
     }
 
-    /// A request found the queue full.
+    /// Counts a request that found the queue full.
     pub fn refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// A generation's statistics, and its times from admission to start, first token and end.
+    /// Adds a generation's statistics, and its times from admission to start, first token and end.
     pub fn ended(&self, statistics: &Statistics, queued: Duration, first: Duration, total: Duration) {
         self.rounds.fetch_add(statistics.rounds as u64, Relaxed);
         // A pass of one row verifies no draft.

@@ -106,7 +106,7 @@ impl Channels {
         }
     }
 
-    /// A control token; `None` is one without meaning here, or the end.
+    /// Reads a control token; `None` is one without meaning here, or the end.
     fn control(&mut self, marker: Option<Marker>, parts: &mut Vec<ReplyPart>) {
         match (&mut self.state, marker) {
             (State::Call(call), Some(Marker::Quote)) => return call.quotes.push(call.text.len()),

@@ -150,7 +150,7 @@ impl Rules {
         Self { text: String::new(), refused: Refused::Error, count: 0, json_options, json_bytes: 0 }
     }
 
-    /// The rule `name`: JSON under `schema`, a text of its own.
+    /// Defines the rule `name`: JSON under `schema`, a text of its own.
     pub fn of_json(&mut self, name: &str, schema: &Value) {
         let json = schema.to_string();
         self.json_bytes += json.len();

@@ -77,7 +77,7 @@ pub struct ChatOptions {
     pub generation_prompt: GenerationPrompt,
     /// How control token names in messages and tools are tokenized. Default: as text.
     pub control_tokens: ControlTokens,
-    /// What opens the reasoning of replies with `<think>`, for parsers and grammars of them; no variable of the template:
+    /// What opens the reasoning of replies with `<think>`, for parsers and grammars of them, not for the template:
     /// see [`ChatTemplate::reasoning_start`]. Default: the prompt if thinking is on.
     pub reasoning_start: ReasoningStart,
     /// Additional template variables (transformers' keyword arguments). Default: none.

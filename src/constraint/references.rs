@@ -67,7 +67,7 @@ impl Unescaped {
         if keys.iter().all(|key| !key.contains(['/', '~', '%'])) {
             return Some(format!("#{}", keys.join("/")));
         }
-        // Once the limit is exceeded, no further target is measured: all references may have one large schema as target.
+        // Once the limit is exceeded, no target is measured any more: all references may have one large target.
         if self.copied <= COPIED {
             self.copied += target.to_string().len();
         }

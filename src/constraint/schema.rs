@@ -96,7 +96,7 @@ fn children(schema: &Value) -> Vec<(String, &Value)> {
         found.extend(children.map(|(i, child)| (format!("{key}/{i}"), child, false)));
     }
     found.extend(ONES.iter().filter_map(|key| Some((key.to_string(), schema.get(key)?, false))));
-    // `false` refuses by itself, but whatever it is a part of need not.
+    // `false` alone allows no value, but a schema that contains it may.
     found.retain(|(_, child, escaped)| !escaped && **child != Value::Bool(false));
     found.into_iter().map(|(place, child, _)| (place, child)).collect()
 }

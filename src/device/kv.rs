@@ -456,7 +456,7 @@ impl Store {
         Ok(prepared)
     }
 
-    /// The attention of `queries` over the exact or the quantized pages `[keys, values]`, with the
+    /// Launches the attention of `queries` over the exact or the quantized pages `[keys, values]`, with the
     /// fastest kernel for the formats.
     fn attend_pages(
         &self,

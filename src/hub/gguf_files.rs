@@ -7,7 +7,7 @@ use crate::checkpoint::gguf::split_part;
 use crate::checkpoint::is_assistants_name;
 
 /// The models among `files` with the tag in their names, or all without a tag; of split ones the first part. Projectors
-/// are excluded, and assistants if there is a target. A file that is named by the tag ([`is_named`]) is the only result.
+/// are excluded, and assistants if there is a target. A file that [`is_named`] by the tag is the only result.
 pub(super) fn tagged<'a>(files: &[&'a str], name: Name<'_>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);

@@ -126,7 +126,7 @@ fn divided(work: &[usize], threads: usize) -> usize {
     (0..work.len()).find(|first| 4 * idle(&work[*first..]) <= whole).unwrap_or(work.len())
 }
 
-/// The attention of the queries: `y` is `(rows, heads, head_dim)`.
+/// Computes the attention of the queries: `y` is `(rows, heads, head_dim)`.
 fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f32]) {
     let (isa, heads) = (cache.isa, queries.heads);
     let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
@@ -159,7 +159,7 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
     }
 }
 
-/// The attention over every split of a wave.
+/// Computes the attention over every split of a wave.
 fn attend_wave(
     cache: &KvCache,
     store: &Store,

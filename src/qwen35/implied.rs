@@ -61,7 +61,7 @@ impl List<'_> {
         self.tensors.push(Expected { name, shape: shape.to_vec(), kind });
     }
 
-    /// A zero-centred norm, which may be all zeros in one of the layouts.
+    /// Adds a zero-centred norm, which may be all zeros in one of the layouts.
     fn norm(&mut self, name: String, width: usize) {
         let kind = match self.config.tensor_layout {
             TensorLayout::HuggingFace => Kind::Vector,

@@ -51,12 +51,12 @@ impl Scheduler {
         self.prefixes.as_ref().map_or(0, PrefixCache::reclaimable)
     }
 
-    /// Whether `rows` rows of a prompt fit the limit of the engine's pages, beside the pages that other sequences hold
+    /// Checks that `rows` rows of a prompt fit the limit of the engine's pages, beside those that other sequences hold
     /// and what is unread of their prompts. What they generate is not counted, and alone every prompt is tried.
     ///
     /// # Errors
     /// If they do not fit.
-    pub(super) fn check_room(&mut self, session: &mut Session, rows: usize) -> Result<()> {
+    pub(super) fn check_memory(&mut self, session: &mut Session, rows: usize) -> Result<()> {
         let Some(available) = self.engine.pages().available().filter(|_| !self.slots.is_empty()) else { return Ok(()) };
         let promised: u64 = self.slots.iter_mut().map(|slot| page_bytes(&mut slot.session, slot.run.unread())).sum();
         let needed = page_bytes(session, rows);
@@ -90,7 +90,7 @@ impl Scheduler {
         dropped
     }
 
-    /// If all wait for memory, drops states that were kept for forks, else the drafts of a pass, else the pages of a
+    /// If all wait for memory: drops states that were kept for forks, else the drafts of a pass, else the pages of a
     /// sequence's drafters, else ends the newest generation: the others continue when it is removed.
     pub(super) fn free_memory(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);

@@ -130,7 +130,7 @@ impl Scheduler {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<NotStarted>> {
-        self.place(session, prompt, options, Self::check_room)
+        self.place(session, prompt, options, Self::check_memory)
     }
 
     /// Adds a generation if `check` passes for its session and the number of rows that are left to read.

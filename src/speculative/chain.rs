@@ -25,7 +25,7 @@ pub trait DraftChain: Send {
     /// If a model produced NaN or infinity, or memory is exhausted.
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>>;
 
-    /// The step was run, and the rows to keep are committed.
+    /// Called after the step was run and the rows to keep are committed.
     fn advance(&mut self, step: &DraftStep);
 }
 

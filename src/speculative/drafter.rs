@@ -166,8 +166,8 @@ pub trait Drafter: Send {
         Ok(())
     }
 
-    /// The sequence was truncated to its first `len` tokens, the last of which the target may not have read. Default:
-    /// nothing to do.
+    /// Called after the sequence was truncated to its first `len` tokens, the last of which the target may not have
+    /// read. Default: nothing to do.
     fn truncate(&mut self, len: usize) {
         let _ = len;
     }

@@ -122,7 +122,7 @@ impl DrafterList {
         });
     }
 
-    /// The sequence was truncated to its first `len` tokens.
+    /// Notifies all drafters that the sequence was truncated to its first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         let forked = self.forked.iter_mut().map(|(_, drafter)| drafter);
         self.all.iter_mut().chain(forked).for_each(|drafter| drafter.truncate(len));

@@ -128,13 +128,14 @@ impl Tracer {
         Self { trace: trace.clone(), session, iteration: 0, kinds, decoder: StreamDecoder::default() }
     }
 
-    /// The token drawn from the prompt's pass, not from a round.
+    /// Records the token drawn from the prompt's pass, not from a round.
     pub fn first(&mut self, tokenizer: Option<&Tokenizer>, token: u32) {
         let tokens = self.tokens(tokenizer, &[token]);
         self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));
     }
 
-    /// `waited`: how long the round waited for a draft made in parallel with the caller; `None` if it made its own.
+    /// Records a round. `waited`: how long it waited for a draft made in parallel with the caller; `None` if it made
+    /// its own.
     pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, waited: Option<Duration>) {
         let us = |time: Duration| time.as_micros() as u64;
         let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {

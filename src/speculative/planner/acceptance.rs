@@ -47,7 +47,7 @@ impl Acceptance {
         }
     }
 
-    /// A round without a draft of this drafter.
+    /// Records a round without a draft of this drafter.
     pub(super) fn idle(&mut self, tuning: &Tuning) {
         self.decay(1.0 - 1.0 / tuning.window);
     }

@@ -116,7 +116,7 @@ impl Costs {
         &self.tuning
     }
 
-    /// A text begins: the machine's current speed is unknown.
+    /// Begins a text: the machine's current speed is unknown.
     pub(super) fn begin(&mut self) {
         self.recent.clear();
         self.rounds = 0;

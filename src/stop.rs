@@ -115,7 +115,7 @@ impl Detokenizer {
         let mut parts = ends.map(|end| (std::mem::replace(&mut begin, end), end));
         parts.find_map(|(begin, end)| {
             let part = &self.text[begin..end];
-            let find = |stop: &String| find_ending_behind(part, stop, self.unsearched.saturating_sub(begin));
+            let find = |stop: &String| find_ending_after(part, stop, self.unsearched.saturating_sub(begin));
             self.stop_strings.iter().filter_map(find).min().map(|at| begin + at)
         })
     }
@@ -147,7 +147,7 @@ impl Detokenizer {
 }
 
 /// Where `stop` first begins in `text`, so that it ends after the first `bytes`.
-fn find_ending_behind(text: &str, stop: &str, bytes: usize) -> Option<usize> {
+fn find_ending_after(text: &str, stop: &str, bytes: usize) -> Option<usize> {
     let from = text.ceil_char_boundary((bytes + 1).saturating_sub(stop.len()));
     text[from..].find(stop).map(|at| from + at)
 }

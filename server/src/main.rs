@@ -12,7 +12,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::{DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::prompt::TemplateVariables;
-use foretoken_tools::sampling::Chain;
+use foretoken_tools::sampling::{Chain, at_least_minus_one, unlimited_if_negative};
 use foretoken_tools::{arguments, input};
 use tracing::Level;
 
@@ -101,9 +101,9 @@ struct Args {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Defaults of requests that set none")]
 struct RequestDefaults {
-    /// Maximum number of tokens to generate. Default: up to the end of the context.
-    #[arg(short = 'n', long)]
-    max_tokens: Option<usize>,
+    /// Maximum number of tokens to generate. Default: -1, up to the end of the context.
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_minus_one())]
+    max_tokens: Option<i64>,
     #[command(flatten)]
     chain: Chain,
     /// Seed of the draws. Default: a random one for every request.
@@ -129,7 +129,7 @@ impl RequestDefaults {
             thinking: thinking.unwrap_or_default(),
             variables: others,
             seed: self.seed,
-            max_tokens: self.max_tokens,
+            max_tokens: self.max_tokens.map(unlimited_if_negative),
             speculation,
             logits_processor: None,
         })
@@ -190,7 +190,7 @@ fn check(args: &Args) -> Result<Vec<String>> {
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     ensure!(args.prompt_slowdown >= 1.0, "--prompt-slowdown must be at least 1");
     ensure!(args.max_connections > 0, "--max-connections must be at least 1");
-    ensure!(args.defaults.max_tokens != Some(0), "--max-tokens must be at least 1; omit it for no limit");
+    ensure!(args.defaults.max_tokens != Some(0), "--max-tokens must be at least 1, or -1 for no limit");
     ensure!(args.alias.as_ref().is_none_or(|name| !name.is_empty()), "--alias is empty; give a name, or omit it");
     for path in args.chat_template_file.iter().chain(&args.cache_dir) {
         std::fs::metadata(path).with_context(|| path.display().to_string())?;
@@ -349,6 +349,8 @@ mod tests {
         };
         assert_eq!((&all.sampling, all.chat_sampling.as_ref()), (&want, Some(&want)));
         assert_eq!((all.seed, all.max_tokens), (Some(7), Some(9)));
+        let unlimited = options(&["-n", "-1", "--top-k", "-1"]);
+        assert_eq!((unlimited.max_tokens, unlimited.sampling.top_k), (Some(usize::MAX), None));
 
         let chats = options(&["--chat-template-kwargs", r#"{"enable_thinking": true, "x": [1]}"#]);
         let x = ("x".to_owned(), Json::parse("[1]").expect("JSON"));

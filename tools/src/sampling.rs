@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use clap::builder::RangedI64ValueParser;
 use foretoken::sampler::{Breakers, Dry, Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
@@ -13,9 +14,9 @@ use crate::input;
 /// Sampling and stopping: the options of a generation.
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// Maximum number of tokens to generate.
-    #[arg(short = 'n', long, default_value_t = 128)]
-    pub max_tokens: usize,
+    /// Maximum number of tokens to generate; -1 generates until the context is full. Default: 128.
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_minus_one())]
+    max_tokens: Option<i64>,
     /// Sampling.
     #[command(flatten)]
     pub chain: Chain,
@@ -58,9 +59,9 @@ pub struct Chain {
     /// top-k, top-p, min-p, typical, XTC and the repeat penalty.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
-    /// Keep the K most probable tokens; 0 keeps all. Default: all.
-    #[arg(long)]
-    pub top_k: Option<usize>,
+    /// Keep the K most probable tokens; 0 or -1 keeps all. Default: all.
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = at_least_minus_one())]
+    pub top_k: Option<i64>,
     /// Keep the most probable tokens up to this cumulative probability. Default: 1.
     #[arg(long)]
     pub top_p: Option<f32>,
@@ -71,7 +72,7 @@ pub struct Chain {
     #[arg(long, value_name = "X")]
     pub repeat_penalty: Option<f32>,
     /// Number of last tokens that the penalties consider; -1 for all. Default: 64.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_minus_one())]
     pub repeat_last_n: Option<i64>,
     /// Subtract this from the logits of recent tokens. Default: 0.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -89,7 +90,7 @@ pub struct Chain {
     #[arg(long, value_name = "N")]
     pub dry_allowed_length: Option<usize>,
     /// DRY: number of last tokens to consider; -1 for all. Default: -1.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_minus_one())]
     pub dry_penalty_last_n: Option<i64>,
     /// DRY: tokens that contain this string end a repetition; may be repeated, and replaces the default ones; "none"
     /// for no breakers. Default: newline, colon, double quote, asterisk.
@@ -117,7 +118,22 @@ pub fn breakers<'s>(tokenizer: &Tokenizer, strings: impl IntoIterator<Item = &'s
     strings.into_iter().flat_map(|string| tokenizer.ids_with(string)).collect()
 }
 
+/// Parses a count of 0 or more, or -1 for no limit.
+pub fn at_least_minus_one() -> RangedI64ValueParser {
+    clap::value_parser!(i64).range(-1..)
+}
+
+/// The count of an option where -1 is no limit.
+pub fn unlimited_if_negative(count: i64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
 impl GenerateArgs {
+    /// Maximum number of tokens to generate.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens.map_or(GenerateOptions::default().max_tokens, unlimited_if_negative)
+    }
+
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors
@@ -127,7 +143,7 @@ impl GenerateArgs {
         self.chain.check_unused(sampling)?;
         let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
         Ok(GenerateOptions {
-            max_tokens: self.max_tokens,
+            max_tokens: self.max_tokens(),
             sampling: self.chain.sampling(engine, sampling)?,
             seed: self.seed,
             constraint: self.constraint.constraint()?,
@@ -167,7 +183,7 @@ impl Chain {
                 Some(_) => Some(self.dry(engine.tokenizer()?)),
             },
             top_n_sigma: self.top_n_sigma.or(base.top_n_sigma).filter(|n| *n > 0.0),
-            top_k: self.top_k.or(base.top_k).filter(|k| *k > 0),
+            top_k: self.top_k.map_or(base.top_k, |k| usize::try_from(k).ok()).filter(|k| *k > 0),
             typical_p: self.typical.unwrap_or(base.typical_p),
             top_p: self.top_p.unwrap_or(base.top_p),
             min_p: self.min_p.unwrap_or(base.min_p),

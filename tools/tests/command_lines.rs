@@ -1618,11 +1618,30 @@ fn the_value_of_measure_is_a_number() {
 /// A negative value is blamed on its option.
 #[test]
 fn negative_values_are_the_options() {
-    for (option, what) in [("--temperature", "--temperature: must be"), ("--max-tokens", "for '--max-tokens")] {
-        let Output { status, stderr, .. } = run("generate", &[option, "-1"]);
+    for (option, what) in [
+        ("--temperature", "--temperature: must be"),
+        ("--max-tokens", "for '--max-tokens <N>': -2 is not in -1.."),
+        ("--top-k", "for '--top-k <K>': -2 is not in -1.."),
+    ] {
+        let Output { status, stderr, .. } = run("generate", &[option, "-2"]);
         let line = text(&stderr);
         assert!(status.code() == Some(1) && line.contains(what), "{line}");
     }
+}
+
+/// -1 is no limit, as in llama.cpp: a text ends where the context does, and all tokens are sampled from.
+#[test]
+fn minus_one_is_no_limit() {
+    let all = ["fn main() {", "--context", "40", "--ignore-eos", "--no-assistant", "--threads", "1"];
+    let report = json("generate", &[&all[..], &["-n", "-1", "--json"]].concat());
+    let tokens = number(&report["prompt_tokens"]) + number(&report["generated_tokens"]);
+    // The last token is not read.
+    assert!(report["finish_reason"] == "context" && (40.0..=41.0).contains(&tokens), "{report}");
+    let sampled =
+        |more: &[&str]| succeeds("generate", &[&all[..], &["--max-tokens", "16", "--temp", "1.5"], more].concat()).0;
+    let unfiltered = sampled(&[]);
+    assert_eq!([sampled(&["--top-k", "-1"]), sampled(&["--top-k", "0"])], [unfiltered.clone(), unfiltered.clone()]);
+    assert_ne!(sampled(&["--top-k", "1"]), unfiltered);
 }
 
 /// Counts of nothing, and of too many threads, are refused, not computed with.

@@ -87,7 +87,7 @@ fn wrong_arguments_are_refused() {
             "Error: --spec-type: draft-model needs a draft model; pass --draft-model, or omit it",
         ),
         (&["--max-connections", "0"], "Error: --max-connections must be at least 1"),
-        (&["--max-tokens", "0"], "Error: --max-tokens must be at least 1; omit it for no limit"),
+        (&["--max-tokens", "0"], "Error: --max-tokens must be at least 1, or -1 for no limit"),
         (&["--top-p", "2"], "Error: --top-p: must be above 0 and at most 1"),
         (&["--dry-multiplier", "101"], "Error: --dry-multiplier: must be from 0 to 100"),
         (&["--xtc-threshold", "0.6"], "Error: --xtc-threshold: must be from 0 to 0.5"),

@@ -120,12 +120,14 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
     if defaults.is_some() && generate.sampling.temperature > 0.0 {
         eprintln!("{}", report::sampling(&generate.sampling));
     }
+    let speculation = args.drafting.options(engine, args.pipelining.pipeline())?;
+    args.drafting.check_sampled(&generate.sampling)?;
     let trace = args.trace.as_deref().map(|path| match path.to_str() {
         Some("-") => Ok(Trace::stderr()),
         _ => Trace::file(path),
     });
     Ok(GenerateOptions {
-        speculation: args.drafting.options(engine, args.pipelining.pipeline())?,
+        speculation,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
         ..generate

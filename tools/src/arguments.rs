@@ -11,7 +11,7 @@ use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
-    DeviceChoice, DraftPipeline, Engine, EngineOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
+    DeviceChoice, DraftPipeline, Engine, EngineOptions, Isa, Sampling, SessionOptions, Speculation, SpeculationOptions,
     WeightType, hub,
 };
 
@@ -297,7 +297,8 @@ pub struct Drafting {
     /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32). Default: never.
     #[arg(long, value_name = "N")]
     pub skip_streak: Option<usize>,
-    /// Sample drafts from the drafter's distribution instead of taking its most probable token.
+    /// Sample drafts from the drafter's distribution instead of taking its most probable token, at temperatures above
+    /// 0.
     #[arg(long)]
     pub sample_drafts: bool,
     /// N-gram counts of a corpus for ngram-cache, which --spec-type must list.
@@ -371,6 +372,18 @@ impl Drafting {
             drafts: if self.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
             pipeline,
         }))
+    }
+
+    /// Refuses --sample-drafts for texts that are not sampled.
+    ///
+    /// # Errors
+    /// If it was given, and the temperature is 0.
+    pub fn check_sampled(&self, sampling: &Sampling) -> Result<()> {
+        ensure!(
+            !self.sample_drafts || sampling.temperature != 0.0,
+            "--sample-drafts: nothing is sampled at temperature 0; pass a --temperature above 0, or omit it"
+        );
+        Ok(())
     }
 
     /// # Errors

@@ -137,8 +137,8 @@ impl GenerateArgs {
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors
-    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, a parameter of a sampler that is off
-    /// was given, or a file cannot be read.
+    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, a parameter without effect was
+    /// given, or a file cannot be read.
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
         self.chain.check_unused(sampling)?;
         let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
@@ -204,12 +204,13 @@ impl Chain {
     /// `base` is that of [`Chain::sampling`]. A server's options are not checked: requests turn samplers on.
     ///
     /// # Errors
-    /// If a parameter of a sampler that is off, or an empty sequence breaker, was given.
+    /// If a parameter of a sampler that is off, a filter at temperature 0, or an empty sequence breaker was given.
     fn check_unused(&self, base: &Sampling) -> Result<()> {
         let Penalties { repeat, frequency, presence, .. } = self.penalties(base.penalties);
         let penalizes = repeat != 1.0 || frequency != 0.0 || presence != 0.0;
         let xtc = self.xtc(base.xtc).probability != 0.0;
         let dry = self.dry_multiplier.unwrap_or(0.0) != 0.0;
+        let of_filters = "no filter applies at temperature 0; pass a --temperature above 0";
         let of_dry = "DRY is off; pass a --dry-multiplier above 0";
         let of_penalties = "all penalties are off; set --repeat-penalty, --presence-penalty or --frequency-penalty";
         let given = [
@@ -225,10 +226,25 @@ impl Chain {
             ),
             ("--xtc-threshold", self.xtc_threshold.is_some() && !xtc, "XTC is off; pass an --xtc-probability above 0"),
         ];
-        match given.iter().find(|(_, is_unused, _)| *is_unused) {
+        let filters = self.filters().into_iter().filter(|_| self.temperature.unwrap_or(base.temperature) == 0.0);
+        let mut all = given.into_iter().chain(filters.map(|(option, is_on)| (option, is_on, of_filters)));
+        match all.find(|(_, is_unused, _)| *is_unused) {
             Some((option, _, problem)) => bail!("{option}: {problem}, or omit it"),
             None => Ok(()),
         }
+    }
+
+    /// The options of the filters, and whether each is given and does not turn its filter off.
+    fn filters(&self) -> [(&'static str, bool); 7] {
+        [
+            ("--top-n-sigma", self.top_n_sigma.is_some_and(|n| n > 0.0)),
+            ("--top-k", self.top_k.is_some_and(|k| k > 0)),
+            ("--typical", self.typical.is_some_and(|p| p != 1.0)),
+            ("--top-p", self.top_p.is_some_and(|p| p != 1.0)),
+            ("--min-p", self.min_p.is_some_and(|p| p != 0.0)),
+            ("--xtc-probability", self.xtc_probability.is_some_and(|p| p != 0.0)),
+            ("--xtc-threshold", self.xtc_threshold.is_some()),
+        ]
     }
 
     fn penalties(&self, base: Penalties) -> Penalties {

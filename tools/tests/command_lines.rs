@@ -314,7 +314,8 @@ fn options_without_effect_are_refused() {
     let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
-    let cases: [(&str, &[&str], &str); 24] = [
+    let greedy = "no filter applies at temperature 0; pass a --temperature above 0, or omit it";
+    let cases: [(&str, &[&str], &str); 33] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -332,6 +333,15 @@ fn options_without_effect_are_refused() {
             &["--xtc-threshold", "0.2"],
             "--xtc-threshold: XTC is off; pass an --xtc-probability above 0, or omit it",
         ),
+        ("generate", &["--top-k", "40"], &format!("--top-k: {greedy}")),
+        ("generate", &["--temp", "0", "--top-p", "0.9"], &format!("--top-p: {greedy}")),
+        ("generate", &["--min-p", "0.1"], &format!("--min-p: {greedy}")),
+        ("generate", &["--typical-p", "0.9"], &format!("--typical: {greedy}")),
+        ("generate", &["--top-n-sigma", "1"], &format!("--top-n-sigma: {greedy}")),
+        ("generate", &["--xtc-probability", "0.5"], &format!("--xtc-probability: {greedy}")),
+        ("batch", &["--top-k", "0", "--top-p", "1", "--min-p", "0.1"], &format!("--min-p: {greedy}")),
+        ("generate", &["--sample-drafts"], "--sample-drafts: nothing is sampled at temperature 0; "),
+        ("batch", &["--sample-drafts", "--temp", "0"], "--sample-drafts: nothing is sampled at temperature 0; "),
         ("generate", &["--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; set --repeat-penalty, "),
         ("generate", &["--repeat-penalty", "1", "--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; "),
         ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
@@ -569,7 +579,8 @@ fn sampling_by_llama_cpps_names() {
     }
     let filters = ["--temp", "1", "--top-n-sigma", "1", "--typical", "0.9", "--xtc-probability", "0.5"];
     assert_ne!(with(&filters), greedy);
-    let output = run("generate", &[&all[..], &["--xtc-probability", "0.5", "--xtc-threshold", "0.7"]].concat());
+    let output =
+        run("generate", &[&all[..], &["--temp", "1", "--xtc-probability", "0.5", "--xtc-threshold", "0.7"]].concat());
     let line = text(&output.stderr);
     assert!(!output.status.success() && line.contains("--xtc-threshold: must be from 0 to 0.5"), "{line}");
     for last in ["--repeat-last-n", "--dry-penalty-last-n"] {
@@ -1458,9 +1469,9 @@ fn errors_name_options() {
         (&["--centroids", "8192/32"], "--centroids: 8192, of 4096 tokens: must be a power of two that divides"),
         (&["--simulate-acceptance", "2"], "--simulate-acceptance: is 2, must be from 0 to 1"),
         (&["--temp=-1"], "--temperature: must be a finite number of 0 or more"),
-        (&["--top-p", "2"], "--top-p: must be above 0 and at most 1"),
-        (&["--min-p", "2"], "--min-p: must be from 0 to 1"),
-        (&["--typical-p", "0"], "--typical: must be above 0 and at most 1"),
+        (&["--temp", "1", "--top-p", "2"], "--top-p: must be above 0 and at most 1"),
+        (&["--temp", "1", "--min-p", "2"], "--min-p: must be from 0 to 1"),
+        (&["--temp", "1", "--typical-p", "0"], "--typical: must be above 0 and at most 1"),
         (&["--repeat-penalty", "0"], "--repeat-penalty: must be from 0.1 to 10"),
         (&["--presence-penalty", "-101"], "--presence-penalty: must be from -100 to 100"),
         (&["--frequency-penalty", "101"], "--frequency-penalty: must be from -100 to 100"),
@@ -1690,7 +1701,7 @@ fn a_refused_command_replaces_no_trace() {
     succeeds("generate", &["x", "--threads", "1", "-n", "2", "--trace", utf8(&path)]);
     let trace = std::fs::read(&path).expect("a trace");
     assert!(!trace.is_empty());
-    for refused in [["--top-p", "0"], ["--regex", "("]] {
+    for refused in [["--temp=1", "--top-p=0"], ["--regex", "("]] {
         let run = run("generate", &[&["x", "--threads", "1", "--trace", utf8(&path)][..], &refused].concat());
         assert_eq!(run.status.code(), Some(1), "{refused:?}");
         assert_eq!(std::fs::read(&path).expect("a trace"), trace, "{refused:?}");

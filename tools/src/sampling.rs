@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::RangedI64ValueParser;
 use foretoken::sampler::{Breakers, Dry, Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
+use foretoken::{Constraint, EndOfGeneration, Engine, FinishReason, GenerateOptions, Sampling, Stop};
 
 use crate::input;
 
@@ -134,6 +134,22 @@ impl GenerateArgs {
         self.max_tokens.map_or(GenerateOptions::default().max_tokens, unlimited_if_negative)
     }
 
+    /// That a text ended at a limit, and the option that raises it: the context, a maximum of tokens that was not
+    /// given, or one that a constrained text may have exceeded.
+    pub fn limit_reached(&self, reason: FinishReason, context: usize) -> Option<String> {
+        let most = self.max_tokens();
+        match reason {
+            FinishReason::Context => Some(format!("the context of {context} tokens is full; raise --context")),
+            FinishReason::MaxTokens if self.constraint.is_given() => {
+                Some(format!("ended at {most} tokens, where the constraint allows more; raise --max-tokens"))
+            }
+            FinishReason::MaxTokens if self.max_tokens.is_none() => {
+                Some(format!("ended at {most} tokens; raise --max-tokens, or pass -1 for no limit"))
+            }
+            _ => None,
+        }
+    }
+
     /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors
@@ -157,6 +173,10 @@ impl GenerateArgs {
 const MAX_CONSTRAINT_BYTES: u64 = 16 << 20;
 
 impl Constrained {
+    fn is_given(&self) -> bool {
+        self.json_schema.is_some() || self.regex.is_some() || self.grammar.is_some()
+    }
+
     fn constraint(&self) -> Result<Option<Constraint>> {
         Ok(match self {
             Self { json_schema: Some(path), .. } => {
@@ -277,6 +297,36 @@ impl Chain {
                 true => breakers(tokenizer, BREAKERS),
                 false => breakers(tokenizer, given.filter(|string| *string != "none")),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        generate: GenerateArgs,
+    }
+
+    #[test]
+    fn limits_are_named_where_they_may_surprise() {
+        let line = |arguments: &[&str], reason| {
+            let command = Command::try_parse_from([&["x"][..], arguments].concat());
+            command.unwrap_or_else(|error| panic!("{error}")).generate.limit_reached(reason, 64).unwrap_or_default()
+        };
+        let (most, context) = (FinishReason::MaxTokens, FinishReason::Context);
+        assert_eq!(line(&[], most), "ended at 128 tokens; raise --max-tokens, or pass -1 for no limit");
+        assert_eq!(line(&["-n", "128"], most), "", "it was chosen");
+        let cut = "ended at 9 tokens, where the constraint allows more; raise --max-tokens";
+        assert_eq!(line(&["-n", "9", "--regex", "a*"], most), cut);
+        assert_eq!(line(&["-n", "-1"], context), "the context of 64 tokens is full; raise --context");
+        for other in [FinishReason::EndOfText, FinishReason::Constraint, FinishReason::Cancelled] {
+            assert_eq!(line(&[], other), "");
         }
     }
 }

@@ -120,6 +120,13 @@ fn generate_ends_with_one_line() {
     }
     assert!(details.lines().last().is_some_and(|line| line.starts_with("96 tokens at ")), "{details}");
 
+    // At a limit that was not given: a line before it.
+    let (_, lines) = succeeds("generate", &["fn main() {", "--threads", "1", "--ignore-eos"]);
+    let limit = "ended at 128 tokens; raise --max-tokens, or pass -1 for no limit\n128 tokens at ";
+    assert!(lines.starts_with(limit) && lines.lines().count() == 2, "{lines}");
+    let (_, lines) = with(&["--context", "40"]);
+    assert!(lines.starts_with("the context of 40 tokens is full; raise --context\n"), "{lines}");
+
     let (_, line) = with(&["--simulate-acceptance", "1"]);
     assert!(line.lines().count() == 1 && line.contains("acceptance was simulated: the text is meaningless"), "{line}");
 }

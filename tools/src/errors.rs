@@ -80,6 +80,9 @@ impl Options {
             Some(Error::Argument { name, problem }) => {
                 self.of_argument(name).map(|option| format!("--{option}: {problem}"))
             }
+            Some(Error::Unsupported { path: None, what, problem }) => {
+                self.of_argument(what).map(|option| format!("--{option}: {problem}"))
+            }
             Some(Error::Context { needed, limit }) => {
                 Some(format!("{needed} tokens do not fit the context of {limit}; {}", self.shortening()))
             }
@@ -111,6 +114,10 @@ mod tests {
         let argument = |name| Error::Argument { name, problem: "is\nwrong".into() };
         assert_eq!(line(&["--regex", "("], argument("constraint").into()), "--regex: is wrong");
         assert_eq!(line(&["a prompt"], argument("constraint").into()), "--json-schema: is wrong");
+        let unsupported = |what: &str, path| Error::Unsupported { path, what: what.into(), problem: "is new".into() };
+        assert_eq!(line(&["--regex", "a"], unsupported("constraint", None).into()), "--regex: is new");
+        assert_eq!(line(&["--regex", "a"], unsupported("tool calls", None).into()), "tool calls: is new");
+        assert_eq!(line(&[], unsupported("grammar", Some("file".into())).into()), "file: grammar: is new");
         for unknown in ["skip_streak", "prompt"] {
             assert_eq!(line(&[], argument(unknown).into()), format!("{unknown}: is wrong"), "it is no option here");
         }

@@ -25,6 +25,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 ///
 /// Without options, it serves the demo model in models/demo (Rust code completion) on http://127.0.0.1:8080.
 ///
+/// What neither a chat's request nor an option sets of temperature, top-k, top-p, min-p, typical, XTC and the repeat
+/// penalty has the checkpoint's defaults.
+///
 /// Example: foretoken-server --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]
 #[command(version)]

@@ -25,7 +25,8 @@ pub struct Prompt {
     /// Token ids instead of a prompt.
     #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "text", "file", "chat"])]
     prompt_ids: Option<Vec<u32>>,
-    /// Apply the checkpoint's chat template to the prompt.
+    /// Apply the checkpoint's chat template to the prompt. What no option sets of temperature, top-k, top-p, min-p,
+    /// typical, XTC and the repeat penalty has the checkpoint's defaults then.
     #[arg(long)]
     pub chat: bool,
     /// The system message, with --chat.

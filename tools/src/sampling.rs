@@ -55,8 +55,7 @@ pub struct Constrained {
 /// penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
 #[derive(Args)]
 pub struct Chain {
-    /// Temperature; 0 takes the most probable token. Default: 0; for chats, the checkpoint's defaults, which also set
-    /// top-k, top-p, min-p, typical, XTC and the repeat penalty.
+    /// Temperature; 0 takes the most probable token, without filters. Default: 0.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 or -1 keeps all. Default: all.

@@ -1622,6 +1622,15 @@ fn types_to_quantize_to() {
     }
 }
 
+/// A command's help describes that command: `batch` has no chats.
+#[test]
+fn chats_are_described_where_they_are() {
+    let help = |name: &str| succeeds(name, &["--help"]).0.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help("generate").contains("XTC and the repeat penalty has the checkpoint's defaults then"));
+    let batch = help("batch");
+    assert!(batch.contains("--temperature <") && !batch.contains("chat"), "{batch}");
+}
+
 /// A file after `--measure` is taken for its value.
 #[test]
 fn the_value_of_measure_is_a_number() {

@@ -12,6 +12,14 @@ pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Why passes read weights faster than the best read bandwidth; `None` if none does. NaN: the bandwidth is unknown.
+pub fn above_bandwidth(percent_of_best: &[f64]) -> Option<&'static str> {
+    percent_of_best.iter().any(|percent| *percent > 100.0).then_some(
+        "above 100 % of the best: weights stay in caches between passes, or the machine was slower when the bandwidth was \
+         measured",
+    )
+}
+
 /// KV cache formats, a line for each kind of layer.
 pub fn kv(kv: &KvCache) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
@@ -145,4 +153,16 @@ fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_above_the_bandwidth_are_explained() {
+        assert_eq!(above_bandwidth(&[77.0, 100.0]), None);
+        assert_eq!(above_bandwidth(&[f64::NAN]), None);
+        assert!(above_bandwidth(&[250.0, 77.0]).is_some_and(|line| line.starts_with("above 100 % of the best: ")));
+    }
 }

@@ -19,7 +19,7 @@ use foretoken_tools::{arguments, demo, describe, input, measure};
 /// Continue the prompts of a file, one per line, several at a time in one batch.
 ///
 /// Ctrl-C ends the texts that are being written, and no others are begun; a second one ends the command. The exit code
-/// is 130 then.
+/// is 130 then. If a prompt fails, the others are still continued, and the exit code is 1.
 ///
 /// Example: batch prompts.txt --sequences 8 --max-tokens 64
 ///
@@ -52,7 +52,7 @@ struct Args {
     #[command(flatten)]
     kv: arguments::Kv,
     /// Print one JSON object: the figures with --measure, otherwise the text of every prompt, why it ended (null if it
-    /// was not begun), and its error.
+    /// was not begun), and its error; docs/commands.md describes its fields.
     #[arg(long)]
     json: bool,
 }

@@ -46,7 +46,7 @@ struct Args {
     /// Write a trace of the rounds, one JSON object per line; - is stderr.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print one JSON object instead of text.
+    /// Print one JSON object instead of text; docs/commands.md describes its fields.
     #[arg(long)]
     json: bool,
     /// Print KV cache formats and statistics of drafters and planner on stderr.

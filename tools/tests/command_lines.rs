@@ -13,7 +13,7 @@ use foretoken::Statistics;
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::Target;
 use foretoken::speculative::{Costs, DrafterKind, DrafterStats};
-use foretoken::{Engine, EngineOptions, Error, Isa};
+use foretoken::{Engine, EngineOptions, Error, FinishReason, Isa};
 use serde_json::Value;
 
 /// An example's executable. Backtraces are asked for: no output may have them.
@@ -49,6 +49,18 @@ fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable(); // serde_json's map has another order with its feature `preserve_order`
     keys
+}
+
+/// What the table under a heading of docs/commands.md describes, sorted.
+fn documented(heading: &str) -> Vec<String> {
+    let path = foretoken_tools::repository().join("docs/commands.md");
+    let page = std::fs::read_to_string(path).expect("the page");
+    let is_heading = |line: &&str| line.starts_with('#') && line.trim_start_matches('#').trim() == heading;
+    let section = page.lines().skip_while(|line| !is_heading(line)).skip(1).take_while(|line| !line.starts_with('#'));
+    let cells = section.filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let mut names: Vec<_> = cells.flat_map(|cell| cell.split(", ").map(|name| name.replace('`', ""))).collect();
+    names.sort_unstable();
+    names
 }
 
 fn number(value: &Value) -> f64 {
@@ -681,59 +693,32 @@ fn the_speed_up_is_left_out_where_it_is_not_known() {
 }
 
 #[test]
+fn the_reasons_of_an_end_are_documented() {
+    let mut names = [
+        FinishReason::EndOfText,
+        FinishReason::StopString,
+        FinishReason::Constraint,
+        FinishReason::MaxTokens,
+        FinishReason::Context,
+        FinishReason::Cancelled,
+        FinishReason::Error,
+    ]
+    .map(FinishReason::name);
+    names.sort_unstable();
+    assert_eq!(documented("finish_reason"), names);
+}
+
+#[test]
 fn the_keys_of_generate_json() {
     let directory = tempfile::tempdir().expect("a directory");
     let trace = directory.path().join("trace");
     let arguments = ["fn main() {", "--json", "--max-tokens", "12", "--threads", "1", "--ignore-eos"];
     let report = json("generate", &[&arguments[..], &["--trace", utf8(&trace)]].concat());
-    let all = [
-        "acceptance_rate",
-        "accepted",
-        "decode_tokens_per_second",
-        "drafted",
-        "finish_reason",
-        "generated_tokens",
-        "kv_bytes",
-        "kv_bytes_per_token",
-        "load_seconds",
-        "peak_rss_bytes",
-        "prefill_tokens_per_second",
-        "prompt_tokens",
-        "rounds",
-        "simulated_acceptance",
-        "speculation",
-        "text",
-        "tokens",
-        "tokens_per_round",
-    ];
-    assert_eq!(keys(&report), all);
-    let of_speculation = [
-        "accept",
-        "begin",
-        "cancelled",
-        "draft",
-        "drafters",
-        "passes_saved",
-        "reasons",
-        "rows",
-        "verify",
-        "verify_ms",
-        "wait",
-    ];
-    assert_eq!(keys(&report["speculation"]), of_speculation);
-    let of_drafters = [
-        "accepted",
-        "accepted_at",
-        "accepted_drafts",
-        "calls",
-        "draft",
-        "drafted",
-        "drafted_at",
-        "drafts",
-        "kind",
-        "proposed",
-        "step_ms",
-    ];
+    let mut fields = documented("generate --json");
+    fields.retain(|field| !["error", "reasoning", "tool_calls"].contains(&field.as_str()));
+    assert_eq!(keys(&report), fields);
+    assert_eq!(keys(&report["speculation"]), documented("speculation"));
+    let of_drafters = documented("drafters");
     let drafters = report["speculation"]["drafters"].as_array().expect("drafters");
     assert!(!drafters.is_empty() && drafters.iter().all(|drafter| keys(drafter) == of_drafters), "{drafters:?}");
 
@@ -1505,6 +1490,7 @@ fn a_prompt_that_fails_loses_no_other() {
     let (stdout, stderr) = (text(&stdout), text(&stderr));
     assert_eq!(status.code(), Some(1), "{stderr}");
     let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(keys(&report), documented("batch --json"));
     assert_eq!(report["generated_tokens"], 8);
     for i in [0, 2] {
         assert!(report["errors"][i].is_null() && report["texts"][i] != "", "{report}");

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::kv::KvOptions;
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
-use foretoken_tools::arguments::target;
+use foretoken_tools::arguments::{NamedKv, target};
 use foretoken_tools::measure::median;
 use foretoken_tools::println;
 
@@ -25,7 +25,7 @@ struct Args {
     depths: Vec<usize>,
     /// Presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced,turbo3,q8_0")]
-    kv: Vec<String>,
+    kv: Vec<NamedKv>,
     /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
@@ -70,8 +70,8 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
         "--depths: {deepest} positions and {MOST_ROWS} rows do not fit the context of {context}; lower the largest depth"
     );
     let mut probes = Vec::new();
-    for name in &args.kv {
-        let kv = KvOptions { max_context: Some(longest), ..options(name)? };
+    for kv in &args.kv {
+        let kv = KvOptions { max_context: Some(longest), ..kv.options.clone() };
         probes.push(Probe::new(engine, &SessionOptions { kv })?);
     }
     if !args.json {
@@ -93,7 +93,7 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
                 }
             }
         }
-        for ((name, probe), times) in args.kv.iter().zip(&probes).zip(times) {
+        for ((NamedKv { name, .. }, probe), times) in args.kv.iter().zip(&probes).zip(times) {
             let ([step, four], bytes) = (times.map(median), probe.kv_bytes());
             if args.json {
                 let report = serde_json::json!({"depth": depth, "kv": name, "step_ms": step, "four_rows_ms": four, "kv_bytes": bytes});
@@ -105,13 +105,4 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A preset, or one format for keys and values.
-fn options(name: &str) -> Result<KvOptions> {
-    if let Ok(preset) = name.parse::<KvPreset>() {
-        return Ok(preset.into());
-    }
-    let format: KvFormat = name.parse().map_err(anyhow::Error::msg)?;
-    Ok(KvOptions { key: format, value: format, ..KvOptions::default() })
 }

@@ -450,3 +450,30 @@ impl Kv {
         }
     }
 }
+
+/// A KV cache of a comparison: a preset, or one format for keys and values.
+#[derive(Clone, Debug)]
+pub struct NamedKv {
+    /// The name that was given.
+    pub name: String,
+    /// What it names.
+    pub options: KvOptions,
+}
+
+impl FromStr for NamedKv {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let options = match name.parse::<KvPreset>() {
+            Ok(preset) => preset.into(),
+            Err(_) => {
+                let format: KvFormat = name.parse().map_err(|problem| {
+                    let presets = KvPreset::ALL.map(KvPreset::name).join(", ");
+                    format!("{problem}; presets are {presets}")
+                })?;
+                KvOptions { key: format, value: format, ..KvOptions::default() }
+            }
+        };
+        Ok(Self { name: name.into(), options })
+    }
+}

@@ -1348,6 +1348,11 @@ fn depth_measures_formats_in_turn() {
     }
     let (table, _) = succeeds("depth", &arguments);
     assert!(table.lines().count() == 5 && table.starts_with("depth    K/V "), "{table}");
+    // Said before the model is loaded.
+    let Output { status, stderr, .. } = run("depth", &["--kv", "f16,exakt", "--model", "no-model"]);
+    let line = text(&stderr);
+    assert!(status.code() == Some(1) && line.starts_with("Error: invalid value 'exakt' for '--kv <KV>': "), "{line}");
+    assert!(line.contains("expected one of f32, f16, ") && line.contains("presets are exact, quality, "), "{line}");
 }
 
 #[test]

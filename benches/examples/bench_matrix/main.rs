@@ -19,13 +19,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Isa, WeightType};
-use foretoken_tools::arguments::{pair, quantized_type};
+use foretoken_tools::arguments::{NamedKv, pair, quantized_type};
 use foretoken_tools::println;
 use foretoken_tools::report::count;
 
 use journal::{Event, Journal, Origin, Record, Run, Turn};
 use llama::Llama;
-use matrix::{Cell, Kv, Mode, Plan, Prompt};
+use matrix::{Cell, Mode, Plan, Prompt};
 use ours::Ours;
 
 /// Measure pairs of checkpoints with every KV cache format, prompt and drafting mode, and write an HTML report.
@@ -50,7 +50,7 @@ pub struct Args {
     quantize: Option<WeightType>,
     /// KV cache presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced")]
-    kv: Vec<Kv>,
+    kv: Vec<NamedKv>,
     /// Rows per verification, with the assistant alone; plain decoding is always measured.
     #[arg(long, value_delimiter = ',', default_value = "2,4,6")]
     blocks: Vec<usize>,

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, ensure};
 use foretoken::checkpoint::{Checkpoint, model_name};
-use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::kv::KvOptions;
 use foretoken::speculative::{DrafterOptions, Drafters};
 use foretoken::{OwnDrafter, Speculation, SpeculationOptions, target_facts};
 use serde::{Deserialize, Serialize};
@@ -86,31 +86,6 @@ impl fmt::Display for Prompt {
             tokens if tokens.is_multiple_of(1024) => write!(f, "{} K deep", tokens / 1024),
             tokens => write!(f, "{tokens} tokens"),
         }
-    }
-}
-
-/// A KV cache configuration: a preset, or one format for K and V.
-#[derive(Clone, Debug)]
-pub struct Kv {
-    pub name: String,
-    pub options: KvOptions,
-}
-
-impl FromStr for Kv {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let options = match name.parse::<KvPreset>() {
-            Ok(preset) => preset.into(),
-            Err(_) => {
-                let format: KvFormat = name.parse().map_err(|problem| {
-                    let presets = KvPreset::ALL.map(KvPreset::name).join(", ");
-                    format!("{problem}; presets are {presets}")
-                })?;
-                KvOptions { key: format, value: format, ..KvOptions::default() }
-            }
-        };
-        Ok(Self { name: name.into(), options })
     }
 }
 

@@ -22,7 +22,7 @@ struct Args {
     /// Target checkpoint. Default: the demo pair.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Assistant checkpoint.
+    /// Assistant checkpoint; not needed if the target has a NextN head.
     #[arg(long)]
     assistant: Option<PathBuf>,
     /// File with a JSON list of prompts; - is stdin. Default: the demo pair's held-out prompts.
@@ -62,6 +62,10 @@ fn command(args: Args) -> Result<()> {
         threads: args.threads,
         ..pair(args.model.as_deref(), args.assistant.as_deref())?
     })?;
+    ensure!(
+        engine.has_mtp() || args.blocks.iter().all(|rows| *rows == 1),
+        "--assistant: is missing, and the target has no NextN head; pass the target's assistant, or --blocks 1"
+    );
     let mut totals = vec![Statistics::default(); args.blocks.len()];
     for prompt in &prompts {
         let prompt = engine.tokenizer()?.encode(prompt)?;

@@ -28,7 +28,8 @@ use foretoken_tools::{arguments, demo, describe, input, measure};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// File with one prompt per line; - is stdin. Default: the demo pair's prompts; with --model, arbitrary tokens.
+    /// File with one prompt per line, of which empty ones are skipped; - is stdin. Default: the demo pair's prompts;
+    /// with --model, arbitrary tokens.
     file: Option<PathBuf>,
     /// Number of sequences decoded together; with --measure, a list.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "4")]
@@ -36,7 +37,7 @@ struct Args {
     /// Tokens per arbitrary prompt.
     #[arg(long, value_name = "N", default_value_t = 64, requires = "model", conflicts_with = "file")]
     prompt_tokens: usize,
-    /// Rows per forward pass; rows not used by rounds read prompts.
+    /// Maximum rows per forward pass; rows not used by rounds read prompts.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
     /// Print tokens/s for every number of sequences instead of the text, compared with v(N), the cost of a pass over N

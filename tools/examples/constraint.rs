@@ -13,6 +13,8 @@ use foretoken_tools::report::count;
 use serde_json::{Value, json};
 
 /// Measure the cost of masks, and generation under JSON schemas with and without speculation, interleaved.
+///
+/// Requires the cargo feature `constraint`.
 #[derive(Parser)]
 #[command(version)]
 struct Args {

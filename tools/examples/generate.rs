@@ -61,7 +61,8 @@ fn main() -> ExitCode {
 
 fn generate(args: Args) -> Result<ExitCode> {
     let text = args.prompt.text()?;
-    for file in [&args.costs, &args.drafting.ngram_dynamic].into_iter().flatten() {
+    // A trace to `-` has no directory.
+    for file in [&args.costs, &args.drafting.ngram_dynamic, &args.trace].into_iter().flatten() {
         check_directory_of(file)?;
     }
     let start = Instant::now();

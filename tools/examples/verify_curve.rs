@@ -26,7 +26,7 @@ struct Args {
     /// Target checkpoint. Default: the demo pair.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Assistant checkpoint.
+    /// Assistant checkpoint, to measure its draft step.
     #[arg(long)]
     assistant: Option<PathBuf>,
     /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).

@@ -69,12 +69,16 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a listed drafter's model is missing, a checkpoint cannot be downloaded from the Hub, the model cannot be read to
-    /// match assistants, or several match.
+    /// If a listed drafter's model is missing, --no-cache has no effect, a checkpoint cannot be downloaded from the Hub,
+    /// the model cannot be read to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         ensure!(
             self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),
             "--spec-type: draft-model needs a draft model; pass --draft-model, or omit it"
+        );
+        ensure!(
+            !self.no_cache || matches!(self.centroids, CentroidChoice::Auto | CentroidChoice::Built(_)),
+            "--no-cache: no centroids are built; pass --centroids auto or N/K, or omit it"
         );
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);

@@ -294,8 +294,9 @@ fn directories_of_results_are_checked_first() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("absent/file");
     let file = utf8(&file);
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 6] = [
         ("generate", &["--costs", file]),
+        ("generate", &["--trace", file, "--model", "no-model"]),
         ("generate", &["--spec-type", "ngram-cache", "--ngram-dynamic", file]),
         ("kv_quality", &["--tokens", "16", "--csv", file]),
         ("kv_quality", &["--tokens", "16", "--svg", file]),
@@ -334,7 +335,7 @@ fn options_without_effect_are_refused() {
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
     let greedy = "no filter applies at temperature 0; pass a --temperature above 0, or omit it";
-    let cases: [(&str, &[&str], &str); 33] = [
+    let cases: [(&str, &[&str], &str); 34] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -342,6 +343,7 @@ fn options_without_effect_are_refused() {
         ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
+        ("generate", &["--no-cache"], "--no-cache: no centroids are built; pass --centroids auto or N/K, or omit it"),
         ("generate", &["--dry-base", "2"], "--dry-base: DRY is off; pass a --dry-multiplier above 0, or omit it"),
         ("generate", &["--dry-multiplier", "0", "--dry-allowed-length", "3"], "--dry-allowed-length: DRY is off; "),
         ("generate", &["--dry-penalty-last-n", "-1"], "--dry-penalty-last-n: DRY is off; "),
@@ -1406,6 +1408,12 @@ fn acceptance_by_place() {
     assert!(number(&four["tokens_per_round"]) > 1.0, "{report}");
     let (table, _) = succeeds("acceptance", &arguments);
     assert!(table.starts_with("2 prompts, 24 tokens each, 1 thread\n") && table.lines().count() == 4, "{table}");
+    let target = demo("target");
+    let alone = [&arguments[..2], &["--max-tokens", "2", "--model", utf8(&target)]].concat();
+    let Output { status, stderr, .. } = run("acceptance", &alone);
+    let line = text(&stderr);
+    assert!(status.code() == Some(1) && line.starts_with("Error: --assistant: is missing, "), "{line}");
+    succeeds("acceptance", &[&alone[..], &["--blocks", "1"]].concat());
 }
 
 // ---- errors and pipes ----

@@ -20,7 +20,7 @@ use foretoken_tools::{demo, input};
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Assistant checkpoint; not needed if the target has a NextN head.
     #[arg(long)]
@@ -32,13 +32,13 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,6,8")]
     blocks: Vec<usize>,
     /// Tokens per prompt.
-    #[arg(long, default_value_t = 128)]
+    #[arg(short = 'n', long, default_value_t = 128)]
     max_tokens: usize,
     /// Centroids of the assistant: own, none, or N/K (builds N, of which K are scored).
     #[arg(long, value_name = "WHICH", default_value = "own")]
     centroids: CentroidChoice,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]

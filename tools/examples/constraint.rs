@@ -31,7 +31,7 @@ struct Args {
     #[arg(long, default_value_t = 5)]
     turns: usize,
     /// Maximum number of tokens per text.
-    #[arg(long, default_value_t = 400)]
+    #[arg(short = 'n', long, default_value_t = 400)]
     max_tokens: usize,
     /// Maximum number of consecutive white space characters in JSON.
     #[arg(long, default_value_t = ConstraintLimits::default().json_whitespace)]

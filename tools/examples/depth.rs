@@ -18,7 +18,7 @@ use foretoken_tools::println;
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair's.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Positions in the cache.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048")]
@@ -30,7 +30,7 @@ struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]

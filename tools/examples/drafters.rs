@@ -22,7 +22,7 @@ use serde_json::json;
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Assistant checkpoint; not needed if the target has a NextN head.
     #[arg(long)]
@@ -36,7 +36,7 @@ struct Args {
     #[arg(long, default_values = ["mtp", "ngram-simple:n=8,mtp", "ngram-map-k:n=6,mtp", "ngram-map-k4v:n=6:m=16,mtp"])]
     mixture: Vec<Drafters>,
     /// Tokens per text.
-    #[arg(long, default_value_t = 384)]
+    #[arg(short = 'n', long, default_value_t = 384)]
     max_tokens: usize,
     /// Number of runs.
     #[arg(long, default_value_t = 5)]
@@ -44,7 +44,7 @@ struct Args {
     #[command(flatten)]
     pipelining: Pipelining,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Write all figures to this file as JSON.
     #[arg(long)]

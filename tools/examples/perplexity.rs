@@ -25,7 +25,7 @@ struct Args {
     /// The text file; - is stdin.
     text: PathBuf,
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name. Default: the demo target.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...; an unknown type lists all. Default: the
     /// types of the file.
@@ -45,7 +45,7 @@ struct Args {
     #[arg(long, value_name = "T", default_value = "f16")]
     cache_type_v: KvFormat,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]

@@ -37,7 +37,7 @@ struct Args {
     #[arg(long)]
     allow_requantize: bool,
     /// Number of threads. Default: all hardware threads.
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    #[arg(short, long, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     /// Print each tensor.
     #[arg(long)]

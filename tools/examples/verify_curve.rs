@@ -24,7 +24,7 @@ use serde_json::json;
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Assistant checkpoint, to measure its draft step.
     #[arg(long)]
@@ -33,7 +33,7 @@ struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]

@@ -69,8 +69,8 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a listed drafter's model is missing, --no-cache has no effect, a checkpoint cannot be downloaded from the Hub,
-    /// the model cannot be read to match assistants, or several match.
+    /// If a listed drafter's model is missing, --no-cache has no effect, a checkpoint cannot be downloaded from the
+    /// Hub, the model cannot be read to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         ensure!(
             self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),

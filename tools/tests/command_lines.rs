@@ -1449,6 +1449,10 @@ fn errors_are_one_line() {
     for name in COMMANDS {
         let (help, stderr) = succeeds(name, &["--help"]);
         assert!(help.contains("Usage: ") && stderr.is_empty(), "{name}: {help}{stderr}");
+        for (short, long) in [("-m, ", "--model <"), ("-t, ", "--threads <"), ("-n, ", "--max-tokens <")] {
+            let has_short = help.contains(&format!("{short}{long}"));
+            assert_eq!(has_short, help.contains(long), "{name}: {long} has the same short option everywhere");
+        }
         let (version, _) = succeeds(name, &["--version"]);
         assert!(version.ends_with(concat!(" ", env!("CARGO_PKG_VERSION"), "\n")), "{name}: {version}");
     }

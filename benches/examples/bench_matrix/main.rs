@@ -39,7 +39,7 @@ use ours::Ours;
 #[command(version)]
 pub struct Args {
     /// Target checkpoint; may be repeated. Default: the demo pair.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Vec<PathBuf>,
     /// Assistant checkpoint, one per --model; without any, only prompt-lookup drafters are used.
     #[arg(long)]
@@ -68,13 +68,13 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens after each prompt.
-    #[arg(long, default_value_t = 128, value_parser = at_least_two)]
+    #[arg(short = 'n', long, default_value_t = 128, value_parser = at_least_two)]
     max_tokens: usize,
     /// Runs of every cell; the median is reported.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     runs: usize,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
     /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]

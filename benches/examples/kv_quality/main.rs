@@ -31,7 +31,7 @@ use foretoken_tools::{check_directory_of, input, println, repository};
 #[command(version)]
 struct Args {
     /// Target checkpoint. Default: the demo pair.
-    #[arg(long)]
+    #[arg(short, long)]
     model: Option<PathBuf>,
     /// Assistant checkpoint; if given, its acceptance is also measured.
     #[arg(long)]

@@ -44,7 +44,7 @@ struct Args {
     #[arg(long, requires = "check", conflicts_with = "contents")]
     json: bool,
     /// Number of threads. Default: physical cores.
-    #[arg(long)]
+    #[arg(short, long)]
     threads: Option<usize>,
 }
 

@@ -31,7 +31,7 @@ struct Args {
     /// Rows per verification; 1 is plain decoding.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,6,8")]
     blocks: Vec<usize>,
-    /// Tokens per prompt.
+    /// Maximum number of tokens per prompt.
     #[arg(short = 'n', long, default_value_t = 128)]
     max_tokens: usize,
     /// Centroids of the assistant: own, none, or N/K (builds N, of which K are scored).
@@ -94,7 +94,7 @@ fn command(args: Args) -> Result<()> {
         return Ok(());
     }
     let (prompts, threads) = (count(prompts.len(), "prompt"), count(engine.threads(), "thread"));
-    println!("{prompts}, {} tokens each, {threads}", args.max_tokens);
+    println!("{prompts}, up to {} tokens each, {threads}", args.max_tokens);
     println!("block  tokens/s  tokens/round  accepted  at each position");
     for (block, s) in args.blocks.iter().zip(&totals) {
         let at: Vec<_> = per_position(s).iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect();

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::speculative::{Costs, Trace};
-use foretoken::{Engine, FinishReason, GenerateOptions};
+use foretoken::{Engine, FinishReason, GenerateOptions, Speculation};
 use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
@@ -125,6 +125,10 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
     }
     let speculation = args.drafting.options(engine, args.pipelining.pipeline())?;
     args.drafting.check_sampled(&generate.sampling)?;
+    ensure!(
+        args.simulate_acceptance.is_empty() || speculation != Speculation::Off,
+        "--simulate-acceptance: nothing drafts; pass --assistant or --spec-type, or omit it"
+    );
     let trace = args.trace.as_deref().map(|path| match path.to_str() {
         Some("-") => Ok(Trace::stderr()),
         _ => Trace::file(path),

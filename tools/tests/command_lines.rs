@@ -335,12 +335,13 @@ fn options_without_effect_are_refused() {
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
     let greedy = "no filter applies at temperature 0; pass a --temperature above 0, or omit it";
-    let cases: [(&str, &[&str], &str); 34] = [
+    let cases: [(&str, &[&str], &str); 35] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
         ("generate", &["--no-speculation", "--pipeline-depth", "2"], "--pipeline-depth 2: nothing drafts; "),
         ("generate", &["--no-assistant", "--skip-streak", "2"], "--skip-streak: nothing drafts; pass --assistant or "),
+        ("generate", &["--no-assistant", "--simulate-acceptance", "1"], "--simulate-acceptance: nothing drafts; "),
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
         ("generate", &["--no-cache"], "--no-cache: no centroids are built; pass --centroids auto or N/K, or omit it"),
@@ -1127,7 +1128,11 @@ fn names_on_the_hub_are_resolved() {
     std::fs::write(&prompts, r#"["fn main() {"]"#).expect("a file");
     let pair = ["--model", "owner/fox", "--assistant", "owner/fox-assistant"];
     let cases: [(&str, &[&str], &str); 9] = [
-        ("acceptance", &["--blocks", "2", "--max-tokens", "2", "--prompts", utf8(&prompts)], "1 prompt, 2 tokens each"),
+        (
+            "acceptance",
+            &["--blocks", "2", "--max-tokens", "2", "--prompts", utf8(&prompts)],
+            "1 prompt, up to 2 tokens ",
+        ),
         ("drafters", &["--blocks", "2", "--mixture", "mtp", "--max-tokens", "2", "--repeats", "1"], ""),
         ("verify_curve", &["--repeats", "1"], ""),
         ("kv_quality", &["--tokens", "16", "--generate", "2", "--only", "exact"], "K/V "),
@@ -1407,7 +1412,7 @@ fn acceptance_by_place() {
     assert_eq!((&four["block_size"], four["acceptance_at"].as_array().map(Vec::len)), (&4.into(), Some(3)));
     assert!(number(&four["tokens_per_round"]) > 1.0, "{report}");
     let (table, _) = succeeds("acceptance", &arguments);
-    assert!(table.starts_with("2 prompts, 24 tokens each, 1 thread\n") && table.lines().count() == 4, "{table}");
+    assert!(table.starts_with("2 prompts, up to 24 tokens each, 1 thread\n") && table.lines().count() == 4, "{table}");
     let target = demo("target");
     let alone = [&arguments[..2], &["--max-tokens", "2", "--model", utf8(&target)]].concat();
     let Output { status, stderr, .. } = run("acceptance", &alone);

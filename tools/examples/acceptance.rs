@@ -40,7 +40,7 @@ struct Args {
     /// Number of threads. Default: physical cores.
     #[arg(short, long)]
     threads: Option<usize>,
-    /// Print one JSON object.
+    /// Print a JSON list instead of a table.
     #[arg(long)]
     json: bool,
 }

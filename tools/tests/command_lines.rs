@@ -917,7 +917,7 @@ fn doctor_says_what_is_unsound() {
     let report = json("doctor", &[&both[..], &["--json"]].concat());
     assert_eq!((keys(&report), &report["passed"]), (vec!["findings", "passed"], &Value::Bool(true)));
     for finding in report["findings"].as_array().expect("findings") {
-        assert_eq!(keys(finding), ["check", "detail", "outcome", "part"]);
+        assert_eq!(keys(finding), documented("findings"));
         assert_eq!(finding["outcome"], "passed", "{finding}");
     }
 
@@ -1207,7 +1207,7 @@ fn safetensors_that_shrink_are_noticed() {
 fn perplexity_of_a_text() {
     let arguments = ["tests/command_lines.rs", "--window", "64", "--windows", "2"];
     let report = json("perplexity", &[&arguments[..], &["--json"]].concat());
-    assert_eq!(keys(&report), ["error", "perplexity", "scored_tokens", "windows"]);
+    assert_eq!(keys(&report), documented("perplexity --json"));
     assert_eq!((&report["windows"], &report["scored_tokens"]), (&2.into(), &62.into()));
     let value = number(&report["perplexity"]);
     assert!(value > 1.0 && value < 4096.0, "{value}");
@@ -1271,21 +1271,7 @@ fn bench_matrix_lists_its_cells() {
 #[test]
 fn verify_curve_measures_sixteen_row_counts() {
     let report = json("verify_curve", &["--json", "--repeats", "1", "--threads", "1"]);
-    let all = [
-        "device",
-        "draft_ms",
-        "isa",
-        "ms",
-        "peak_gmac_per_second",
-        "prefill_512_tokens_per_second",
-        "read_gb_per_second",
-        "rollback",
-        "step_bytes",
-        "step_multiply_adds",
-        "threads",
-        "v",
-    ];
-    assert_eq!(keys(&report), all);
+    assert_eq!(keys(&report), documented("verify_curve --json"));
     assert_eq!(report["rollback"], serde_json::json!([]), "there is no recurrent state");
     let list = |name: &str| report[name].as_array().expect("a list").iter().map(number).collect::<Vec<_>>();
     let (ms, v) = (list("ms"), list("v"));
@@ -1302,6 +1288,7 @@ fn verify_curve_measures_sixteen_row_counts() {
     let draft_ms = number(&report["draft_ms"]);
     assert!(draft_ms > 0.0, "{report}");
     for (of, (rows, _)) in rollbacks.iter().zip(rounds) {
+        assert_eq!(keys(of), documented("rollback"));
         let [verify, rollback, share] = ["verify_ms", "ms", "of_round"].map(|name| number(&of[name]));
         assert!(verify > 0.0, "{of}");
         assert!((share - rollback / (verify + rollback + draft_ms * (rows - 1.0))).abs() < 1e-9, "{report}");
@@ -1350,7 +1337,7 @@ fn depth_measures_formats_in_turn() {
         lines.iter().map(|line| (number(&line["depth"]), line["kv"].as_str().expect("a name"))).collect();
     assert_eq!(cells, [(64.0, "f16"), (64.0, "turbo3"), (200.0, "f16"), (200.0, "turbo3")]);
     for line in &lines {
-        assert_eq!(keys(line), ["depth", "four_rows_ms", "kv", "kv_bytes", "step_ms"]);
+        assert_eq!(keys(line), documented("depth --json"));
         assert!(number(&line["step_ms"]) > 0.0 && number(&line["kv_bytes"]) > 0.0, "{line}");
     }
     let (table, _) = succeeds("depth", &arguments);
@@ -1395,16 +1382,8 @@ fn acceptance_by_place() {
     let arguments = ["--prompts", utf8(&prompts), "--blocks", "1,4", "--max-tokens", "24", "--threads", "1"];
     let report = json("acceptance", &[&arguments[..], &["--json"]].concat());
     let [off, four] = &report.as_array().expect("blocks")[..] else { panic!("{report}") };
-    let all = [
-        "acceptance_at",
-        "acceptance_rate",
-        "block_size",
-        "draft_ms_per_round",
-        "tokens_per_round",
-        "tokens_per_second",
-        "verify_ms_per_round",
-    ];
-    assert_eq!((keys(off), keys(four)), (all.to_vec(), all.to_vec()));
+    let fields = documented("acceptance --json");
+    assert!(keys(off) == fields && keys(four) == fields, "{report}");
     assert_eq!(
         (&off["block_size"], &off["tokens_per_round"], &off["acceptance_rate"]),
         (&1.into(), &1.0.into(), &0.0.into())
@@ -1591,6 +1570,7 @@ fn batch_measures_v_with_its_own_options() {
     let all = [utf8(&path), "--measure", "1", "--max-tokens", "2", "--threads", "1", "--ignore-eos", "--context", "24"];
     let report = json("batch", &[&all[..], &["--sequences", "2", "--json"]].concat());
     assert!(number(&report["batches"][0]["v"]) > 0.0, "{report}");
+    assert_eq!(keys(&report["batches"][0]), documented("batches"));
     let Output { status, stderr, .. } = run("batch", &[&all[..], &["--sequences", "2,32"]].concat());
     let line = text(&stderr);
     assert!(status.code() == Some(1) && line.contains("do not fit the context of 24"), "{line}");

@@ -727,7 +727,7 @@ fn tokenizer_files() {
     let bad = |change: &dyn Fn(&mut Value), about: &str| refused(file(change), &["tokenizer.json", about]);
     // A valid file of another kind is not to be downloaded again.
     for (part, kind) in [("normalizer", "Lowercase"), ("pre_tokenizer", "FixedLength"), ("model", "Unigram")] {
-        let error = file(&|file| file[part]["type"] = json!(kind)).err().expect("an error");
+        let error = file(&|file| file[part]["type"] = json!(kind)).expect_err("an error");
         let message = error.to_string();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what == part), "{error:?}");
         says(&message, &["tokenizer.json", kind, "is not implemented; expected", "published with the model"]);

@@ -129,7 +129,7 @@ pub struct ConstraintLimits {
     /// Combinations of alternatives in an intersection: the product over its regular expressions of how many of their
     /// character classes overlap. Compile time is linear in it; 1000 take about a millisecond. Default: 65536.
     pub alternatives: u64,
-    /// A divisor (`multipleOf`), of decimals their digits, at most 8 of them decimals; in a document with
+    /// A divisor (`multipleOf`), of a decimal number its digits, at most 8 of them after the point; in a document with
     /// schemas that are merged, the least common multiple of all, whose square in the finest decimals must also fit 32
     /// bits. About 500 bytes each. Default: 10000.
     pub divisor: u64,

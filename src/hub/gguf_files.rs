@@ -7,7 +7,7 @@ use crate::checkpoint::gguf::split_part;
 use crate::checkpoint::is_assistants_name;
 
 /// The models among `files` with the tag in their names, or all without a tag; of split ones the first part. Projectors
-/// are excluded, and assistants if there is a target. A file that [`is_named`] by the tag is the only result.
+/// are excluded, and assistants if there is a target. A file named by the tag is the only result.
 pub(super) fn tagged<'a>(files: &[&'a str], name: Name<'_>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);
@@ -37,7 +37,7 @@ fn is_named(file: &str, Name { repository, tag }: Name<'_>) -> bool {
     })
 }
 
-/// The file that `name` means on the Hub, if it is among the `cached` ones and no other can be meant: it [`is_named`]
+/// The file that `name` means on the Hub, if it is among the `cached` ones and no other can be meant: it is named
 /// by the tag, or without a tag it is the only one of a repository of GGUF files.
 pub(super) fn certain<'a>(cached: &[&'a str], name: Name<'_>) -> Option<&'a str> {
     let is_of_gguf = file_name(name.repository).ends_with("-gguf");

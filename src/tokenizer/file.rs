@@ -198,7 +198,7 @@ impl Model<'_> {
             }
         }
         if self.dropout.is_some_and(|dropout| dropout != 0.0) {
-            return Err(not_implemented("model.dropout", "must be 0, because it makes tokens random; remove it").into());
+            return Err(not_implemented("model.dropout", "must be 0, because it makes tokens random").into());
         }
         let mut merges = Merges::with_capacity(self.merges.len());
         for (i, merge) in self.merges.into_iter().enumerate() {

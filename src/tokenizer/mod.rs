@@ -51,8 +51,8 @@ impl Tokenizer {
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
         let inner = file::tokenizer(&json).map_err(|error| match error.downcast::<file::NotImplemented>() {
-            Ok(of) => {
-                let file::NotImplemented { field, problem } = *of;
+            Ok(refused) => {
+                let file::NotImplemented { field, problem } = *refused;
                 let problem = format!("{problem}; use the tokenizer.json published with the model");
                 Error::Unsupported { path: Some(path.to_owned()), what: field, problem }
             }

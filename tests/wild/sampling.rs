@@ -108,6 +108,7 @@ fn sampling_defaults_are_read_and_not_applied() {
     let sequence = |names: &str| [&xtc[..], &[("sequence", str_value(names))]].concat();
     assert_eq!(of(&sequence("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), both);
     assert_eq!(of(&sequence("min_p;temperature")), Sampling { xtc: None, ..both });
+    refused(sampler(&sequence(&"a;".repeat(2049))), &["general.sampling.sequence", "at most 4096 bytes"]);
     assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
     let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);

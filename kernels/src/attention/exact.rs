@@ -16,7 +16,7 @@ pub(super) fn key_scores<K: Element>(
     range: Range<usize>,
     scores: &mut [f64],
 ) {
-    isa.run(Scores { keys: ExactRows { x: k, head_dim, range }, queries, scores });
+    isa.run(Scores { keys: ExactRows { elements: k, head_dim, range }, queries, scores });
 }
 
 /// `output[n] += sum_j weights[n * len + j] * v[j]` over the values `j` of `range`.
@@ -28,7 +28,7 @@ pub(super) fn add_values<V: Element>(
     range: Range<usize>,
     weights: &[f32],
 ) {
-    isa.run(Values { values: ExactRows { x: v, head_dim, range }, queries, weights });
+    isa.run(Values { values: ExactRows { elements: v, head_dim, range }, queries, weights });
 }
 
 /// Prefetch distance in keys (values). Without prefetching, one row at 32768 positions of E2B, f16, took 202 ms instead
@@ -37,7 +37,7 @@ const PREFETCH_ROWS: usize = 8;
 
 /// Keys or values of a block, `(len, head_dim)`, and the range of those that some query sees.
 struct ExactRows<'a, T> {
-    x: &'a [T],
+    elements: &'a [T],
     head_dim: usize,
     range: Range<usize>,
 }
@@ -54,7 +54,7 @@ impl<K: Element> Op for Scores<'_, '_, K> {
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
         let Self { keys, queries, scores } = self;
-        let len = keys.x.len() / keys.head_dim;
+        let len = keys.elements.len() / keys.head_dim;
         let mut done = 0;
         while done < queries.len() {
             let (queries, scores) = (&queries[done..], &mut scores[done * len..]);
@@ -84,7 +84,7 @@ impl<V: Element> Op for Values<'_, '_, V> {
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
         let Self { values, queries, weights } = self;
-        let len = values.x.len() / values.head_dim;
+        let len = values.elements.len() / values.head_dim;
         let mut done = 0;
         while done < queries.len() {
             let (queries, weights) = (&mut queries[done..], &weights[done * len..]);
@@ -146,11 +146,11 @@ impl<K: Element> ExactRows<'_, K> {
         first: usize,
         scores: &mut [f64],
     ) {
-        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
+        let (head_dim, len) = (self.head_dim, self.elements.len() / self.head_dim);
         let whole = head_dim - head_dim % L::LANES;
         // SAFETY: the queries and the `J` keys from `first` on are `head_dim` long.
         unsafe {
-            let k = self.x.as_ptr().add(first * head_dim);
+            let k = self.elements.as_ptr().add(first * head_dim);
             let mut acc = [[l.splat(0.0); J]; N];
             let mut keys = [l.splat(0.0); J];
             for i in (0..whole).step_by(L::LANES) {
@@ -201,14 +201,14 @@ impl<V: Element> ExactRows<'_, V> {
         queries: &mut [Query<'_>],
         weights: &[f32],
     ) -> usize {
-        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
+        let (head_dim, len) = (self.head_dim, self.elements.len() / self.head_dim);
         assert!(weights.len() >= N * len, "attend: too few weights");
         let mut out = [std::ptr::null_mut(); N];
         for (out, query) in out.iter_mut().zip(queries) {
             *out = query.output.as_mut_ptr();
         }
         let whole = head_dim - head_dim % L::LANES;
-        let (v, weights) = (self.x.as_ptr(), weights.as_ptr());
+        let (v, weights) = (self.elements.as_ptr(), weights.as_ptr());
         let mut i = 0;
         // SAFETY: the outputs are `head_dim` long, `range` is inside the block, and there are weights of `N` queries.
         unsafe {
@@ -252,8 +252,8 @@ impl<V: Element> ExactRows<'_, V> {
     /// and `weights` has the block's weights of `N` queries.
     #[inline(always)]
     unsafe fn add_rest<L: Lanes, const N: usize>(&self, l: L, out: [*mut f32; N], weights: *const f32, first: usize) {
-        let (head_dim, len) = (self.head_dim, self.x.len() / self.head_dim);
-        let (v, mut i) = (self.x.as_ptr(), first);
+        let (head_dim, len) = (self.head_dim, self.elements.len() / self.head_dim);
+        let (v, mut i) = (self.elements.as_ptr(), first);
         // SAFETY: the outputs are `head_dim` long, `range` is inside the block, and there are weights of `N` queries.
         unsafe {
             while i < head_dim {

@@ -10,6 +10,9 @@ use crate::Result;
 use crate::checkpoint::generation::{Parameters, without_mirostat, without_parameters};
 use crate::sampler::Sampling;
 
+/// Maximum length of `general.sampling.sequence`: its names are collected.
+const MAX_SEQUENCE_BYTES: usize = 4096;
+
 /// The sampling parameters; `None` if the file has none, or they are not implemented (with a warning).
 ///
 /// # Errors
@@ -35,7 +38,8 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
         xtc_probability: number("xtc_probability")?,
         xtc_threshold: number("xtc_threshold")?,
     };
-    if let Some(sequence) = keys.typed(&key("sequence"), "a string", Value::as_str)? {
+    let short = |value: Value<'_>| value.as_str().filter(|text| text.len() <= MAX_SEQUENCE_BYTES);
+    if let Some(sequence) = keys.typed(&key("sequence"), "a string of at most 4096 bytes", short)? {
         let problem = |problem| format!("{} is \"{}\": {problem}", key("sequence"), shown(sequence));
         match only_those_in(sequence, &mut parameters) {
             Ok(None) => {}

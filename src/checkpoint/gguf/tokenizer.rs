@@ -225,7 +225,7 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
     Ok(array.strings().into_iter().flatten().collect())
 }
 
-/// Token types, corrected for control tokens of other types.
+/// Token types, corrected for control tokens of other types (Gemma), or of type `NORMAL` (byte-level models).
 fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     let is_byte_level = keys.optional_str(MODEL)? == Some(byte_level::MODEL);
     let of_all = |value: Value<'_>| -> Option<Vec<u64>> {

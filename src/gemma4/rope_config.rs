@@ -8,7 +8,7 @@ use crate::checkpoint::Fields;
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Share of the pairs that rotate (`proportional`), 1 for `default`.
+    /// Share of the pairs that rotate (`proportional`), 1 for `default` and `linear`.
     pub partial_rotary_factor: f64,
     /// Divides the frequencies.
     pub factor: f64,
@@ -87,26 +87,35 @@ fn rope_of_type(fields: &Fields, default_theta: f64, default_partial: f64) -> Re
             ["partial_rotary_factor", "factor"].into_iter().try_for_each(neutral)?;
             RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 }
         }
+        "linear" => {
+            neutral("partial_rotary_factor")?;
+            let factor = divisor(fields)?.ok_or_else(|| fields.error("factor", "is missing"))?;
+            RopeConfig { theta, partial_rotary_factor: 1.0, factor }
+        }
         "proportional" => {
             let partial_rotary_factor = fields.optional_number("partial_rotary_factor")?.unwrap_or(default_partial);
             if !(0.0..=1.0).contains(&partial_rotary_factor) {
                 return Err(fields.error("partial_rotary_factor", "must be from 0 to 1"));
             }
-            let factor = fields.optional_number("factor")?.unwrap_or(1.0);
-            if factor <= 0.0 {
-                return Err(fields.error("factor", "must be positive"));
-            }
-            RopeConfig { theta, partial_rotary_factor, factor }
+            RopeConfig { theta, partial_rotary_factor, factor: divisor(fields)?.unwrap_or(1.0) }
         }
         other => {
             let problem = format!(
-                "{other:?} is not implemented, only default and proportional are; use the published config.json"
+                "{other:?} is not implemented, only default, linear and proportional are; use the published config.json"
             );
             return Err(fields.unsupported("rope_type", problem));
         }
     };
     fields.refuse_misspelt()?;
     Ok(config)
+}
+
+/// What the frequencies are divided by.
+fn divisor(fields: &Fields) -> Result<Option<f64>> {
+    match fields.optional_number("factor")? {
+        Some(factor) if factor <= 0.0 => Err(fields.error("factor", "must be positive")),
+        factor => Ok(factor),
+    }
 }
 
 #[cfg(test)]

@@ -282,6 +282,26 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
     }
 }
 
+/// One divisor of all frequencies: that of `proportional`, of which every pair rotates.
+#[test]
+fn a_linear_rope_scaling_divides_every_frequency() {
+    let twin = Twin::of("dense");
+    let of = |own: Value| {
+        twin.json(CONFIG, |config| config["rope_parameters"]["full_attention"] = own);
+        target(&twin.path("target"))
+    };
+    let all = json!({"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 1.0, "factor": 8.0});
+    let want = of(all).expect("a target");
+    let linear = of(json!({"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0})).expect("a target");
+    assert_eq!(linear.config(), want.config());
+    let path = twin.write("model.gguf", twin.gguf("target").bytes());
+    assert_eq!(target(&path).expect("a target").config().rope_full, want.config().rope_full);
+    let lacking = of(json!({"rope_type": "linear", "rope_theta": 1e6}));
+    refused(lacking, &[CONFIG, "rope_parameters.full_attention.factor", "is missing"]);
+    let partial = json!({"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0, "partial_rotary_factor": 0.5});
+    refused(of(partial), &[CONFIG, "rope_parameters.full_attention.partial_rotary_factor", "not implemented"]);
+}
+
 /// Types for rows of whole blocks of 32, and floats of 16 bits, in one file: the model of the dequantized weights.
 /// (`weight_types` has every type, in rows of 256.)
 #[test]

@@ -7,7 +7,7 @@ use super::gguf::TensorInfo;
 use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig, is_tower, is_unused_kv};
+use crate::gemma4::{AssistantConfig, TextConfig, is_assistants_table, is_tower, is_unused_kv};
 
 impl Checkpoint {
     /// Bytes of weights read per step of the target: those of the loaded model
@@ -38,13 +38,13 @@ impl Checkpoint {
         Ok(self.sum_of_tensors(of_tensor))
     }
 
-    /// Bytes of weights read per draft step of the assistant.
+    /// Bytes of weights read per draft step of the assistant, which reads only one of its tables: its output head.
     pub fn assistant_step_bytes(&self, config: &AssistantConfig) -> u64 {
+        let head = if config.text.tie_word_embeddings { "embed_tokens.weight" } else { "lm_head.weight" };
         self.sum_of_tensors(|name, dimensions, bytes| match &config.centroids {
-            _ if dimensions < 2 || ["lm_head.weight", "mtp_input_embd.weight"].contains(&name) => 0,
-            Some(centroids) if name.ends_with("embed_tokens.weight") => {
-                bytes / centroids.num_centroids as u64 * centroids.top_k as u64
-            }
+            _ if dimensions < 2 => 0,
+            Some(centroids) if name.ends_with(head) => bytes / centroids.num_centroids as u64 * centroids.top_k as u64,
+            _ if is_assistants_table(name) && !name.ends_with(head) => 0,
             _ => bytes,
         })
     }

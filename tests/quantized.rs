@@ -199,7 +199,9 @@ fn rms(a: &[f32], b: &[f32]) -> f32 {
 #[test]
 fn files_lose_what_their_types_do() {
     let directory = tempfile::tempdir().expect("a directory");
-    let fixtures = cases::all().into_iter().map(|case| (case.name.clone(), case.path.join("target")));
+    // The ratios were measured on these only, and not every case fits a GGUF file.
+    let fixtures = cases::all().into_iter().filter(cases::Case::ships);
+    let fixtures = fixtures.map(|case| (case.name.clone(), case.path.join("target")));
     for (name, path) in fixtures.chain([("demo".into(), demo())]) {
         let exact = f32_file(&path, directory.path());
         for (mix, bound) in [(Mix::Q8_0, 1.6), (Mix::Q4_K_M, 1.1)] {

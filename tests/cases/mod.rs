@@ -110,6 +110,11 @@ impl Case {
         Ok(Case { name, path, expected: bytes })
     }
 
+    /// Whether it is one of this repository's.
+    pub fn ships(&self) -> bool {
+        self.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"))
+    }
+
     /// Its model type in config.json.
     pub fn model_type(&self) -> String {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
@@ -143,8 +148,7 @@ impl Case {
 
     /// An expected tensor of floats that only this repository's cases must have.
     pub fn own_floats(&self, name: &str) -> Option<Vec<f32>> {
-        let ships = self.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
-        (ships || self.tensor(name, Dtype::F32).is_ok()).then(|| self.floats(name))
+        (self.ships() || self.tensor(name, Dtype::F32).is_ok()).then(|| self.floats(name))
     }
 
     /// An expected tensor of token ids.

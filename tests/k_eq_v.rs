@@ -41,7 +41,8 @@ fn recomputed_keys_are_stored_keys(isa: Isa) {
         let (stored, large) = logits(ElementType::F32, KEqV::Stored);
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&recomputed) == bits(&stored), "{}: the bits differ in f32", case.name);
-        assert!(small < large, "{}: {small} of {large} bytes per token", case.name);
+        // The table of angles is as large as the K of one head if all of it rotates.
+        assert!(small < large || !case.ships(), "{}: {small} of {large} bytes per token", case.name);
         // K computed from rounded V has the error of rounded K.
         for (element, rounding) in [(ElementType::F16, 1.0), (ElementType::Bf16, 8.0)] {
             let recomputed = max_difference(&logits(element, KEqV::Recomputed).0, &stored);

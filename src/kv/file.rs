@@ -41,3 +41,38 @@ impl KvCache {
         (self.len, self.written) = (len, written.max(len));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::Isa;
+    use foretoken_kernels::attention::turboquant::CodeFormat;
+    use half::f16;
+
+    use super::*;
+    use crate::Error;
+    use crate::kv::{KvFormat, KvLayout, KvOptions, StoreLayout};
+
+    /// A checksum does not say what the rows are. Those of the exact tail are quantized later.
+    #[test]
+    fn a_row_that_is_not_finite_is_an_error_once_its_page_is_quantized() {
+        let store = StoreLayout { num_kv_heads: 1, head_dim: 16, window: None, k_eq_v: None };
+        let layout = KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let format = KvFormat::from(CodeFormat::Tqc4);
+        let options = KvOptions { key: format, value: format, ..KvOptions::default() };
+        let new = || KvCache::new(layout.clone(), &options, 4096, Isa::best()).expect("a cache");
+        let write = |cache: &mut KvCache, rows: usize| {
+            let (pool, zeros) = (cache.pool.clone(), vec![0.0; 16 * rows]);
+            cache.stores[0].write(&pool, Isa::best(), 0, cache.len, &zeros, &zeros)
+        };
+        let (mut saved, mut loaded, mut file) = (new(), new(), Vec::<u8>::new());
+        write(&mut saved, 600).expect("pages");
+        saved.set_len(600, 600);
+        saved.write_to(&mut file).expect("bytes");
+        // Keys come first, row after row.
+        file[5 * 32..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+        loaded.read_from(600, 600, &mut &file[..]).expect("the file's rows");
+        write(&mut loaded, 39).expect("no page leaves the tail");
+        let error = write(&mut loaded, 40).expect_err("the first page is quantized");
+        assert!(matches!(error, Error::NotFinite { what: "K", layer: Some(0), position: Some(5), .. }), "{error}");
+    }
+}

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use foretoken_kernels::Isa;
 use foretoken_kernels::attention::turboquant::{
-    CodeFormat, Page, PageLayout, PageMut, RotationGroups, Side, encode_page, rotate,
+    CodeFormat, NonFinite, Page, PageLayout, PageMut, RotationGroups, Side, encode_page, rotate,
 };
 
 use super::exact::{ExactRows, NotFinite, out_of_memory};
@@ -15,7 +15,7 @@ use super::format::ExactZones;
 use super::layout::PAGE;
 use super::pool::{PagePool, SharedPage, is_shared, page_mut};
 use super::ring::{Retention, first_exact_page};
-use crate::nn::{cast, cast_mut, for_each, row_blocks};
+use crate::nn::{cast, cast_mut, map, row_blocks};
 use crate::{Error, Result};
 
 /// The quantized pages of K or V of one layer. A clone shares them.
@@ -110,7 +110,7 @@ impl QuantizedPages {
     ///
     /// # Errors
     /// At the first value that is not finite in every format once rotated, by which a value can grow by the root of the
-    /// group's length.
+    /// group's length; or that is not finite in a page to be quantized, whose rows may have been read from a file.
     pub(super) fn write(
         &mut self,
         isa: Isa,
@@ -127,16 +127,20 @@ impl QuantizedPages {
 
         let end = first + rows.len() / (self.num_kv_heads * width);
         for pages in self.retention.distinct(self.quantized_by(first, end)) {
+            let values = pages.len() * self.num_kv_heads * PAGE * width;
             let pages = self.retention.pages_mut(&mut self.pages, self.num_kv_heads, pages);
             let of_heads = pages.flat_map(|(page, heads)| (0..).zip(heads).map(move |(head, to)| (page, head, to)));
-            for_each(of_heads, |(page, head, to)| {
+            let encode = |(page, head, to): (usize, usize, &mut SharedPage)| {
                 let mut rows = vec![0.0; PAGE * width];
                 exact.rows(page, head, PAGE).widen(&mut rows);
                 let (codes, halves) = page_mut(to).split_at_mut(layout.code_bytes());
                 let (scales, mean) = cast_mut(halves).split_at_mut(layout.scales());
                 let encoded = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
-                debug_assert!(encoded.is_ok(), "`ExactRows::write` rejects NaN and infinity");
-            });
+                let NonFinite { row, channel } = encoded.err()?;
+                Some(NotFinite { position: page * PAGE + row, value: rows[row * width + channel] })
+            };
+            let failed = map(of_heads, values, encode).into_iter().flatten().min_by_key(|failed| failed.position);
+            failed.map_or(Ok(()), Err)?;
         }
         self.quantized_pages = first_exact_page(end, self.zones.tail);
         Ok(())

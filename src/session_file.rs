@@ -47,7 +47,8 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
-    /// Positions below it were written, and may have replaced others in a sliding window.
+    /// Positions below it were written, and may have replaced others in a sliding window. Can exceed `max_context`, which
+    /// may have been larger then.
     written: usize,
     /// The last token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
@@ -138,8 +139,7 @@ impl Engine {
                 Some(DecodeState { last, hidden: tensor(file.numbers(width, f32::from_le_bytes)?, (1, width))? })
             }
         };
-        let written = header.written.min(header.max_context);
-        let read = backend.read_from(state.kv_mut(), header.len, written, newest.as_ref(), &mut file.from);
+        let read = backend.read_from(state.kv_mut(), header.len, header.written, newest.as_ref(), &mut file.from);
         read.map_err(|cause| file.cut_short(cause))?;
         if !backend.load_recurrent(state, &file.numbers(header.recurrent, f32::from_le_bytes)?)? {
             return Err(file.problem("has another model's recurrent state; save the session again"));

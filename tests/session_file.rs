@@ -65,7 +65,15 @@ fn a_loaded_session_is_rewound_as_the_saved_one() {
     saved.rewind(256).expect("the rows of the window");
     saved.save(&path).expect("a file");
     let mut loaded = engine.load_session(&path).expect("the session");
-    for session in [&mut saved, &mut loaded] {
+    // Saved again after its context was reduced to less than was written.
+    let kv_memory = Some(saved.kv().bytes_at(256) as u64);
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let small = Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(target) }).expect("the demo");
+    let mut reduced = small.load_session(&path).expect("the session");
+    assert_eq!(reduced.kv().max_context(), 256);
+    reduced.save(&path).expect("a file");
+    let mut again = engine.load_session(&path).expect("the session");
+    for session in [&mut saved, &mut loaded, &mut again] {
         let message = session.rewind(100).expect_err("no such rows").to_string();
         assert!(message.contains("overwritten"), "{message}");
         session.rewind(255).expect("the rows of the window");

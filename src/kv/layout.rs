@@ -1,10 +1,12 @@
 //! Which stores of K and V a model needs, and which of them each layer reads.
 
+use foretoken_kernels::attention::turboquant::PAGE_TOKENS;
+
 use crate::{Error, Result};
 
 /// Positions per page. Pages are the unit of allocation, of quantization, and of summation in attention: see
 /// [`attend`](super::attend).
-pub(crate) const PAGE: usize = 128;
+pub(crate) const PAGE: usize = PAGE_TOKENS;
 
 /// The K/V of one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +17,7 @@ pub struct StoreLayout {
     pub head_dim: usize,
     /// Positions that a query sees, including its own; `None` sees all.
     pub window: Option<usize>,
-    /// The key norm's weight `(head_dim)` if the layer's K is its V, normed and rotated: only V is stored then.
+    /// The key norm's weight `(head_dim)` if the layer's K is its V, normed and rotated: see [`KEqV`](super::KEqV).
     pub k_eq_v: Option<Vec<f32>>,
 }
 

@@ -22,7 +22,6 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub(super) struct QuantizedPages {
     layout: PageLayout,
-    groups: RotationGroups,
     num_kv_heads: usize,
     zones: ExactZones,
     retention: Retention,
@@ -48,12 +47,12 @@ impl QuantizedPages {
             Error::Unsupported { path: None, what, problem: "are not a multiple of 16; use f16, bf16 or f32".into() }
         })?;
         let layout = PageLayout::new(format, side, groups);
-        Ok(Self { layout, groups, num_kv_heads, zones, retention, pages: Vec::new(), quantized_pages: 0 })
+        Ok(Self { layout, num_kv_heads, zones, retention, pages: Vec::new(), quantized_pages: 0 })
     }
 
     /// Format and rotation groups.
     pub(super) fn quantization(&self) -> (CodeFormat, RotationGroups) {
-        (self.layout.format(), self.groups)
+        (self.layout.format(), self.layout.groups())
     }
 
     /// Allocates the pages that a write of `positions` quantizes, and makes them unique.
@@ -118,10 +117,10 @@ impl QuantizedPages {
         first: usize,
         rows: &[f32],
     ) -> std::result::Result<(), NotFinite> {
-        let (layout, groups, width) = (self.layout, self.groups, self.layout.head_dim());
+        let (layout, width) = (self.layout, self.layout.head_dim());
         let rotated = row_blocks(rows.len() / width, width, |row, rotated| {
             rotated.copy_from_slice(&rows[row * width..][..rotated.len()]);
-            rotate(isa, rotated, groups);
+            rotate(isa, rotated, layout.groups());
         });
         exact.write(first, &rotated)?;
 

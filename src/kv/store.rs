@@ -293,7 +293,7 @@ impl Store {
 
     /// Whether both hold the same bits at the positions visible to queries at `end` or later.
     pub(super) fn same(&self, other: &Self, end: usize) -> bool {
-        let oldest = visible(self.layout.window, end..end).start;
+        let oldest = self.visible(end..end).start;
         let mut pairs = self.storages().zip(other.storages());
         self.storages().count() == other.storages().count() && pairs.all(|(a, b)| a.same(b, oldest..end))
     }

@@ -232,16 +232,3 @@ impl CodeFormat {
         }
     }
 }
-
-impl std::str::FromStr for CodeFormat {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let lower = name.to_ascii_lowercase();
-        let known = Self::ALL.into_iter().find(|format| format.name() == lower);
-        known.or_else(|| (lower == "tbq4").then_some(Self::Turbo4)).ok_or_else(|| match &lower[..] {
-            "tbq3" | "tbq3_0" => "tbq3 is ambiguous: implementations disagree on signs and packing; use turbo3".into(),
-            _ => format!("unknown format {name:?}; known: tqc2 to tqc6, turbo2 to turbo4, q4_0 and q8_0"),
-        })
-    }
-}

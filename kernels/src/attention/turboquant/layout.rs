@@ -119,6 +119,11 @@ impl PageLayout {
         self.side
     }
 
+    /// The rotation groups of a row.
+    pub const fn groups(self) -> RotationGroups {
+        self.groups
+    }
+
     /// Width of a row.
     pub const fn head_dim(self) -> usize {
         self.groups.head_dim()

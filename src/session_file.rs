@@ -47,8 +47,8 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
-    /// Positions below it were written, and may have replaced others in a sliding window. Can exceed `max_context`, which
-    /// may have been larger then.
+    /// Positions below it were written, and may have replaced others in a sliding window. More than `max_context` if
+    /// that was larger then.
     written: usize,
     /// The last token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,

@@ -104,8 +104,8 @@ impl QuantizedPages {
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, to `exact`,
-    /// rotated, and quantizes the pages that leave the exact tail. Rows written again after a dropped round are quantized
-    /// again.
+    /// rotated, and quantizes the pages that leave the exact tail. Rows written again after a dropped round are
+    /// quantized again.
     ///
     /// # Errors
     /// At the first value that is not finite in every format once rotated, by which a value can grow by the root of the

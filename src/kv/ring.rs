@@ -50,8 +50,8 @@ impl Retention {
         }
     }
 
-    /// `pages` of the sequence in parts of which no two pages share a slot. A round may begin at the end of a page, and so
-    /// touch one page more than a ring has.
+    /// `pages` of the sequence in parts of which no two pages share a slot. A round may begin at the end of a page, and
+    /// so touch one page more than a ring has.
     pub(super) fn distinct(self, pages: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let most = self.ring().map_or(usize::MAX, |(_, newest)| newest);
         std::iter::successors(Some(pages.start), move |start| start.checked_add(most))

@@ -43,8 +43,8 @@ pub fn merge(isa: Isa, softmax: &mut OnlineSoftmax, output: &mut [f32], later: O
     isa.run(Blend { output, a, other: later_output, b });
 }
 
-/// Divides the weighted sum by the sum of its weights. A row without keys stays zero. No result is -0.0: whether a sum is
-/// depends on keys that only other queries of the block see, whose values are added with weight 0.
+/// Divides the weighted sum by the sum of its weights. A row without keys stays zero. No result is -0.0: whether a sum
+/// is depends on keys that only other queries of the block see, whose values are added with weight 0.
 pub fn finish(isa: Isa, softmax: OnlineSoftmax, output: &mut [f32]) {
     if softmax.sum > 0.0 {
         isa.run(Scale { output, by: (1.0 / softmax.sum) as f32 });

@@ -74,8 +74,8 @@ impl Sums {
     }
 }
 
-/// Adds a vector of tokens' dot products over a group of `4 * chunks` vectors, times `scale` and the queries' scales, to
-/// the queries' sums: one row of `PAGE_TOKENS` per query, the first at `sums`.
+/// Adds a vector of tokens' dot products over a group of `4 * chunks` vectors, times `scale` and the queries' scales,
+/// to the queries' sums: one row of `PAGE_TOKENS` per query, the first at `sums`.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; `keys` has `chunks` chunks, as do the queries, of which there

@@ -108,10 +108,10 @@ impl<L: LevelLanes, O: Operand<L>, const UPPER: usize, const LOWER: usize> Vecto
     }
 }
 
-/// A run that is unpacked once for all parts of the queries. With AVX2, whose parts are four queries, unpacking was 40 %
-/// of the instructions: four rows of E2B after 32768 positions take 203 ms instead of 235 (record:
-/// `2026-11-29-epyc-zen5-avx2-2vcpu/runs-and-prompts.txt`). AVX-512, with parts of eight, neither gains nor loses, nor do
-/// 8 bits, which need no unpacking.
+/// A run that is unpacked once for all parts of the queries. With AVX2, whose parts are four queries, unpacking was
+/// 40 % of the instructions: four rows of E2B after 32768 positions take 203 ms instead of 235 (record:
+/// `2026-11-29-epyc-zen5-avx2-2vcpu/runs-and-prompts.txt`). AVX-512, with parts of eight, neither gains nor loses, nor
+/// do 8 bits, which need no unpacking.
 pub(super) struct UnpackedRun<L: LevelLanes, O: Operand<L>>([[MaybeUninit<O::Vector>; CHUNK]; MAX_RUN / CHUNK]);
 
 impl<L: LevelLanes, O: Operand<L>> UnpackedRun<L, O> {

@@ -11,8 +11,8 @@ pub struct KvOptions {
     pub key: KvFormat,
     /// Format of the values. Default: f16.
     pub value: KvFormat,
-    /// Exact rows of quantized layers. Its type is also that of sliding layers, which stay exact (their size is bounded
-    /// by the window) unless `layers` says otherwise. Default: [`ExactZones::default`].
+    /// Exact rows of quantized layers. Its type replaces a quantized `key` or `value` in sliding layers, which stay exact
+    /// (their size is bounded by the window) unless `layers` says otherwise. Default: [`ExactZones::default`].
     pub exact: ExactZones,
     /// Formats of single layers, instead of `key` and `value`. Default: none.
     pub layers: Vec<LayerFormat>,

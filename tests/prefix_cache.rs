@@ -465,6 +465,25 @@ fn prefixes_that_share_their_pages_stay() {
     assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, prompt.len());
 }
 
+/// Unless nothing goes on with them: a sequence that has all memory shares its last page with a prefix, and there is no
+/// page for the copy that it writes to.
+#[test]
+fn a_sequence_does_not_end_for_the_copy_of_a_page() {
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
+    };
+    let mut rng = StdRng::seed_from_u64(23);
+    let session = SessionOptions { kv: KvOptions { max_context: Some(4 * INTERVAL), ..KvOptions::default() } };
+    let free = load(None);
+    let four_pages = free.session(&session).expect("a session").kv().bytes_at(4 * INTERVAL) as u64;
+    let engine = load(Some(four_pages));
+    let (mut scheduler, options) = (scheduler(&engine, Some(u64::MAX)), options(8, &engine));
+    let prompt = text(&mut rng, 4 * INTERVAL - 12, 4000);
+    let want = cold(&free, &session, &prompt, &options);
+    assert_eq!(run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options), [(want, prompt.len())]);
+}
+
 /// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {

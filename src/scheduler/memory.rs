@@ -90,10 +90,14 @@ impl Scheduler {
         dropped
     }
 
-    /// If all wait for memory: drops states that were kept for forks, else the drafts of a pass, else the pages of a
-    /// sequence's drafters, else ends the newest generation: the others continue when it is removed.
+    /// If all wait for memory: drops a cached prefix, whose pages they share and would copy before they write to them,
+    /// else states that were kept for forks, else the drafts of a pass, else the pages of a sequence's drafters, else
+    /// ends the newest generation: the others continue when it is removed.
     pub(super) fn free_memory(&mut self, error: Error) -> Option<Event> {
         self.slots.iter_mut().for_each(|slot| slot.waits = false);
+        if self.drop_prefix() {
+            return None;
+        }
         let kept = self.slots.iter_mut().filter_map(|slot| slot.kept.take());
         if kept.count() > 0 || !std::mem::replace(&mut self.plain, true) {
             return None;

@@ -268,8 +268,8 @@ impl Scheduler {
 
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits
     /// for memory: if it is exhausted for a sequence's rows, they are retried when another sequence is removed or a
-    /// cached prefix is dropped. If all wait, they continue without drafts, then without draft models, and then the
-    /// newest ends with the error.
+    /// cached prefix is dropped. If all wait, they continue without cached prefixes, then without drafts, then without
+    /// draft models, and then the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();

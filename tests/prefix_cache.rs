@@ -484,6 +484,39 @@ fn a_sequence_does_not_end_for_the_copy_of_a_page() {
     assert_eq!(run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options), [(want, prompt.len())]);
 }
 
+/// A sequence that waits for the copy of a page is retried when the prefixes that share the page are dropped, not only
+/// when another one is removed.
+#[test]
+fn a_sequence_that_waits_is_retried_without_a_prefix() {
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| {
+        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
+    };
+    let mut rng = StdRng::seed_from_u64(24);
+    let session = SessionOptions { kv: KvOptions { max_context: Some(4 * INTERVAL), ..KvOptions::default() } };
+    let four_pages = load(None).session(&session).expect("a session").kv().bytes_at(4 * INTERVAL) as u64;
+    let engine = load(Some(four_pages));
+    let prefix_cache = Some(PrefixCacheOptions { interval: INTERVAL, max_bytes: Some(u64::MAX), ..Default::default() });
+    // Passes that do not depend on measured times.
+    let options_of_all =
+        SchedulerOptions { prefix_cache, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&engine, options_of_all);
+    let step = |scheduler: &mut Scheduler| {
+        let events = scheduler.step();
+        events.into_iter().map(|event| (event.id, event.piece.expect("a piece").tokens.len())).collect::<Vec<_>>()
+    };
+    let [first, second] = [(); 2].map(|()| scheduler.session(&session).expect("a session"));
+    // A page of its own, and three that are shared with prefixes.
+    let first = scheduler.add(first, &text(&mut rng, 100, 4000), &options(20, &engine)).expect("added");
+    (0..2).for_each(|_| assert_eq!(step(&mut scheduler), [(first, 1)]));
+    let second = scheduler.add(second, &text(&mut rng, 380, 4000), &options(4, &engine)).expect("added");
+    (0..2).for_each(|_| assert_eq!(step(&mut scheduler), [(first, 1)], "the prompt is read"));
+    assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)]);
+    (0..2).for_each(|_| assert_eq!(step(&mut scheduler), [(first, 1)], "the second one waits"));
+    while scheduler.drop_prefix() {}
+    assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)]);
+}
+
 /// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {

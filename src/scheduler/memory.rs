@@ -40,9 +40,24 @@ impl Scheduler {
         Ok(session)
     }
 
-    /// Drops the least recently used cached prefix; `false` if there is none.
+    /// Drops the least recently used cached prefix; `false` if there is none. Sequences that wait for memory are
+    /// retried in the next step.
     pub fn drop_prefix(&mut self) -> bool {
-        self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
+        self.drop_with(PrefixCache::drop_oldest)
+    }
+
+    /// Drops cached prefixes with `drop`, which returns whether it dropped any: those that wait are retried then.
+    fn drop_with(&mut self, drop: impl FnOnce(&mut PrefixCache) -> bool) -> bool {
+        let dropped = self.prefixes.as_mut().is_some_and(drop);
+        if dropped {
+            self.retry_waiting();
+        }
+        dropped
+    }
+
+    /// Lets those that wait for memory take part in the next pass.
+    pub(super) fn retry_waiting(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.waits = false);
     }
 
     /// Bytes of the pages that only cached prefixes hold. Takes time for every page of them: with tens of gigabytes a
@@ -77,24 +92,20 @@ impl Scheduler {
     }
 
     fn drop_for_session(&mut self, options: &KvOptions, needed: Option<u64>) -> bool {
-        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.drop_for_session(options, needed))
+        self.drop_with(|prefixes| prefixes.drop_for_session(options, needed))
     }
 
     /// Drops a cached prefix if that may free memory for those that wait, which are retried then; returns whether it
     /// did.
     pub(super) fn drop_for_waiting(&mut self) -> bool {
-        let dropped = self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory);
-        if dropped {
-            self.slots.iter_mut().for_each(|slot| slot.waits = false);
-        }
-        dropped
+        self.drop_with(PrefixCache::drop_for_memory)
     }
 
     /// If all wait for memory: drops a cached prefix, whose pages they share and would copy before they write to them,
     /// else states that were kept for forks, else the drafts of a pass, else the pages of a sequence's drafters, else
     /// ends the newest generation: the others continue when it is removed.
     pub(super) fn free_memory(&mut self, error: Error) -> Option<Event> {
-        self.slots.iter_mut().for_each(|slot| slot.waits = false);
+        self.retry_waiting();
         if self.drop_prefix() {
             return None;
         }

@@ -182,7 +182,7 @@ impl Scheduler {
     pub fn remove(&mut self, id: SequenceId) -> Option<Session> {
         let at = self.slots.iter().position(|slot| slot.id == id)?;
         let Slot { mut session, mut run, .. } = self.slots.remove(at);
-        self.slots.iter_mut().for_each(|slot| slot.waits = false);
+        self.retry_waiting();
         run.end(&mut session);
         // After a panic the state may be half of a pass.
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| run.finish_reason() != Some(FinishReason::Error)) {
@@ -366,7 +366,7 @@ impl Scheduler {
     /// exhausted for the state before its prompt, it waits; the error is returned with the pass's mode.
     fn plan(&mut self, events: &mut Vec<Event>) -> (PassMode, Option<Error>) {
         if !self.slots.iter().any(Slot::takes_part) {
-            self.slots.iter_mut().for_each(|slot| slot.waits = false);
+            self.retry_waiting();
         }
         let mut left = self.max_rows;
         let (mut reading, decoding): (Vec<_>, Vec<_>) =

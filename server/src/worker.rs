@@ -313,7 +313,7 @@ impl EngineThread {
                 Ok(Ok(id)) => Ok(id),
                 _ => self.add(&request.prompt, &choice),
             };
-            if self.could_start_alone(&added) && !self.running.is_empty() {
+            if self.could_start_alone(&added) {
                 self.requeue(request, choice, Vec::new());
                 continue;
             }

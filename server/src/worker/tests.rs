@@ -24,11 +24,14 @@ fn submit(worker: &Worker, options: GenerateOptions) -> Running {
 }
 
 fn submit_prompt(worker: &Worker, prompt: Vec<u32>, options: GenerateOptions) -> Running {
-    let (mut choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
-    let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-    let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices };
-    worker.submit(job).map_err(|_| "refused").expect("a job");
+    let (choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
+    worker.submit(job(prompt, choices)).map_err(|_| "refused").expect("a job");
     running
+}
+
+fn job(prompt: Vec<u32>, mut choices: Vec<Choice>) -> Job {
+    let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
+    Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices }
 }
 
 /// The tokens, and whether the job was finished.
@@ -84,10 +87,7 @@ fn submit_defect(worker: &Worker, choices: usize) -> Running {
     for choice in &mut choices {
         choice.options.logits_processor = Some(Arc::new(PanicsOnDrop));
     }
-    let choice = choices.remove(0);
-    let (request_id, admitted) = ("test".into(), Instant::now());
-    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
-    worker.submit(job).map_err(|_| "refused").expect("a job");
+    worker.submit(job(PROMPT.into(), choices)).map_err(|_| "refused").expect("a job");
     running
 }
 
@@ -249,10 +249,8 @@ async fn a_stopped_thread_is_reported() {
     }
     drop(running);
     let options = GenerateOptions::default();
-    let (mut choices, _running) = Running::choices(&options, worker.admit(1).expect("a place"));
-    let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
-    assert!(matches!(worker.submit(job), Err(Failure::EngineStopped)));
+    let (choices, _running) = Running::choices(&options, worker.admit(1).expect("a place"));
+    assert!(matches!(worker.submit(job(PROMPT.into(), choices)), Err(Failure::EngineStopped)));
 }
 
 #[tokio::test]

@@ -152,7 +152,7 @@ fn rotary_embedding_rotates_its_pairs_only() {
 }
 
 #[test]
-fn keys_of_values_are_weighted_and_rotated() {
+fn k_eq_v_keys_are_weighted_and_rotated() {
     let mut noise = Noise(6);
     for head_dim in lengths() {
         let (rows, pairs) = (3, head_dim / 2);

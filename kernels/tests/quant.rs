@@ -124,7 +124,7 @@ fn every_isa_has_the_bits_of_the_reference() {
                 for batch in [1, 2, 3, 8, 13] {
                     let x = random_activations(batch, inputs, &mut random);
                     let want = product(Isa::Scalar, &matrix, &x);
-                    for isa in Isa::available() {
+                    for isa in Isa::available().skip(1) {
                         let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
                         assert_same_bits(&product(isa, &matrix, &x), &want, &what);
                     }
@@ -200,7 +200,7 @@ fn extreme_rows_agree_with_the_reference() {
                     let x: Vec<f32> = (0..batch * inputs).map(|i| signs[i % 2]).collect();
                     let want = product(Isa::Scalar, &matrix, &x);
                     assert!(want.iter().all(|y| y.is_finite()), "{weight_type:?} {byte}");
-                    for isa in Isa::available() {
+                    for isa in Isa::available().skip(1) {
                         let what = format!("{weight_type:?} {} {batch} rows of {byte:#x}", isa.name());
                         assert_same_bits(&product(isa, &matrix, &x), &want, &what);
                     }
@@ -423,7 +423,7 @@ fn activations_do_not_depend_on_the_isa() {
             scratch
         };
         let want = quantize(Isa::Scalar);
-        for isa in Isa::available() {
+        for isa in Isa::available().skip(1) {
             assert_eq!(quantize(isa), want, "{format:?} {}", isa.name());
         }
     }
@@ -495,7 +495,7 @@ fn types_that_are_read_only_are_not_written() {
 fn quantization_error(weight_type: WeightType, x: &[f32]) -> f64 {
     let mut bytes = vec![0; weight_type.row_bytes(x.len()).unwrap()];
     quantize_row(Isa::Scalar, weight_type, x, &mut bytes);
-    for isa in Isa::available() {
+    for isa in Isa::available().skip(1) {
         let mut same = vec![0; bytes.len()];
         quantize_row(isa, weight_type, x, &mut same);
         assert!(same == bytes, "{weight_type:?} {}", isa.name());

@@ -97,8 +97,8 @@ fn attend(
     let words = key_format.map_or(0, |format| QuantizedQuery::word_count(format, groups));
     let mut words = vec![vec![0x55; words]; query_cases.len()];
     let prepared: Vec<_> = (words.iter_mut().zip(query_cases))
-        .map(|(words, query_cases)| {
-            key_format.map(|format| QuantizedQuery::quantize(format, groups, &query_cases.row, words))
+        .map(|(words, query_case)| {
+            key_format.map(|format| QuantizedQuery::quantize(format, groups, &query_case.row, words))
         })
         .collect();
     attend_prepared(isa, head_dim, &prepared, tiles, query_cases)
@@ -117,10 +117,10 @@ fn attend_prepared(
         (vec![f64::NAN; Scratch::len(PAGE_TOKENS)], vec![f32::NAN; Scratch::len(PAGE_TOKENS)]);
     for (t, (keys, values)) in tiles.iter().enumerate() {
         let mut queries: Vec<_> = (query_cases.iter().zip(prepared).zip(&mut running).zip(&mut outputs))
-            .map(|(((query_cases, prepared), running), output)| Query {
-                query: &query_cases.row,
+            .map(|(((query_case, prepared), running), output)| Query {
+                query: &query_case.row,
                 quantized: *prepared,
-                visible: query_cases.visible[t].clone(),
+                visible: query_case.visible[t].clone(),
                 softmax: running,
                 output,
             })
@@ -213,7 +213,7 @@ fn pages_are_the_same_on_every_isa_and_decode_close_to_their_rows() {
             for side in [Side::Keys, Side::Values, Side::KEqV] {
                 let scalar = Owned::encode(Isa::Scalar, format, side, head_dim, &rows);
                 assert_eq!(scalar.mean.is_empty(), !format.centred(side));
-                for isa in Isa::available() {
+                for isa in Isa::available().skip(1) {
                     let page = Owned::encode(isa, format, side, head_dim, &rows);
                     assert_eq!(page.codes, scalar.codes, "{} {format:?} {side:?} {head_dim}", isa.name());
                     assert_eq!(page.scales, scalar.scales, "{} {format:?} {side:?} {head_dim}", isa.name());
@@ -256,9 +256,9 @@ fn zeros_quantize_to_zeros_and_non_finite_values_are_errors() {
 
 /// Attention over decoded rows in `f64`. With a `quantum`, of a query in 8 bits per that many channels;
 /// its dot products with the pages' means are exact.
-fn expected(keys: &[Decoded], values: &[Decoded], query_cases: &QueryCase, quantum: Option<usize>) -> Vec<f64> {
-    let head_dim = query_cases.row.len();
-    let exact: Vec<f64> = query_cases.row.iter().map(|x| f64::from(*x)).collect();
+fn expected(keys: &[Decoded], values: &[Decoded], query_case: &QueryCase, quantum: Option<usize>) -> Vec<f64> {
+    let head_dim = query_case.row.len();
+    let exact: Vec<f64> = query_case.row.iter().map(|x| f64::from(*x)).collect();
     let mut row = exact.clone();
     if let Some(quantum) = quantum {
         let mut first = 0;
@@ -271,12 +271,8 @@ fn expected(keys: &[Decoded], values: &[Decoded], query_cases: &QueryCase, quant
             first += len;
         }
     }
-    let seen: Vec<(usize, usize)> = query_cases
-        .visible
-        .iter()
-        .enumerate()
-        .flat_map(|(tile, range)| range.clone().map(move |t| (tile, t)))
-        .collect();
+    let seen: Vec<(usize, usize)> =
+        query_case.visible.iter().enumerate().flat_map(|(tile, range)| range.clone().map(move |t| (tile, t))).collect();
     let score = |(tile, t): &(usize, usize)| -> f64 {
         let Decoded { rows, mean } = &keys[*tile];
         let key = |i: usize| f64::from(rows[t * head_dim + i]);
@@ -324,11 +320,11 @@ fn attention_over_pages_is_attention_over_decoded_rows() {
             let quantum = if matches!(format, CodeFormat::Q4_0 | CodeFormat::Q8_0) { 32 } else { 128 };
             let decoded: (Vec<_>, Vec<_>) =
                 (keys.iter().map(Owned::decode).collect(), values.iter().map(Owned::decode).collect());
-            for (query_cases, output) in query_cases.iter().zip(&outputs) {
+            for (query_case, output) in query_cases.iter().zip(&outputs) {
                 // The remaining error, in addition to the query's 8 bits, is that of weights in 15 bits: half of
                 // 1/32767 for each of 128 values. The 8 bits of the query cost a hundred times that.
                 for (quantum, tolerance) in [(Some(quantum), 4e-4), (None, 4e-2)] {
-                    let want = expected(&decoded.0, &decoded.1, query_cases, quantum);
+                    let want = expected(&decoded.0, &decoded.1, query_case, quantum);
                     for (got, want) in output.iter().zip(&want) {
                         let error = (f64::from(*got) - want).abs();
                         assert!(error < tolerance, "{format:?} {head_dim}: {got}, not {want} ({quantum:?})");
@@ -402,10 +398,9 @@ fn k_eq_v_keys_are_read_from_the_page_of_values() {
                     })
                     .collect();
                 let prepared: Vec<_> = (words.iter_mut().zip(query_cases))
-                    .map(|((own_words, words), query_cases)| {
-                        let all = QuantizedQuery::quantize(format, groups, &query_cases.row, words);
-                        let first =
-                            QuantizedQuery::quantize(own_format, own_groups, &query_cases.row[..own], own_words);
+                    .map(|((own_words, words), query_case)| {
+                        let all = QuantizedQuery::quantize(format, groups, &query_case.row, words);
+                        let first = QuantizedQuery::quantize(own_format, own_groups, &query_case.row[..own], own_words);
                         Some(first.with_values(all))
                     })
                     .collect();
@@ -417,11 +412,11 @@ fn k_eq_v_keys_are_read_from_the_page_of_values() {
             for (joined, keys) in joined.rows.chunks_mut(head_dim).zip(decoded.0.rows.chunks(own)) {
                 joined[..own].copy_from_slice(keys);
             }
-            for (query_cases, output) in query_cases.iter().zip(&reference) {
+            for (query_case, output) in query_cases.iter().zip(&reference) {
                 let want = expected(
                     &[joined.clone(), joined.clone()],
                     &[decoded.1.clone(), decoded.1.clone()],
-                    query_cases,
+                    query_case,
                     None,
                 );
                 for (got, want) in output.iter().zip(want) {
@@ -463,8 +458,8 @@ fn exact_and_quantized_rows_share_a_softmax() {
         (Elements::F32(&tail_keys).into(), Elements::F16(&halves).into()),
     ];
     let mut query_cases = query_cases(&mut random, 9, head_dim, 4);
-    for query_cases in &mut query_cases {
-        query_cases.visible[3] = 0..query_cases.visible[3].end.min(37);
+    for query_case in &mut query_cases {
+        query_case.visible[3] = 0..query_case.visible[3].end.min(37);
     }
     let exact = |rows: &[f32]| Decoded { rows: rows.to_vec(), mean: Vec::new() };
     let (coded_keys, coded_values) = (keys.decode(), values.decode());
@@ -472,8 +467,8 @@ fn exact_and_quantized_rows_share_a_softmax() {
     let values = [coded_values.clone(), exact(&v), coded_values, exact(&v)];
     for isa in Isa::available() {
         let (outputs, _) = attend(isa, head_dim, Some(format), &tiles, &query_cases);
-        for (query_cases, output) in query_cases.iter().zip(&outputs) {
-            for (got, want) in output.iter().zip(expected(&keys, &values, query_cases, None)) {
+        for (query_case, output) in query_cases.iter().zip(&outputs) {
+            for (got, want) in output.iter().zip(expected(&keys, &values, query_case, None)) {
                 assert!((f64::from(*got) - want).abs() < 1e-2, "{}: {got}, not {want}", isa.name());
             }
         }

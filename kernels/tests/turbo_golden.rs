@@ -132,7 +132,6 @@ fn errors_on_gaussian_data_are_the_known_ones() {
     let mut wrong = Vec::new();
     for ((format, side, known), error) in known.into_iter().zip(errors) {
         let error = error / energy;
-        println!("{format:?} {side:?}: {error:.6} (known {known:.6})");
         if (error / known - 1.0).abs() > 0.02 {
             wrong.push(format!("{format:?} {side:?}: {error}, not {known}"));
         }
@@ -167,7 +166,6 @@ fn a_constant_part_of_the_keys_costs_no_precision() {
         error / energy
     };
     let (tqc4, turbo4) = (error(CodeFormat::Tqc4), error(CodeFormat::Turbo4));
-    println!("tqc4 {tqc4:.4}, turbo4 {turbo4:.4}");
     assert!(tqc4 < 0.013, "tqc4: {tqc4}");
     assert!(turbo4 > 0.3, "turbo4, which has no mean: {turbo4}");
 }

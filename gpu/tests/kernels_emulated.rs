@@ -163,15 +163,6 @@ fn faults(machine: &Machine, dialect: Dialect) {
     assert_eq!(run(0), Ok(right));
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Exponents {
-    x: u64,
-}
-
-// SAFETY: the `Params` of exponential.cpp.
-unsafe impl Params for Exponents {}
-
 #[test]
 fn weights_without_kernels_are_refused_by_name() {
     for weight_type in WeightType::ALL {
@@ -314,6 +305,15 @@ fn what_does_not_exist_is_refused() {
         assert_eq!(encoded(codes, of.clone()).is_ok(), exist, "pages {of:?} of {codes:?}");
     }
 }
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Exponents {
+    x: u64,
+}
+
+// SAFETY: the `Params` of exponential.cpp.
+unsafe impl Params for Exponents {}
 
 /// Bit-exact comparison of 1 / (1 + e^x), the only public use of the CPU's e^x; and zero and NaN, which it does not
 /// show.

@@ -23,6 +23,7 @@ use half::{bf16, f16};
 
 use super::cases::{Case, Numbers, close, same, same_bits};
 use super::device::Device;
+use super::steps::narrow;
 
 const PAGE: usize = 128;
 const ISA: Isa = Isa::Scalar;
@@ -39,15 +40,6 @@ const FORMATS: [CodeFormat; 10] = [
     CodeFormat::Q4_0,
     CodeFormat::Q8_0,
 ];
-
-/// Rows in the bytes of an exact page.
-fn narrow(element: ElementType, rows: &[f32]) -> Vec<u8> {
-    match element {
-        ElementType::F32 => rows.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        ElementType::F16 => rows.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-        ElementType::Bf16 => rows.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-    }
-}
 
 /// Values after rounding to the page's element type.
 fn rounded(element: ElementType, rows: &mut [f32]) {

@@ -98,6 +98,7 @@ fn normed_gate_case(rows: usize, heads: usize, head: usize) -> Case {
     })
 }
 
+/// The values' bytes in another element type.
 pub fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
     match element {
         ElementType::F32 => x.iter().flat_map(|x| x.to_le_bytes()).collect(),

@@ -7,7 +7,24 @@ use foretoken::{Engine, EngineOptions, GenerateOptions, Sampling, Speculation, S
 use serde_json::{Value, json};
 
 use crate::qwen;
-use crate::support::{CHAT, LLAMA, PROMPT, TEXT, TestServer, alone, keeping_nothing, load, long, options, wait_until};
+use crate::support::{
+    CHAT, LLAMA, PROMPT, TEXT, TestServer, alone, engine, keeping_nothing, load, long, options, wait_until, with,
+};
+
+/// The texts of an answer's choices.
+fn texts(answer: &Value) -> Vec<String> {
+    let choices = answer["choices"].as_array().expect("a list").iter();
+    choices.map(|choice| choice["text"].as_str().expect("a text").to_owned()).collect()
+}
+
+/// The texts of so many choices, of a stream.
+fn streamed_texts(chunks: &[Value], count: usize) -> Vec<String> {
+    let mut texts = vec![String::new(); count];
+    for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
+        texts[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
+    }
+    texts
+}
 
 /// Choice `i` is the text of the request's seed plus `i`, from one reading of the prompt.
 #[test]
@@ -29,22 +46,15 @@ fn choices_are_texts_of_their_seeds() {
         let body = json!({"prompt": prompt, "max_tokens": 24, "temperature": 0.8, "top_k": 50, "seed": 7, "n": n,
             "speculative": {"enabled": false}});
         let whole = server.ask(TEXT, &body);
-        let texts: Vec<_> = whole["choices"].as_array().expect("a list").iter().map(|choice| &choice["text"]).collect();
-        assert_eq!(texts, want.iter().map(|text| json!(text)).collect::<Vec<_>>().iter().collect::<Vec<_>>());
+        assert_eq!(texts(&whole), want);
         let written = whole["usage"]["completion_tokens"].as_u64().expect("a number");
         assert!(written > 24 && written <= 24 * n, "{}", whole["usage"]);
 
-        let mut streamed = body.clone();
-        streamed["stream"] = json!(true);
-        streamed["stream_options"] = json!({"include_usage": true});
-        let mut texts = vec![String::new(); want.len()];
+        let streamed = with(&body, json!({"stream": true, "stream_options": {"include_usage": true}}));
         let chunks = server.chunks(TEXT, &streamed);
-        let choices: Vec<&Value> = chunks.iter().filter_map(|chunk| chunk["choices"].get(0)).collect();
-        for choice in &choices {
-            texts[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
-        }
-        assert_eq!(texts, want);
-        assert_eq!(choices.iter().filter(|choice| choice["finish_reason"].is_string()).count(), want.len());
+        assert_eq!(streamed_texts(&chunks, want.len()), want);
+        let ends = chunks.iter().filter(|chunk| chunk["choices"][0]["finish_reason"].is_string());
+        assert_eq!(ends.count(), want.len());
         assert_eq!(chunks.last().expect("a chunk")["usage"], whole["usage"]);
     }
     // Greedy with drafts: all the same text. With a chat as well.
@@ -63,28 +73,19 @@ fn choices_are_texts_of_their_seeds() {
 #[test]
 fn prompts_are_echoed() {
     let server = TestServer::start(options());
-    let tokens = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
-    let texts = |answer: &Value| -> Vec<String> {
-        let choices = answer["choices"].as_array().expect("a list").iter();
-        choices.map(|choice| choice["text"].as_str().expect("a text").to_owned()).collect()
-    };
-    for prompt in [json!(PROMPT), tokens, json!(["fn main() {\n", PROMPT])] {
+    for prompt in [json!(PROMPT), json!(server.tokens(PROMPT)), json!(["fn main() {\n", PROMPT])] {
         let mut body = json!({"prompt": prompt, "max_tokens": 8, "n": 2});
         let plain = server.ask(TEXT, &body);
         body["echo"] = json!(true);
         let echoed = server.ask(TEXT, &body);
         assert_eq!(echoed["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
-        let last = echoed["choices"].as_array().expect("a list").len() - 2;
+        let last = texts(&echoed).len() - 2;
         let with_prompt =
             |(i, text): (usize, String)| format!("{}{text}", if i < last { "fn main() {\n" } else { PROMPT });
         let want: Vec<_> = texts(&plain).into_iter().enumerate().map(with_prompt).collect();
         assert_eq!(texts(&echoed), want);
         body["stream"] = json!(true);
-        let mut streamed = vec![String::new(); want.len()];
-        for choice in server.chunks(TEXT, &body).iter().map(|chunk| &chunk["choices"][0]) {
-            streamed[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
-        }
-        assert_eq!(streamed, want);
+        assert_eq!(streamed_texts(&server.chunks(TEXT, &body), want.len()), want);
     }
     let nothing = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 0, "echo": true}));
     assert_eq!(texts(&nothing), [PROMPT]);
@@ -95,8 +96,7 @@ fn prompts_are_echoed() {
 #[test]
 fn prompts_are_echoed_with_log_probabilities() {
     let server = TestServer::start(options());
-    let prompt = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
-    let prompt = prompt.as_array().expect("a list");
+    let prompt = server.tokens(PROMPT);
     let body = json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true, "logprobs": 2});
     let written = server.ask(TEXT, &body)["choices"][0]["logprobs"].clone();
     let body = json!({"prompt": PROMPT, "n_predict": 40, "ignore_eos": true, "return_tokens": true});
@@ -172,36 +172,25 @@ fn offsets_of_prompts_with_control_tokens() {
 fn several_prompts() {
     let server = TestServer::start_on(load(), keeping_nothing());
     let prompts = [PROMPT, "fn main() {\n", "f", "use std::collections::HashMap;\n", "match self {\n"];
-    let tokens = prompts
-        .map(|prompt| server.ask("/tokenize", &json!({"content": prompt, "add_special": true}))["tokens"].clone());
+    let tokens = prompts.map(|prompt| server.tokens(prompt));
     let body = json!({"max_tokens": 16, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 1, "frequency_penalty": 0.5,
         "speculative": {"enabled": false}});
-    let with = |prompt: Value| {
-        let mut body = body.clone();
-        body["prompt"] = prompt;
-        body
-    };
-    let alone = prompts.map(|prompt| server.ask(TEXT, &with(json!(prompt))));
+    let of = |prompt: Value| with(&body, json!({"prompt": prompt}));
+    let alone = prompts.map(|prompt| server.ask(TEXT, &of(json!(prompt))));
     let mut want: Vec<Value> =
         alone.iter().flat_map(|answer| answer["choices"].as_array().expect("a list").clone()).collect();
     want.iter_mut().enumerate().for_each(|(i, choice)| choice["index"] = json!(i));
     let count =
         |name: &str| -> u64 { alone.iter().map(|answer| answer["usage"][name].as_u64().expect("a number")).sum() };
     for prompt in [json!(prompts), json!(tokens)] {
-        let all = server.ask(TEXT, &with(prompt.clone()));
+        let all = server.ask(TEXT, &of(prompt.clone()));
         assert_eq!(all["choices"], json!(want));
         for name in ["prompt_tokens", "completion_tokens", "total_tokens"] {
             assert_eq!(all["usage"][name], count(name), "{name}");
         }
-        let mut streamed = with(prompt);
-        streamed["stream"] = json!(true);
-        streamed["stream_options"] = json!({"include_usage": true});
+        let streamed = with(&of(prompt), json!({"stream": true, "stream_options": {"include_usage": true}}));
         let chunks = server.chunks(TEXT, &streamed);
-        let mut texts = vec![String::new(); want.len()];
-        for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
-            texts[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
-        }
-        assert_eq!(texts, want.iter().map(|choice| choice["text"].as_str().expect("a text")).collect::<Vec<_>>());
+        assert_eq!(streamed_texts(&chunks, want.len()), texts(&all));
         assert_eq!(chunks.last().expect("a chunk")["usage"], all["usage"]);
     }
     // More prompts than are decoded at a time.
@@ -215,11 +204,11 @@ fn several_prompts() {
 /// state.
 #[test]
 fn timings_of_later_choices() {
-    [load(), qwen::engine().clone()].into_iter().for_each(check_timings);
+    [engine(), qwen::engine()].into_iter().for_each(check_timings);
 }
 
-fn check_timings(engine: Engine) {
-    let server = TestServer::start_on(engine, keeping_nothing());
+fn check_timings(engine: &Engine) {
+    let server = TestServer::start_on(engine.clone(), keeping_nothing());
     let stream =
         json!({"prompt": PROMPT, "max_tokens": 4, "n": 2, "stream": true, "stream_options": {"include_usage": true}});
     let chunks = server.chunks(TEXT, &stream);
@@ -268,8 +257,7 @@ fn equal_prompts_are_sampled_apart() {
 fn several_prompts_of_llama_cpp() {
     let server = TestServer::start(keeping_nothing());
     let prompts = [PROMPT, "fn main() {\n", "f"];
-    let tokens = prompts
-        .map(|prompt| server.ask("/tokenize", &json!({"content": prompt, "add_special": true}))["tokens"].clone());
+    let tokens = prompts.map(|prompt| server.tokens(prompt));
     let with = |prompt: Value, streams: bool| {
         json!({"prompt": prompt, "n_predict": 12, "temperature": 0.8, "seed": 3, "n_probs": 1, "return_tokens": true,
             "stream": streams, "speculative": {"enabled": false},
@@ -281,8 +269,7 @@ fn several_prompts_of_llama_cpp() {
     for prompt in [json!(prompts), json!(tokens), json!([prompts[0], tokens[1], prompts[2]])] {
         assert_eq!(server.ask(LLAMA, &with(prompt.clone(), false)), json!(want));
         let mut texts = vec![String::new(); want.len()];
-        for (_, data) in server.stream(LLAMA, &with(prompt, true)) {
-            let chunk: Value = serde_json::from_str(&data).expect("JSON");
+        for (_, chunk) in server.events(LLAMA, &with(prompt, true)) {
             texts[chunk["index"].as_u64().expect("an index") as usize] += chunk["content"].as_str().expect("a text");
         }
         assert_eq!(texts, want.iter().map(|choice| choice["content"].as_str().expect("a text")).collect::<Vec<_>>());
@@ -297,9 +284,8 @@ fn best_of_all_choices() {
     let server = TestServer::start(options());
     let body = json!({"prompt": PROMPT, "max_tokens": 4, "n": 2, "seed": 1, "temperature": 1,
         "speculative": {"enabled": false}});
-    let mut all = body.clone();
-    all["best_of"] = json!(2);
-    assert_eq!(server.ask(TEXT, &all)["choices"], server.ask(TEXT, &body)["choices"]);
+    let all = server.ask(TEXT, &with(&body, json!({"best_of": 2})));
+    assert_eq!(all["choices"], server.ask(TEXT, &body)["choices"]);
 }
 
 /// The places of all prompts are taken, or none.
@@ -339,17 +325,13 @@ fn biased_tokens_and_origins() {
     let body = json!({"prompt": PROMPT, "max_tokens": 6, "logprobs": 1});
     let first =
         server.ask(LLAMA, &json!({"prompt": PROMPT, "n_predict": 1, "return_tokens": true}))["tokens"][0].clone();
-    let with = |bias: Value| {
-        let mut body = body.clone();
-        body["logit_bias"] = bias;
-        server.ask(TEXT, &body)["choices"][0]["text"].as_str().expect("a text").to_owned()
-    };
-    let plain = server.ask(TEXT, &body)["choices"][0]["text"].as_str().expect("a text").to_owned();
-    assert_ne!(with(json!({first.to_string(): -100})), plain);
-    assert_ne!(with(json!([[first, false]])), plain);
-    assert_eq!(with(json!({first.to_string(): 0})), plain);
+    let biased = |bias: Value| texts(&server.ask(TEXT, &with(&body, json!({"logit_bias": bias}))));
+    let plain = texts(&server.ask(TEXT, &body));
+    assert_ne!(biased(json!({first.to_string(): -100})), plain);
+    assert_ne!(biased(json!([[first, false]])), plain);
+    assert_eq!(biased(json!({first.to_string(): 0})), plain);
     let x = server.ask("/tokenize", &json!({"content": "x"}))["tokens"][0].clone();
-    assert_eq!(with(json!({x.to_string(): 100})), "xxxxxx");
+    assert_eq!(biased(json!({x.to_string(): 100})), ["xxxxxx"]);
 
     // Every token with its text, and whether it was drafted: as many as the timings say.
     let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "stream": true,
@@ -369,24 +351,25 @@ fn biased_tokens_and_origins() {
 /// assistant, as on the command line.
 #[test]
 fn block_sizes_without_an_assistant() {
-    let load = |options: &EngineOptions| Engine::load(options).expect("the demo model");
-    let alone_of = EngineOptions::new(foretoken_tools::demo("target"));
-    let with_draft_model = EngineOptions { draft_model: Some(alone_of.model.clone()), ..alone_of.clone() };
+    let target = EngineOptions::new(foretoken_tools::demo("target"));
+    let with_draft_model = EngineOptions { draft_model: Some(target.model.clone()), ..target.clone() };
+    let [target, with_draft_model] =
+        [target, with_draft_model].map(|options| Engine::load(&options).expect("the demo model"));
     let listed = Speculation::With(SpeculationOptions {
         drafters: "ngram-map-k".parse().expect("a drafter"),
         ..SpeculationOptions::default()
     });
     let body = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"draft_block_size": 4}});
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 16, ..GenerateOptions::default() });
-    let drafted = [(&alone_of, listed), (&with_draft_model, Speculation::Auto)].map(|(load_options, speculation)| {
+    let drafted = [(&target, listed), (&with_draft_model, Speculation::Auto)].map(|(engine, speculation)| {
         let mut options = options();
         options.defaults.speculation = speculation;
-        let answer = TestServer::start_on(load(load_options), options).ask(TEXT, &body);
+        let answer = TestServer::start_on(engine.clone(), options).ask(TEXT, &body);
         assert_eq!(answer["choices"][0]["text"], want);
         answer["timings"]["draft_n"].as_u64()
     });
     assert!(drafted[1] > Some(0), "{drafted:?}");
-    let (status, error) = TestServer::start_on(load(&alone_of), options()).post(TEXT, &body);
+    let (status, error) = TestServer::start_on(target, options()).post(TEXT, &body);
     assert_eq!((status, &error["error"]["param"]), (400, &json!("speculative.draft_block_size")), "{error}");
 }
 
@@ -409,8 +392,7 @@ fn a_seed_determines_the_text() {
     // The server's seed is as good as the request's.
     sampled.defaults.seed = Some(11);
     let body = json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1, "seed": 11});
-    let mut plain = body.clone();
-    plain["speculative"] = json!({"enabled": false});
+    let plain = with(&body, json!({"speculative": {"enabled": false}}));
     let without_seed = json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1});
     let want = TestServer::start(options()).ask(TEXT, &plain)["choices"].clone();
     let mut drafted = Vec::new();

@@ -89,22 +89,25 @@ fn dry_of_llama_cpp() {
 #[test]
 fn dry_by_default() {
     let body = json!({"prompt": PROMPT, "max_tokens": 48});
-    let ask = |dry: Option<Dry>, more: Value| {
+    let start = |dry: Option<Dry>| {
         let mut options = options();
         options.defaults.sampling.dry = dry;
-        text(&TestServer::start(options).ask(TEXT, &with(&body, &more))).to_owned()
+        TestServer::start(options)
     };
+    let ask = |server: &TestServer, more: Value| text(&server.ask(TEXT, &with(&body, &more))).to_owned();
     let dry = Dry { multiplier: 2.0, base: 2.0, allowed_length: 1, ..Dry::default() };
     let fields = json!({"dry_multiplier": 2, "dry_base": 2, "dry_allowed_length": 1, "dry_sequence_breakers": []});
-    let (greedy, want) = (ask(None, json!({})), ask(None, fields));
+    let plain = start(None);
+    let (greedy, want) = (ask(&plain, json!({})), ask(&plain, fields));
     assert_ne!(greedy, want);
-    assert_eq!(ask(Some(dry.clone()), json!({})), want);
-    assert_eq!(ask(Some(dry.clone()), json!({"dry_multiplier": 0})), greedy);
+    let on = start(Some(dry.clone()));
+    assert_eq!(ask(&on, json!({})), want);
+    assert_eq!(ask(&on, json!({"dry_multiplier": 0})), greedy);
     // Left out by a client that does not know of it.
-    assert_eq!(ask(Some(dry.clone()), json!({"samplers": ["top_k", "temperature"]})), greedy);
-    let off = Dry { multiplier: 0.0, ..dry };
-    assert_eq!(ask(Some(off.clone()), json!({})), greedy);
-    assert_eq!(ask(Some(off), json!({"dry_multiplier": 2})), want);
+    assert_eq!(ask(&on, json!({"samplers": ["top_k", "temperature"]})), greedy);
+    let off = start(Some(Dry { multiplier: 0.0, ..dry }));
+    assert_eq!(ask(&off, json!({})), greedy);
+    assert_eq!(ask(&off, json!({"dry_multiplier": 2})), want);
 }
 
 #[test]
@@ -165,8 +168,7 @@ fn neutral_values_do_not_change_the_text() {
 fn no_limit_and_no_tokens() {
     let small = foretoken_server::ServerOptions { session: short_context(), ..options() };
     let server = TestServer::start(small);
-    let prompt = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
-    let prompt = prompt.as_array().expect("a list").len();
+    let prompt = server.tokens(PROMPT).len();
     let all = 64 - prompt + 1; // the last token takes no position
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "ignore_eos": true});
     for (path, body) in [
@@ -196,7 +198,7 @@ fn no_limit_and_no_tokens() {
     let read = server.ask(MESSAGES, &body);
     assert_eq!((&read["content"], &read["stop_reason"]), (&json!([]), &json!("max_tokens")));
     assert_eq!((anthropic_input(&read), &read["usage"]["output_tokens"]), (json!(prompt), &json!(0)));
-    let events = server.stream(MESSAGES, &with(&body, json!({"stream": true})));
+    let events = server.events(MESSAGES, &with(&body, json!({"stream": true})));
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["message_start", "ping", "message_delta", "message_stop"]);
 }

@@ -74,19 +74,15 @@ fn anthropic() {
     assert_eq!(counted["input_tokens"], anthropic_input(&whole));
 
     let text = whole["content"][0]["text"].as_str().expect("a text").to_owned();
-    let mut stopped = body.clone();
-    stopped["stop_sequences"] = json!(["never written", &text[8..10]]);
-    let stopped = server.ask(MESSAGES, &stopped);
+    let stopped = server.ask(MESSAGES, &with(&body, json!({"stop_sequences": ["never written", &text[8..10]]})));
     assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(text[8..10])));
 
-    let mut stream = body.clone();
-    stream["stream"] = json!(true);
-    let events = server.stream(MESSAGES, &stream);
+    let events = server.events(MESSAGES, &with(&body, json!({"stream": true})));
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..3], ["message_start", "ping", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     assert!(names[3..names.len() - 3].iter().all(|name| *name == "content_block_delta"));
-    let end: Value = serde_json::from_str(&events[events.len() - 2].1).expect("JSON");
+    let (_, end) = &events[events.len() - 2];
     assert_eq!((&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(24)));
 
     let (status, error) = server.post(MESSAGES, &json!({"messages": []}));
@@ -224,10 +220,7 @@ fn default_variables_of_the_template() {
         let body = with(&json!({"messages": messages}), &more);
         assert_eq!(server.ask("/apply-template", &body)["prompt"], want, "{more}");
     }
-    let tokens = |text: &str| {
-        let tokens = server.ask("/tokenize", &json!({"content": text, "add_special": true}));
-        json!(tokens["tokens"].as_array().expect("a list").len())
-    };
+    let tokens = |text: &str| json!(server.tokens(text).len());
     let on = json!({"messages": messages});
     let off = json!({"messages": messages, "thinking": {"type": "disabled"}});
     assert_eq!(server.ask("/v1/messages/count_tokens", &on)["input_tokens"], tokens("think a b: c"));
@@ -237,7 +230,7 @@ fn default_variables_of_the_template() {
 }
 
 #[test]
-fn models_health_metrics_and_what_is_not_there() {
+fn the_model_is_described_in_both_apis() {
     let server = TestServer::start(options());
     let models: Value = serde_json::from_str(&server.get("/v1/models").1).expect("JSON");
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("demo"), &json!(8192)));
@@ -256,8 +249,11 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!((other.status().as_u16(), other.headers().contains_key("request-id")), (404, true));
     let error: Value = other.body_mut().read_json().expect("JSON");
     assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("not_found_error")));
-    assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
+}
 
+#[test]
+fn metrics_count_what_was_generated() {
+    let server = TestServer::start(options());
     let body = json!({"prompt": PROMPT, "max_tokens": 20, "ignore_eos": true, "speculative": {"type": "mtp", "draft_block_size": 3}});
     let timings = server.ask(TEXT, &body)["timings"].clone();
     let of = |name: &str| server.metric(&format!("{name}{{model_name=\"demo\"}}"));
@@ -297,7 +293,12 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!(of_kind("counter"), counters);
     assert_eq!(of_kind("histogram").len(), 4, "{text}");
     assert!(of_kind("gauge").contains(&"foretoken:kv_cache_bytes"), "{text}");
+}
 
+#[test]
+fn routes_that_are_not_there() {
+    let server = TestServer::start(options());
+    assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
     let (status, error) = server.post("/v1/embeddings", &json!({"input": "x"}));
     let message = error["error"]["message"].as_str().expect("a message");
     assert!(status == 501 && message.contains("embeddings"), "{error}");

@@ -152,8 +152,19 @@ impl TestServer {
         value
     }
 
-    /// The events of a stream: the name, if it has one, and the data.
-    pub fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
+    /// The tokens of a text, after BOS.
+    pub fn tokens(&self, text: &str) -> Vec<Value> {
+        let answer = self.ask("/tokenize", &json!({"content": text, "add_special": true}));
+        answer["tokens"].as_array().expect("a list").clone()
+    }
+
+    /// The events of a stream without `[DONE]`: the name, if it has one, and the data.
+    pub fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let parsed = |(name, data): (String, String)| (name, serde_json::from_str::<Value>(&data).expect("JSON"));
+        self.stream(path, body).into_iter().map(parsed).collect()
+    }
+
+    fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
         let request = agent().post(self.url(path)).header("content-type", "application/json");
         let mut response = request.send(body.to_string().as_bytes()).expect("an answer");
         let text = response.body_mut().read_to_string().expect("a text");

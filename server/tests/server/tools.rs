@@ -123,9 +123,7 @@ fn openai_calls() {
     assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], reasoning_tokens());
 
     // Streamed, the same message.
-    let mut streamed = body.clone();
-    streamed["stream"] = json!(true);
-    let chunks = server.chunks(CHAT, &streamed);
+    let chunks = server.chunks(CHAT, &with(&body, json!({"stream": true})));
     let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
     let text = |name: &str| deltas().filter_map(|delta| delta[name].as_str()).collect::<String>();
     assert_eq!((text("reasoning_content").as_str(), text("content").as_str()), ("It rains?", "I look."));
@@ -395,12 +393,9 @@ fn anthropic_calls() {
     assert_eq!((&content[2]["name"], &content[2]["input"]), (&json!("weather"), &json!({"city": "Ulm", "days": 2})));
     assert_eq!(anthropic_input(&whole), prompt_tokens(json!([question]), Thinking::On));
 
-    let mut streamed = body.clone();
-    streamed["stream"] = json!(true);
     let mut blocks: Vec<Value> = Vec::new();
     let mut open = None;
-    for (name, data) in server.stream(MESSAGES, &streamed) {
-        let data: Value = serde_json::from_str(&data).expect("JSON");
+    for (name, data) in server.events(MESSAGES, &with(&body, json!({"stream": true}))) {
         assert_eq!(data["type"], name);
         match name.as_str() {
             "content_block_start" => {
@@ -481,17 +476,9 @@ fn responses() {
     assert_eq!(whole["usage"]["output_tokens_details"]["reasoning_tokens"], reasoning_tokens());
 
     // Streamed: numbered events, deltas that make the items, and the whole response at the end.
-    let mut streamed = body.clone();
-    streamed["stream"] = json!(true);
-    let events = server.stream(RESPONSES, &streamed);
-    let events: Vec<Value> = events
-        .iter()
-        .map(|(name, data)| {
-            let data: Value = serde_json::from_str(data).expect("JSON");
-            assert_eq!(data["type"], *name);
-            data
-        })
-        .collect();
+    let events = server.events(RESPONSES, &with(&body, json!({"stream": true})));
+    assert!(events.iter().all(|(name, event)| event["type"] == name.as_str()), "{events:?}");
+    let events: Vec<Value> = events.into_iter().map(|(_, event)| event).collect();
     assert!(events.iter().enumerate().all(|(i, event)| event["sequence_number"] == i));
     let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
     let text = |kind: &str| of(kind).iter().filter_map(|event| event["delta"].as_str()).collect::<String>();
@@ -561,11 +548,10 @@ fn parts_are_in_order() {
     let blocks: Vec<_> = whole["content"].as_array().expect("a list").iter().map(shown).collect();
     assert_eq!(blocks, ["thinking One", "text two", "tool_use now", "text three", "tool_use now", "text four"]);
 
-    let mut body = json!({"input": "?", "tools": flat_tools()});
+    let body = json!({"input": "?", "tools": flat_tools()});
     let whole = server.ask(RESPONSES, &body);
-    body["stream"] = json!(true);
-    let events = server.stream(RESPONSES, &body);
-    let last: Value = serde_json::from_str(&events.last().expect("an event").1).expect("JSON");
+    let events = server.events(RESPONSES, &with(&body, json!({"stream": true})));
+    let (_, last) = events.last().expect("an event");
     let items = |response: &Value| -> Vec<String> {
         let shown = |item: &Value| {
             let text = item["content"][0]["text"].as_str().or(item["name"].as_str()).unwrap_or_default();
@@ -602,8 +588,7 @@ fn a_final_message_is_continued() {
     }
     let tokens = |more: Value| {
         let text = prompt(with(&with(&continued, json!({"tools": tools()})), more));
-        let tokens = server.ask("/tokenize", &json!({"content": text, "add_special": true}))["tokens"].clone();
-        json!(tokens.as_array().expect("a list").len())
+        json!(server.tokens(&text).len())
     };
 
     let thinking = json!({"reasoning_effort": "high"});
@@ -757,13 +742,9 @@ fn errors_of_streams() {
     script.set("Rain.");
     let schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let format = json!({"type": "json_schema", "name": "it", "schema": schema});
-    let events = |path: &str, body: &Value| -> Vec<(String, Value)> {
-        let parsed = |(name, data): (String, String)| (name, serde_json::from_str::<Value>(&data).expect("JSON"));
-        server.stream(path, body).into_iter().map(parsed).collect()
-    };
-    let error = |path: &str, body: Value| events(path, &body).pop().expect("an event");
+    let error = |path: &str, body: Value| server.events(path, &body).pop().expect("an event");
     let body = json!({"input": "?", "stream": true, "text": {"format": format}});
-    let mut all = events(RESPONSES, &body);
+    let mut all = server.events(RESPONSES, &body);
     let (last, failed) = all.pop().expect("an event");
     let (name, event) = all.pop().expect("an event");
     assert_eq!((last.as_str(), &failed["sequence_number"]), ("response.failed", &json!(3)));
@@ -978,16 +959,13 @@ fn choices_of_calls() {
         (&choice["finish_reason"], choice["message"]["tool_calls"].as_array().map(Vec::len)),
         (&json!("tool_calls"), Some(1))
     );
-    let mut streamed = body.clone();
-    streamed["stream"] = json!(true);
-    let chunks = server.chunks(CHAT, &streamed);
+    let chunks = server.chunks(CHAT, &with(&body, json!({"stream": true})));
     let calls: Vec<_> =
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
     assert_eq!(calls.iter().map(|call| &call["function"]).collect::<Vec<_>>(), [&call]);
     // As many as the model likes: at least one.
-    let mut several = body.clone();
-    several["parallel_tool_calls"] = json!(true);
-    assert!(server.ask(CHAT, &several)["choices"][0]["message"]["tool_calls"][0]["function"]["name"].is_string());
+    let several = server.ask(CHAT, &with(&body, json!({"parallel_tool_calls": true})));
+    assert!(several["choices"][0]["message"]["tool_calls"][0]["function"]["name"].is_string(), "{several}");
     // By name, in the other APIs.
     let body = json!({"messages": user, "tools": of(MESSAGES), "tool_choice": {"type": "tool", "name": "two"}, "max_tokens": 100});
     let whole = server.ask(MESSAGES, &body);

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use foretoken_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -19,6 +20,20 @@ fn body(path: &str, more: Value) -> Value {
         _ => json!({"messages": [{"role": "user", "content": "fn"}]}),
     };
     with(&body, more)
+}
+
+/// The message of the refusal of a body with `more`, which names `field` in the shape of the route's API.
+fn refusal(server: &TestServer, path: &str, more: &Value, field: &str) -> String {
+    let (status, answer) = server.post(path, &body(path, more.clone()));
+    assert_eq!(status, 400, "{path} {more}: {answer}");
+    let error = &answer["error"];
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.starts_with(&format!("{field}: ")) && !message.contains('\n'), "{path} {more}: {message}");
+    assert_eq!(error["type"], "invalid_request_error", "{path} {more}");
+    if path != MESSAGES {
+        assert_eq!(error["param"], field, "{path} {more}");
+    }
+    message.to_owned()
 }
 
 #[test]
@@ -125,11 +140,6 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"chat_template_kwargs": variables}), "chat_template_kwargs"),
         (RESPONSES, json!({"input": []}), "input"),
         (RESPONSES, json!({"input": 5}), "input"),
-        (
-            RESPONSES,
-            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-            "input[0].content[0].type",
-        ),
         (RESPONSES, json!({"input": [{"type": "web_search_call"}]}), "input[0].type"),
         (
             RESPONSES,
@@ -145,11 +155,6 @@ fn fields_that_are_wrong_are_named() {
         (RESPONSES, json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type"),
         (RESPONSES, json!({"reasoning": {"effort": "extreme"}}), "reasoning.effort"),
         (RESPONSES, json!({"reasoning": {"mode": "pro"}}), "reasoning.mode"),
-        (
-            MESSAGES,
-            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
-            "messages[0].content[0].type",
-        ),
         (
             MESSAGES,
             json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}),
@@ -168,11 +173,6 @@ fn fields_that_are_wrong_are_named() {
         (MESSAGES, json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
         (CHAT, json!({"messages": [{"role": "user"}]}), "messages[0].content"),
         (CHAT, json!({"messages": user(json!(5))}), "messages[0].content"),
-        (
-            CHAT,
-            json!({"messages": user(json!([{"type": "image_url", "image_url": {"url": "x"}}]))}),
-            "messages[0].content[0].type",
-        ),
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "color": 1}]}), "messages[0].color"),
         // Images in results of tools.
         (
@@ -218,7 +218,6 @@ fn fields_that_are_wrong_are_named() {
             json!({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}),
             "tool_choice", // the demo pair has no tokens of calls
         ),
-        (CHAT, json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (CHAT, json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
         (CHAT, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
         (CHAT, json!({"functions": [{}]}), "functions"),
@@ -255,47 +254,12 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"samplers": "ka"}), "samplers"),
         (TEXT, json!({"t_max_predict_ms": 100}), "t_max_predict_ms"),
         (MESSAGES, json!({"thinking": {"type": "maximal"}}), "thinking.type"),
-        (LLAMA, json!({"grammar": "root ::= x"}), "grammar"),
         (LLAMA, json!({"mirostat": 2}), "mirostat"),
         (LLAMA, json!({"adaptive_target": 0.5}), "adaptive_target"),
         (CHAT, json!({"mirostat": 1, "mirostat_tau": 5.0}), "mirostat"),
     ];
     for (path, more, field) in cases {
-        let (status, answer) = server.post(path, &body(path, more.clone()));
-        assert_eq!(status, 400, "{path} {more}: {answer}");
-        let error = &answer["error"];
-        let message = error["message"].as_str().expect("a message");
-        assert!(message.starts_with(&format!("{field}: ")) && !message.contains('\n'), "{path} {more}: {message}");
-        assert_eq!(error["type"], "invalid_request_error", "{path} {more}");
-        if path != MESSAGES {
-            assert_eq!(error["param"], field, "{path} {more}");
-        }
-    }
-    // Other fields than `max_tokens` have the maximum, as the context does, and calls are no formats.
-    let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {}}}]});
-    for (path, more, problem) in [
-        (LLAMA, json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
-        (RESPONSES, json!({"max_output_tokens": 2}), "is 3, must be at most the maximum of tokens, 2"),
-        (CHAT, strict, "is supported only without formats, and forced or strict tool calls; omit it"),
-    ] {
-        let (_, error) = server.post(path, &body(path, with(&more, json!({"min_tokens": 3}))));
-        assert_eq!(error["error"]["message"], format!("min_tokens: {problem}"), "{path}");
-    }
-    let problem =
-        "but the context of 8192 has room for 8190 after the prompt; lower it, or raise the server's --context";
-    let (status, error) = server.post(TEXT, &json!({"prompt": [2, 5, 6], "min_tokens": 8191, "ignore_eos": true}));
-    assert_eq!((status, &error["error"]["message"]), (400, &json!(format!("min_tokens: is 8191, {problem}"))));
-    let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
-    assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
-    for (path, messages, kind) in [
-        (CHAT, json!({"messages": user(json!([{"type": "image_url", "image_url": {"url": "x"}}]))}), "image_url"),
-        (CHAT, json!({"messages": user(json!([{"type": "input_audio", "input_audio": {}}]))}), "input_audio"),
-        (RESPONSES, json!({"input": user(json!([{"type": "input_image"}]))}), "input_image"),
-        (MESSAGES, json!({"messages": user(json!([{"type": "image"}]))}), "image"),
-    ] {
-        let (status, error) = server.post(path, &body(path, messages));
-        let message = error["error"]["message"].as_str().unwrap_or_default();
-        assert!(status == 400 && message.contains(&format!("{kind:?} is not supported")), "{kind}: {error}");
+        refusal(&server, path, &more, field);
     }
     let (status, error) = server.post("/tokenize", &json!({"content": "x", "parse_special": 0}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("parse_special")));
@@ -303,8 +267,51 @@ fn fields_that_are_wrong_are_named() {
     assert_eq!((status, &error["error"]["param"]), (400, &json!("messages")));
     let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
+    let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");
-    // All prompts are checked before the first is read, so that a stream is refused as well.
+    assert_eq!(server.metric("vllm:prompt_tokens_total"), 0.0, "a prompt was read");
+}
+
+#[test]
+fn a_minimum_that_cannot_be_written_is_refused() {
+    let server = TestServer::start(options());
+    // Other fields than `max_tokens` have the maximum, as the context does, and calls are no formats.
+    let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {}}}]});
+    for (path, more, problem) in [
+        (LLAMA, json!({"n_predict": 2}), "is 3, must be at most the maximum of tokens, 2"),
+        (RESPONSES, json!({"max_output_tokens": 2}), "is 3, must be at most the maximum of tokens, 2"),
+        (CHAT, strict, "is supported only without formats, and forced or strict tool calls; omit it"),
+    ] {
+        let message = refusal(&server, path, &with(&more, json!({"min_tokens": 3})), "min_tokens");
+        assert_eq!(message, format!("min_tokens: {problem}"), "{path}");
+    }
+    let problem =
+        "but the context of 8192 has room for 8190 after the prompt; lower it, or raise the server's --context";
+    let (status, error) = server.post(TEXT, &json!({"prompt": [2, 5, 6], "min_tokens": 8191, "ignore_eos": true}));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!(format!("min_tokens: is 8191, {problem}"))));
+}
+
+#[test]
+fn content_of_other_types_than_text_is_named() {
+    let server = TestServer::start(options());
+    for (path, list, part) in [
+        (CHAT, "messages", json!({"type": "image_url", "image_url": {"url": "x"}})),
+        (CHAT, "messages", json!({"type": "input_audio", "input_audio": {}})),
+        (RESPONSES, "input", json!({"type": "input_image"})),
+        (MESSAGES, "messages", json!({"type": "image"})),
+    ] {
+        let more = json!({list: [{"role": "user", "content": [part]}]});
+        let message = refusal(&server, path, &more, &format!("{list}[0].content[0].type"));
+        let kind = part["type"].as_str().expect("a type");
+        assert!(message.contains(&format!("{kind:?} is not supported")), "{message}");
+    }
+}
+
+/// So that a stream is refused as well.
+#[test]
+fn all_prompts_are_checked_before_the_first_is_read() {
+    let server = TestServer::start(options());
     for prompt in [json!([[2, 5], []]), json!([[2, 5], [2, 4_000_000_000u32]]), json!([[2, 5], vec![5; 8193]])] {
         for streams in [false, true] {
             let (status, error) = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2, "stream": streams}));
@@ -377,6 +384,13 @@ fn bodies_that_are_wrong() {
         assert_eq!(response.status().as_u16(), status, "{encoding}");
         assert_eq!(error.contains("content-encoding: only identity"), status == 415, "{error}");
     }
+    // After all of that it serves.
+    server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 4}));
+}
+
+#[test]
+fn prompts_that_are_too_long() {
+    let server = TestServer::start(options());
     // More than the context has room for, as a text and as ids.
     for prompt in [json!("let x = 1;\n".repeat(100_000)), json!(vec![5; 8192 + 1])] {
         let (status, error) = server.post(TEXT, &json!({"prompt": prompt}));
@@ -413,15 +427,13 @@ fn bodies_that_are_wrong() {
     let user = json!({"messages": [{"role": "user", "content": text}]});
     let count = server.ask("/v1/messages/count_tokens", &user)["input_tokens"].as_u64();
     assert!(count >= Some(200_000), "{count:?}");
-    // After all of that it serves.
-    server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 4}));
 }
 
 /// A client that sends all of a long body before it reads has the status, not a connection that is reset.
 #[test]
 fn refusals_are_read_after_long_bodies() {
     let keys = vec!["key".to_owned()];
-    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: keys, ..options() });
+    let server = TestServer::start(ServerOptions { api_keys: keys, ..options() });
     // More than the sockets' buffers.
     let body = vec![b' '; 8 << 20];
     for (line, field, status) in [
@@ -464,7 +476,7 @@ fn heads_that_are_wrong() {
 #[test]
 fn heads_that_are_late() {
     let idle_timeout = Duration::from_secs(2);
-    let server = TestServer::start(foretoken_server::ServerOptions { idle_timeout, ..options() });
+    let server = TestServer::start(ServerOptions { idle_timeout, ..options() });
     let kept = send(&server, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
     let half = send(&server, b"GET /health HTTP/1.1\r\nhost: l");
     assert!(read_head(&kept).starts_with("HTTP/1.1 200"));

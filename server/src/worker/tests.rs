@@ -1,7 +1,6 @@
-use std::path::Path;
-
 use foretoken::kv::KvOptions;
-use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor};
+use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor, Stop};
+use foretoken_tools::demo;
 
 use super::*;
 use crate::job::Running;
@@ -24,14 +23,22 @@ fn submit(worker: &Worker, options: GenerateOptions) -> Running {
 }
 
 fn submit_prompt(worker: &Worker, prompt: Vec<u32>, options: GenerateOptions) -> Running {
-    let (choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
-    worker.submit(job(prompt, choices)).map_err(|_| "refused").expect("a job");
+    let (job, running) = job(worker, prompt, &options, 1);
+    worker.submit(job).map_err(|_| "refused").expect("a job");
     running
 }
 
-fn job(prompt: Vec<u32>, mut choices: Vec<Choice>) -> Job {
+/// A job of `choices` generations, which has their places, and their updates.
+fn job(worker: &Worker, prompt: Vec<u32>, options: &GenerateOptions, choices: usize) -> (Job, Running) {
+    let (mut choices, running) = Running::choices(options, worker.admit(choices).expect("places"));
     let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-    Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices }
+    (Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices }, running)
+}
+
+/// Exactly so many tokens.
+fn of_length(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, stop, ..GenerateOptions::default() }
 }
 
 /// The tokens, and whether the job was finished.
@@ -48,8 +55,7 @@ async fn tokens(mut running: Running) -> (Vec<u32>, Result<FinishReason, Failure
 }
 
 fn engine() -> Engine {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    let options = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
     Engine::load(&options).expect("the demo pair")
 }
 
@@ -83,11 +89,11 @@ impl Drop for PanicsOnDrop {
 /// A job of one token with `choices` such generations.
 fn submit_defect(worker: &Worker, choices: usize) -> Running {
     let options = GenerateOptions { max_tokens: 1, ..GenerateOptions::default() };
-    let (mut choices, running) = Running::choices(&options, worker.admit(choices).expect("places"));
-    for choice in &mut choices {
+    let (mut job, running) = job(worker, PROMPT.into(), &options, choices);
+    for choice in std::iter::once(&mut job.choice).chain(&mut job.others) {
         choice.options.logits_processor = Some(Arc::new(PanicsOnDrop));
     }
-    worker.submit(job(PROMPT.into(), choices)).map_err(|_| "refused").expect("a job");
+    worker.submit(job).map_err(|_| "refused").expect("a job");
     running
 }
 
@@ -108,14 +114,18 @@ async fn the_thread_goes_on_after_a_panic_outside_of_a_pass() {
     worker.close();
 }
 
+/// The demo's target with so many bytes of K/V memory.
+fn with_memory(kv_memory: Option<u64>) -> Engine {
+    let options = EngineOptions { kv_memory, ..EngineOptions::new(demo("target")) };
+    Engine::load(&options).expect("the demo")
+}
+
 /// The engine with the K/V memory of one context of `context` positions and a half.
 fn start_with_memory_of(context: usize) -> (Engine, Worker) {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
     let kv = KvOptions { max_context: Some(context), ..KvOptions::default() };
     let session = SessionOptions { kv };
-    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
-    let one = of(None).session(&session).expect("a session").kv().bytes_at(context) as u64;
-    let engine = of(Some(one + one / 2));
+    let one = with_memory(None).session(&session).expect("a session").kv().bytes_at(context) as u64;
+    let engine = with_memory(Some(one + one / 2));
     let scheduler = SchedulerOptions::default();
     let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
     let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
@@ -142,10 +152,8 @@ async fn jobs_wait_for_memory() {
 /// A prompt that does not fit the context that running ones leave waits for them, one that never fits is refused.
 #[tokio::test]
 async fn prompts_wait_for_their_context() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
-    let one = of(None).session(&SessionOptions::default()).expect("a session").kv().bytes_at(1024) as u64;
-    let (engine, session) = (of(Some(one)), SessionOptions::default());
+    let one = with_memory(None).session(&SessionOptions::default()).expect("a session").kv().bytes_at(1024) as u64;
+    let (engine, session) = (with_memory(Some(one)), SessionOptions::default());
     let context = engine.session(&session).expect("a session").kv().max_context();
     assert!((1024..1152).contains(&context), "{context}");
     let scheduler = SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() };
@@ -153,8 +161,7 @@ async fn prompts_wait_for_their_context() {
     let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
 
     let prompt = |first: u32, len: usize| Vec::from_iter((0..len as u32).map(|i| first + i % 97));
-    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
-    let options = GenerateOptions { max_tokens: 200, stop, ..GenerateOptions::default() };
+    let options = of_length(200);
     let mut first = submit_prompt(&worker, prompt(300, 700), options.clone());
     while !matches!(first.next().await.expect("an update").1, Update::Piece(_)) {}
     let second = submit_prompt(&worker, prompt(500, 700), options.clone());
@@ -169,11 +176,9 @@ async fn prompts_wait_for_their_context() {
 
 /// The engine with `percent` of the K/V memory of 1024 positions, and contexts that are not given.
 fn start_with_percent(percent: u64) -> (Engine, Worker) {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let of = |kv_memory| Engine::load(&EngineOptions { kv_memory, ..EngineOptions::new(&demo) }).expect("the demo");
     let session = SessionOptions::default();
-    let one = of(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
-    let engine = of(Some(one * percent / 100));
+    let one = with_memory(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
+    let engine = with_memory(Some(one * percent / 100));
     let context = engine.session(&session).expect("a session").kv().max_context();
     // Prompts are read 8 rows at a time beside others.
     let scheduler = SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() };
@@ -189,10 +194,8 @@ async fn one_after_another(worker: &Worker, lengths: &[(u32, usize)]) {
         if let Some((before, _)) = all.last_mut() {
             while !matches!(before.next().await.expect("an update").1, Update::Piece(_)) {}
         }
-        let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
-        let options = GenerateOptions { max_tokens, stop, ..GenerateOptions::default() };
         let prompt = (0..len).map(|token| 300 + 100 * i as u32 + token % 97).collect();
-        all.push((submit_prompt(worker, prompt, options), max_tokens));
+        all.push((submit_prompt(worker, prompt, of_length(max_tokens)), max_tokens));
     }
     let last = all.len() - 1;
     for (i, (running, max_tokens)) in all.into_iter().enumerate() {
@@ -224,9 +227,7 @@ async fn a_prompt_without_memory_goes_back_to_the_queue() {
 #[tokio::test]
 async fn a_text_is_cut_short_where_memory_ends() {
     let (_engine, worker) = start_with_memory_of(768);
-    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
-    let options = GenerateOptions { max_tokens: 700, stop, ..GenerateOptions::default() };
-    let running: Vec<_> = (0..3).map(|_| submit(&worker, options.clone())).collect();
+    let running: Vec<_> = (0..3).map(|_| submit(&worker, of_length(700))).collect();
     let mut texts = Vec::new();
     for running in running {
         let (text, finish) = tokens(running).await;
@@ -248,9 +249,8 @@ async fn a_stopped_thread_is_reported() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(running);
-    let options = GenerateOptions::default();
-    let (choices, _running) = Running::choices(&options, worker.admit(1).expect("a place"));
-    assert!(matches!(worker.submit(job(PROMPT.into(), choices)), Err(Failure::EngineStopped)));
+    let (job, _running) = job(&worker, PROMPT.into(), &GenerateOptions::default(), 1);
+    assert!(matches!(worker.submit(job), Err(Failure::EngineStopped)));
 }
 
 #[tokio::test]

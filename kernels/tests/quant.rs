@@ -117,7 +117,8 @@ fn every_isa_has_the_bits_of_the_reference() {
     let mut random = Random(1);
     for weight_type in WeightType::ALL {
         for inputs in lengths(weight_type) {
-            for outputs in [1, 15, 16, 17, 33, 100] {
+            // Less than a panel, one, a row more, and many; all others are below, for one length.
+            for outputs in [1, 16, 17, 100] {
                 let rows = random_rows(weight_type, outputs, inputs, &mut random);
                 let bytes = packed(weight_type, inputs, &rows);
                 let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);

@@ -292,7 +292,7 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
 
 /// Beside a sequence that decodes, a pass reads 8 rows: of the long prompt and of the short one in turn.
 #[test]
-fn a_long_prompt_does_not_delay_a_short_one() {
+fn a_short_prompt_gets_every_second_pass() {
     let engine = with_memory(None);
     let mut scheduler =
         Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() });

@@ -23,15 +23,15 @@ use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
-use slot::{PartDone, PromptOrder, Slot};
+use slot::{PartDone, Slot};
 
 /// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
     /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each.
     /// Rounds are never shortened: their drafts were made. A larger pass reads prompts faster; a smaller one delays the
-    /// others less. Of several prompts, the oldest and the one with the fewest rows left are the first in turn, so that
-    /// a long prompt does not delay short ones, nor they it. Default: 512.
+    /// others less. Of several prompts, the oldest and the one with the fewest rows left are the first in turn:
+    /// each of the two gets about every second pass. Default: 512.
     pub max_rows: usize,
     /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads
     /// as many prompt rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a
@@ -81,7 +81,8 @@ pub struct Scheduler {
     prefixes: Option<PrefixCache>,
     slots: Vec<Slot>,
     next: u64,
-    prompt_order: PromptOrder,
+    /// Whether the next pass that reads several prompts reads the one with the fewest rows left first, not the oldest.
+    shortest_prompt_first: bool,
     /// Whether passes have no drafts, as all sequences waited for memory.
     plain: bool,
 }
@@ -99,7 +100,7 @@ impl Scheduler {
             prefixes,
             slots: Vec::new(),
             next: 0,
-            prompt_order: PromptOrder::default(),
+            shortest_prompt_first: false,
             plain: false,
         }
     }
@@ -371,9 +372,14 @@ impl Scheduler {
         let mut left = self.max_rows;
         let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
-        self.prompt_order.sort(&mut reading);
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
+        if of_prompts > 0 && reading.len() > 1 {
+            if self.shortest_prompt_first {
+                reading.sort_by_key(|slot| slot.run.unread());
+            }
+            self.shortest_prompt_first = !self.shortest_prompt_first;
+        }
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
         if self.plain || !reading.is_empty() && of_prompts > 0 {
             mode = PassMode::Plain;

@@ -38,31 +38,6 @@ pub(super) struct Slot {
     pub kept: Option<Session>,
 }
 
-/// Which of several prompts is the first to get rows of the next pass.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) enum PromptOrder {
-    #[default]
-    Oldest,
-    /// The one with the fewest rows left.
-    Shortest,
-}
-
-impl PromptOrder {
-    /// Sorts sequences that read prompts, given from the oldest on, and selects the other order for the next pass.
-    pub fn sort(&mut self, reading: &mut [&mut Slot]) {
-        if reading.len() < 2 {
-            return;
-        }
-        *self = match self {
-            Self::Oldest => Self::Shortest,
-            Self::Shortest => {
-                reading.sort_by_key(|slot| slot.run.unread());
-                Self::Oldest
-            }
-        };
-    }
-}
-
 /// A sequence's part of a pass.
 pub(super) struct PartDone {
     pub slot: usize,

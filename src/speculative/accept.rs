@@ -61,7 +61,8 @@ pub(crate) fn accept_rows<E>(
             };
             return Ok(Accepted { count, next });
         };
-        let correction = match draft.probs.as_ref().map(|probs| &probs[count]).filter(|probs| !probs.is_certain()) {
+        let draft_probs = draft.probs.as_ref().and_then(|probs| probs.get(count));
+        let correction = match draft_probs.filter(|probs| !probs.is_certain()) {
             Some(draft_probs) if is_accepted(*token, &target, draft_probs, rng) => None,
             Some(draft_probs) => Some(target.residual(draft_probs).sample(rng)),
             None => Some(target.sample(rng)).filter(|next| next != token),
@@ -96,6 +97,9 @@ mod tests {
         // Neither distribution has the token.
         let draft = Draft { tokens: vec![9], probs: Some(vec![Distribution::certain(8)]), ..Draft::default() };
         assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count: 0, next: 5 });
+        // The second token has no distribution: it is a greedy draft.
+        let draft = Draft { tokens: vec![5, 6], probs: Some(vec![Distribution::certain(5)]), ..Draft::default() };
+        assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count: 2, next: 7 });
         // A row that fails after an accepted draft.
         let draft = Draft { tokens: vec![5, 6, 7], ..Draft::default() };
         for (fails, want) in [(0, Err(0)), (1, Ok((0, 5))), (2, Ok((1, 6))), (3, Ok((2, 7)))] {

@@ -7,7 +7,7 @@ use crate::sampler::Distribution;
 pub struct Draft {
     /// The tokens, each drafted after the one before it.
     pub tokens: Vec<u32>,
-    /// The distributions that they were drawn from; `None` for greedy drafts (one-hot).
+    /// The distributions that they were drawn from; `None` for greedy drafts (one-hot), as a token without one is.
     pub probs: Option<Vec<Distribution>>,
     /// The drafter's probability of each token among those it scored; only with
     /// [`Confidence::Report`] and a drafter that has probabilities.

@@ -245,22 +245,23 @@ fn a_pause_is_of_rounds_after_the_models_drafts() {
     let costs = [DraftCost::PerToken, DraftCost::Once];
     let mut planner = Planner::new(BlockSize::Fixed(4), Some(1), &costs, Costs::default());
     let model = AvailableDrafter { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 7 };
-    let mut drafts_after = |rejected: Option<usize>| {
+    let mut drafts_after = |rejected: Option<(usize, usize)>| {
         planner.observe(&Observation {
             context: 9,
             rows: 4,
             others: OtherSequences::default(),
             verify_ms: 1.0,
             steps: None,
-            verified: rejected.map(|drafter| DraftOutcome { drafter, drafted: 3, accepted: 0 }),
+            verified: rejected.map(|(drafter, drafted)| DraftOutcome { drafter, drafted, accepted: 0 }),
             found: &[],
             emitted: 1,
         });
         let offer = DecisionInput { context: 9, max_rows: 8, drafters: &[model], others: OtherSequences::default() };
         [(); 3].map(|()| planner.decide(&offer).plan != Plan::Plain)
     };
-    assert_eq!(drafts_after(Some(LOOKUP)), [true; 3]);
-    assert_eq!(drafts_after(Some(MODEL)), [false; 3]);
+    assert_eq!(drafts_after(Some((LOOKUP, 3))), [true; 3]);
+    assert_eq!(drafts_after(Some((MODEL, 0))), [true; 3], "there was no draft");
+    assert_eq!(drafts_after(Some((MODEL, 3))), [false; 3]);
     assert_eq!(drafts_after(None), [true; 3]);
 }
 

@@ -172,7 +172,7 @@ pub struct Observation<'a> {
 pub struct ModelSteps {
     /// The drafter's kind.
     pub kind: DrafterKind,
-    /// Tokens requested.
+    /// Tokens drafted, verified or not.
     pub tokens: usize,
     /// Milliseconds of all steps.
     pub ms: f64,
@@ -371,7 +371,10 @@ impl Planner {
             }
         }
         if let Some(streak) = &mut self.streak {
-            let of_model = |draft: &DraftOutcome| self.drafters.get(draft.drafter) == Some(&DraftCost::PerToken);
+            // Of a draft without tokens, none could be rejected.
+            let of_model = |draft: &DraftOutcome| {
+                draft.drafted > 0 && self.drafters.get(draft.drafter) == Some(&DraftCost::PerToken)
+            };
             streak.observe(round.verified.filter(of_model).map(|draft| draft.accepted));
         }
         if round.others.rows > 0 {

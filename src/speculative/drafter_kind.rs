@@ -19,7 +19,7 @@ pub enum DrafterKind {
     NgramMapK4v,
     /// A hash table of next tokens, shared by the sessions of an engine.
     NgramMod,
-    /// Counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
+    /// Counts of next tokens: after one to four tokens in the context and in earlier texts, after two in a corpus.
     NgramCache,
     /// The tokens that a constraint forces.
     Forced,

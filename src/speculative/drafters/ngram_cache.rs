@@ -1,5 +1,5 @@
-//! The caches of `ngram-cache`: counts of next tokens after one to four tokens, in the context, in
-//! earlier texts and in a corpus.
+//! The caches of `ngram-cache`: counts of next tokens, after one to four tokens in the context and in earlier texts,
+//! after two in a corpus.
 
 use std::collections::HashMap;
 use std::path::Path;

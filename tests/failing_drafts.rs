@@ -301,6 +301,25 @@ impl Drafter for Draws {
     }
 }
 
+/// Sampled texts after a prompt of `prompt` tokens: see [`OneOfTwo`]. Rounds have `rows` rows, for drafts drawn from two
+/// tokens.
+fn drawn_drafts(tokens: [u32; 2], rows: usize, prompt: usize) -> GenerateOptions {
+    let distribution = Distribution::new(tokens.map(|token| (token, 0.5)).to_vec());
+    let draws = move || -> Box<dyn Drafter> { Box::new(Draws(distribution.clone())) };
+    let speculation = SpeculationOptions {
+        drafters: Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("draws", draws))]),
+        block: BlockSize::Fixed(rows),
+        drafts: DraftSampling::Sampled,
+        ..SpeculationOptions::default()
+    };
+    GenerateOptions {
+        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+        speculation: Speculation::With(speculation),
+        logits_processor: Some(Arc::new(OneOfTwo { prompt })),
+        ..plain(64)
+    }
+}
+
 /// Only the draft that the target can read needs a row for which there is no memory. It is as probable as without
 /// drafts.
 #[test]
@@ -318,21 +337,7 @@ fn a_draw_without_memory_does_not_bias_a_sampled_text() {
     let mut other = sessions.pop().expect("a session");
     outcome(&mut other, &prompt[..100], &plain(1));
     let unreadable = small.target().num_readable_tokens() as u32;
-    let draws =
-        move || -> Box<dyn Drafter> { Box::new(Draws(Distribution::new(vec![(NEXT[0], 0.5), (unreadable, 0.5)]))) };
-    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("draws", draws))]);
-    let speculation = SpeculationOptions {
-        drafters,
-        block: BlockSize::Fixed(2),
-        drafts: DraftSampling::Sampled,
-        ..SpeculationOptions::default()
-    };
-    let mut options = GenerateOptions {
-        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
-        speculation: Speculation::With(speculation),
-        logits_processor: Some(Arc::new(OneOfTwo { prompt: prompt.len() })),
-        ..plain(3)
-    };
+    let mut options = GenerateOptions { max_tokens: 3, ..drawn_drafts([NEXT[0], unreadable], 2, prompt.len()) };
     options.stop.tokens = NEXT.to_vec();
     let mut drawn = 0;
     for (seed, session) in (0..).zip(sessions) {
@@ -344,6 +349,26 @@ fn a_draw_without_memory_does_not_bias_a_sampled_text() {
     // Four standard deviations of 200 draws; the seeds are fixed. Drawn anew without its draft, it has one quarter.
     let share = drawn as f64 / TEXTS as f64;
     assert!((share - 0.5).abs() < 0.15, "{share} instead of one half");
+}
+
+/// Of a drawn draft, the tokens whose rows have memory are verified, and count as their drafter's.
+#[test]
+fn a_draft_shortened_for_memory_is_its_drafter_s() {
+    let prompt: Vec<u32> = (0..127).map(|i| 3 + i * 7 % 50).collect();
+    let free = engine(None);
+    let mut session = free.session(&small_sessions()).expect("a session");
+    outcome(&mut session, &prompt, &plain(1));
+    // Of two sequences, neither has a second page.
+    let small = engine(Some(2 * free.pages().held()));
+    let [mut session, mut other] = [(); 2].map(|()| small.session(&small_sessions()).expect("a session"));
+    outcome(&mut other, &prompt[..100], &plain(1));
+    let mut generation = session.generate(&prompt[..120], &drawn_drafts(NEXT, 16, 120)).expect("a generation");
+    let error = generation.find_map(|piece| piece.err());
+    assert!(matches!(error, Some(Error::Memory { .. })), "{error:?}");
+    let statistics = generation.statistics();
+    let drafter = &statistics.speculation.drafters[0];
+    assert!(statistics.accepted > 0, "{statistics}");
+    assert_eq!((drafter.drafted, drafter.accepted), (statistics.drafted, statistics.accepted));
 }
 
 #[test]

@@ -222,7 +222,7 @@ impl Drafting {
             }
         };
         let time = start.elapsed();
-        Ok(Proposal { draft, planned_len, decision, calls, drafter, found, forced, time, rng })
+        Ok(Proposal { draft, planned_len, decision, calls, drafter, is_shortened: false, found, forced, time, rng })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
@@ -307,7 +307,7 @@ impl Drafting {
         timing: &PassTiming,
     ) -> Result<RoundResult> {
         let start = Instant::now();
-        let Proposal { mut draft, decision, calls, drafter, found, time: draft_time, .. } = proposal;
+        let Proposal { mut draft, decision, calls, drafter, is_shortened, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
         let (Accepted { count, next }, mut logprobs) = output.verify(&mut draft, &self.settings, &self.tokens, rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
@@ -336,6 +336,7 @@ impl Drafting {
             decision,
             calls,
             drafter,
+            is_shortened,
             last,
             position: timing.position,
             hidden_l2,
@@ -379,7 +380,7 @@ impl Drafting {
     fn report(&mut self, round: &RoundResult, found: &[Draft], others: OtherSequences) {
         let RoundResult { drafter, accepted, .. } = *round;
         let drafted = round.draft.tokens.len();
-        let of_model = drafter.filter(|one| self.drafters.is_model(*one));
+        let of_model = drafter.filter(|one| !round.is_shortened && self.drafters.is_model(*one));
         let of_model = of_model.map_or(0, |one| drafted_by(&round.calls, one));
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
         let dropped = usize::from(accepted == drafted && of_model > drafted);

@@ -21,8 +21,9 @@ pub(crate) struct Proposal {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
-    pub found: Vec<Draft>, // by drafter: what prompt lookup found; empty for models
-    pub forced: Vec<u32>,  // tokens that a constraint forces
+    pub is_shortened: bool, // to the rows that have memory
+    pub found: Vec<Draft>,  // by drafter: what prompt lookup found; empty for models
+    pub forced: Vec<u32>,   // tokens that a constraint forces
     pub time: Duration,
     pub rng: Option<StdRng>, // that of drafts, before
 }
@@ -34,7 +35,18 @@ impl Proposal {
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, found, forced) = (Draft::default(), Vec::new(), Vec::new(), Vec::new());
         let time = Duration::ZERO;
-        Self { draft, planned_len: 0, decision, calls, drafter: None, found, forced, time, rng: None }
+        Self {
+            draft,
+            planned_len: 0,
+            decision,
+            calls,
+            drafter: None,
+            is_shortened: false,
+            found,
+            forced,
+            time,
+            rng: None,
+        }
     }
 
     /// Shortens the draft to `most` tokens. How many rows need memory may depend on what was drawn, as the constraint's
@@ -43,7 +55,7 @@ impl Proposal {
         let drops = most < self.draft.tokens.len();
         if drops {
             self.draft.drop_from(most);
-            (self.planned_len, self.drafter) = (most, None);
+            (self.planned_len, self.is_shortened) = (most, true);
         }
         drops
     }

@@ -25,6 +25,8 @@ pub(crate) struct RoundResult {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
+    /// Whether only those drafts were verified whose rows have memory.
+    pub is_shortened: bool,
     /// The last token before the round, and its position.
     pub last: u32,
     pub position: usize,

@@ -63,10 +63,7 @@ impl Step<'_> {
     /// Returns whether there was a draft.
     fn drop_draft(&mut self) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
-        let dropped = proposal.planned_len > 0;
-        proposal.draft.truncate(0);
-        (proposal.planned_len, proposal.drafter) = (0, None);
-        dropped
+        proposal.shorten(0)
     }
 
     /// Frees the pages that a failed pass took, which other sequences may need.
@@ -84,7 +81,7 @@ impl Step<'_> {
 
     /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was either.
     pub fn give_up_drafts(&mut self) -> bool {
-        self.shorten_draft() || self.drop_draft() || self.decoder.drafting.drafters.release()
+        self.shorten_draft() || self.decoder.drafting.drafters.release()
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Proposal {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
-    pub is_shortened: bool, // to the rows that have memory
+    pub is_shortened: bool, // a pass failed with more
     pub found: Vec<Draft>,  // by drafter: what prompt lookup found; empty for models
     pub forced: Vec<u32>,   // tokens that a constraint forces
     pub time: Duration,

@@ -25,7 +25,7 @@ pub(crate) struct RoundResult {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
-    /// Whether only those drafts were verified whose rows have memory.
+    /// Whether the draft was shortened because a pass with more of it failed.
     pub is_shortened: bool,
     /// The last token before the round, and its position.
     pub last: u32,

@@ -378,7 +378,10 @@ impl Run {
     /// Stores the measured costs in the engine and the statistics.
     fn learn(&mut self, session: &mut Session) {
         let (decoder, drafted) = session.decoder_and_draft();
-        if let Some(Ok(Ok(drafted))) = &drafted {
+        // A proposal of a plain step is no draft.
+        if let Some(Ok(Ok(drafted))) = &drafted
+            && drafted.planned_len > 0
+        {
             self.statistics.speculation.cancelled += 1;
             if let Some(tracer) = &self.tracer {
                 tracer.cancelled(drafted.planned_len);

@@ -141,6 +141,20 @@ fn cancelling_ends_the_draft_after_its_token() {
     drop(go);
     assert!(generation.all(|piece| piece.expect("held back text").tokens.is_empty()));
     assert_eq!((generation.finish_reason(), drafted.load(Ordering::Relaxed)), (Some(FinishReason::Cancelled), 1));
+    assert_eq!(generation.statistics().speculation.cancelled, 1);
+}
+
+/// The proposal of a plain step is no draft that was discarded.
+#[test]
+fn only_drafts_count_as_discarded() {
+    let engine = demo(1);
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let ahead = options("ngram-simple:n=64", BlockSize::Fixed(4), DraftPipeline::Ahead, 24);
+    let mut generation = session.generate(&[5, 6], &ahead).expect("a generation");
+    assert_eq!(generation.next().expect("a piece").expect("the first token").tokens.len(), 1);
+    generation.cancel_handle().cancel();
+    assert!(generation.all(|piece| piece.expect("held back text").tokens.is_empty()));
+    assert_eq!(generation.statistics().speculation.cancelled, 0);
 }
 
 /// A scheduler with a prefix cache waits for the draft of a leaked generation, as the session itself does.

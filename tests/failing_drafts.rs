@@ -301,8 +301,8 @@ impl Drafter for Draws {
     }
 }
 
-/// Sampled texts after a prompt of `prompt` tokens: see [`OneOfTwo`]. Rounds have `rows` rows, for drafts drawn from two
-/// tokens.
+/// Sampled texts after a prompt of `prompt` tokens: see [`OneOfTwo`]. Rounds have `rows` rows, for drafts drawn from
+/// two tokens.
 fn drawn_drafts(tokens: [u32; 2], rows: usize, prompt: usize) -> GenerateOptions {
     let distribution = Distribution::new(tokens.map(|token| (token, 0.5)).to_vec());
     let draws = move || -> Box<dyn Drafter> { Box::new(Draws(distribution.clone())) };

@@ -8,7 +8,8 @@ use crate::Result;
 /// temperature. Default: greedy, without penalties.
 ///
 /// All are functions of one row of logits and of the tokens before it, so that every verified row has the distribution
-/// that it has without speculation. Mirostat, whose target depends on the surprisal of emitted tokens, is not supported.
+/// that it has without speculation. Mirostat, whose target depends on the surprisal of emitted tokens, is not
+/// supported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Penalties of repeated tokens. Default: none.

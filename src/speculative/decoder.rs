@@ -79,7 +79,8 @@ impl Step<'_> {
         proposal.shorten(kept)
     }
 
-    /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was either.
+    /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was
+    /// either.
     pub fn give_up_drafts(&mut self) -> bool {
         self.shorten_draft() || self.decoder.drafting.drafters.release()
     }

@@ -12,8 +12,8 @@ pub struct Draft {
     /// The drafter's probability of each token among those it scored; only with
     /// [`Confidence::Report`] and a drafter that has probabilities.
     pub confidence: Vec<f32>,
-    /// The next drawn token and its distribution, if the constraint's check rejected the token, or its row had no memory.
-    /// A check that exceeded a limit may reject a token that the mask allows, so the target decides.
+    /// The next drawn token and its distribution, if the constraint's check rejected the token, or its row had no
+    /// memory. A check that exceeded a limit may reject a token that the mask allows, so the target decides.
     pub dropped: Option<(u32, Distribution)>,
 }
 

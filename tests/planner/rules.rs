@@ -292,6 +292,14 @@ fn costs_are_saved_and_loaded() {
     }
     let complaint = Costs::load("/dev/null", &own).expect_err("a device").to_string();
     assert_eq!(complaint, "/dev/null: is not a regular file; a cost table is expected here");
+
+    // The first measurements of a cost may be in a file: one more is no median of its own.
+    let mut few = Costs::new(own.clone());
+    (0..4).for_each(|_| few.verified(0, 1, 10.0));
+    few.save(&path).expect("a file");
+    let mut few = Costs::load(&path, &own).expect("the same costs");
+    few.verified(0, 1, 100.0);
+    assert_eq!(few.verify(0, 1)[0].ms, 10.0);
 }
 
 /// Out-of-range values in a file are rejected by name; all other values can be planned with.

@@ -33,6 +33,8 @@ impl Measured {
     fn add(&mut self, ms: f64, difference: f64, tuning: &Tuning) {
         self.samples = self.samples.saturating_add(1);
         if self.samples <= tuning.median {
+            // Of those in a file, only the median is known.
+            self.first.resize(self.samples - 1, self.ms);
             self.first.push(ms);
             self.ms = median(self.first.iter().copied()).unwrap_or(ms);
         } else {

@@ -464,7 +464,7 @@ fn drop_tensor(from: &Path, to: &Path, name: &str) {
 fn an_untied_assistant_without_an_embedding_is_converted() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the fixture");
+    let case = cases::named("edge");
     let target = case.target(Isa::best());
     let name = |own: &str| Some(own.replace("model.embed_tokens.weight", "lm_head.weight"));
     let untied = |config: &mut Value| config["tie_word_embeddings"] = false.into();

@@ -715,7 +715,7 @@ fn drafting_ahead_does_not_wait() {
 /// continues without them.
 #[test]
 fn keys_that_are_not_finite_are_an_error() {
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
+    let case = cases::named("edge");
     let bad = 77u32;
     let pair = damaged("edge", NARROW, None, |target| poison(target, bad));
     let good = &case.ids("input_ids")[..6];
@@ -809,7 +809,7 @@ fn a_round_waits_for_the_device_once() {
 
 #[test]
 fn what_does_not_fit_is_an_error_and_leaves_nothing() {
-    let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
+    let case = cases::named("nested");
     let load = |options: EngineOptions, machine: &Arc<Emulated>| {
         Engine::load(&EngineOptions { device: DeviceChoice::Given(machine.clone()), threads: Some(1), ..options })
     };
@@ -883,7 +883,7 @@ fn recordings_that_do_not_fit_replace_others() {
 /// sides draft the same, also if the host chooses, and if a draft is discarded with the generation.
 #[test]
 fn draft_models() {
-    let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
+    let case = cases::named("nested");
     let pair = |damage: f32| {
         let files = tempfile::tempdir().expect("a folder");
         let model = |name: &str| widen(&case.path.join("target"), &files.path().join(name), NARROW);

@@ -24,7 +24,7 @@ use foretoken::{
 use rand::rngs::StdRng;
 
 fn engine(name: &str) -> (Engine, Vec<u32>) {
-    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let case = cases::named(name);
     let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
     let engine = Engine::load(&EngineOptions { assistant: case.assistant_path(), ..options }).expect("an engine");
     (engine, case.ids("input_ids"))
@@ -290,7 +290,7 @@ fn a_drafters_panic_leaves_the_emitted_tokens() {
 /// or if its sliding windows have wrapped, to nothing.
 #[test]
 fn a_draft_model_is_rewound_with_its_session() {
-    let case = cases::all().into_iter().find(|case| case.name == "dense").expect("a fixture");
+    let case = cases::named("dense");
     let target = case.path.join("target");
     let load = EngineOptions { threads: Some(1), draft_model: Some(target.clone()), ..EngineOptions::new(&target) };
     // As much as two caches of this context take.

@@ -145,7 +145,7 @@ fn files(name: &str, directory: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn fixture() -> (PathBuf, Vec<u32>) {
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let case = cases::named("edge");
     (case.path.clone(), case.ids("input_ids"))
 }
 

@@ -936,8 +936,7 @@ const CHAINS: [(&str, &str); 7] = [
 /// An engine, its draft model, and options with rounds of four rows.
 fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>, GenerateOptions) {
     type Make = Box<dyn Fn() -> foretoken::Result<Box<dyn Drafter>> + Send + Sync>;
-    let mut every = cases::all().into_iter().chain(cases::of(cases::QWEN35));
-    let case = every.find(|case| case.name == name).expect("a fixture");
+    let case = cases::named(name);
     let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
     let engine = Engine::load(&options).expect("an engine");
     let checkpoint = || Checkpoint::open(case.path.join("target")).expect("a checkpoint");

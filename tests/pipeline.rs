@@ -209,7 +209,7 @@ fn sessions_differ() {
 /// An error of the drafter is reported when the draft is needed; the session continues without it.
 #[test]
 fn an_error_comes_out_of_the_next_round() {
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let case = cases::named("edge");
     let directory = tempfile::tempdir().expect("a directory");
     for file in ["config.json", "model.safetensors"] {
         let from = case.assistant_path().expect("an assistant").join(file);

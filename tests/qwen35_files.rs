@@ -886,7 +886,7 @@ fn misspelt_names_are_refused() {
 /// Tensors of no dimensions, or of some and no elements, are no stack of experts.
 #[test]
 fn experts_matrices_without_rows_are_refused() {
-    let case = shipped().into_iter().find(|case| case.name == "qwen35-moe").expect("a fixture");
+    let case = cases::named("qwen35-moe");
     let folder = directory(&case, |name| !name.ends_with("layers.0.mlp.experts.down_proj"), |_| {});
     let path = folder.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("the tensors");

@@ -535,7 +535,7 @@ struct Pair {
 /// Weights are random: nearly all drafts are rejected.
 #[test]
 fn the_engine_samples_as_without_drafts() {
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let case = cases::named("edge");
     let pair = Pair {
         model: case.path.join("target"),
         assistant: case.assistant_path().expect("an assistant"),

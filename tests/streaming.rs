@@ -166,7 +166,7 @@ fn invalid_bytes_become_replacements() {
 /// The edge fixture with a tokenizer under which its greedy ids spell `words`, each id the next word at its first
 /// occurrence, and the ids.
 fn spelling(directory: &Path, words: &[&str], tokens: usize) -> (Engine, Vec<u32>, Vec<u32>) {
-    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let case = cases::named("edge");
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(case.path.join("target").join(file), directory.join(file)).expect("a copy");
     }

@@ -38,9 +38,11 @@ pub fn of(family: &str) -> Vec<Case> {
     cases
 }
 
-/// The case `name`, of any family.
+/// This repository's case `name`, of any family.
 pub fn named(name: &str) -> Case {
-    every().into_iter().find(|case| case.name == name).expect("a fixture")
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    let expected = path.join(EXPECTED);
+    Case::open(path, expected).expect("a fixture")
 }
 
 /// Every case of every family.

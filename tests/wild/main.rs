@@ -23,7 +23,7 @@ mod unsupported;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cases::{Case, cache, max_difference, pass, values};
+use cases::{Case, cache, max_difference, named as case, pass, values};
 use foretoken::checkpoint::convert::{ToGgufOptions, ToHuggingFaceOptions, Unknown, to_gguf, to_hugging_face};
 use foretoken::checkpoint::{Checkpoint, Progress, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
@@ -42,10 +42,6 @@ use twins::{Change, STRIKE_END, Tensors, Twin, Vocabulary};
 
 const WEIGHTS: &str = "target/model.safetensors";
 const CONFIG: &str = "target/config.json";
-
-fn case(fixture: &str) -> Case {
-    cases::all().into_iter().find(|case| case.name == fixture).expect("the fixture")
-}
 
 fn target(path: &Path) -> Result<Target> {
     Target::load(&Checkpoint::open(path)?, Isa::best())

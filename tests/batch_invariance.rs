@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use candle_core::Tensor;
-use cases::on_every_isa;
+use cases::{bits, on_every_isa};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Assistant, Centroids};
 use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
@@ -67,10 +67,6 @@ fn outputs(target: &dyn Model, state: &mut SequenceState, ids: &[u32], keep: usi
     let [logits, hidden] = [&output.logits, &output.hidden].map(|of| bits(&F32View::new(of).expect("floats")));
     let rows = logits.chunks_exact(logits.len() / ids.len()).zip(hidden.chunks_exact(hidden.len() / ids.len()));
     rows.map(|(logits, hidden)| [logits, hidden].concat()).collect()
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Checks that rounds of these `sizes`, for each of `threads` and chunk, have the bits of plain decoding of the last ids,

@@ -2,7 +2,7 @@
 
 mod cases;
 
-use cases::{max_difference, on_every_isa, pass, values};
+use cases::{bits, max_difference, on_every_isa, pass, values};
 use foretoken::OutputRows;
 use foretoken::kv::{
     CodeFormat, ExactZones, KEqV, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, StoreLayout,
@@ -39,7 +39,6 @@ fn recomputed_keys_are_stored_keys(isa: Isa) {
         };
         let (recomputed, small) = logits(ElementType::F32, KEqV::Recomputed);
         let (stored, large) = logits(ElementType::F32, KEqV::Stored);
-        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&recomputed) == bits(&stored), "{}: the bits differ in f32", case.name);
         // The table of angles is as large as the K of one head if all of it rotates.
         assert!(small < large || !case.ships(), "{}: {small} of {large} bytes per token", case.name);
@@ -137,17 +136,16 @@ fn chunks_do_not_change_bits() {
 
 fn bits_are_of_own_keys(isa: Isa) {
     let model = Model::new(isa);
-    let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     for format in [KvFormat::Quantized(CodeFormat::Tqc5), KvFormat::Exact(ElementType::F16)] {
         let recomputed = options(format, KEqV::Recomputed);
         let (whole, _) = model.attend(&recomputed, &[300, 100]);
         let (chunks, _) = model.attend(&recomputed, &[100, 100, 99, 1, 1, 16, 7, 76]);
-        assert!(bits(&whole) == bits(&chunks), "{format}");
+        assert!(bits(&whole.concat()) == bits(&chunks.concat()), "{format}: the bits differ");
     }
     // Angles are in pages as well: in f32 the keys of the second page are the stored ones, too.
     let [computed, stored] = [KEqV::Recomputed, KEqV::Stored]
         .map(|k_eq_v| model.attend(&options(ElementType::F32.into(), k_eq_v), &[120, 20, 1]).0);
-    assert!(bits(&computed) == bits(&stored), "the keys of the second page");
+    assert!(bits(&computed.concat()) == bits(&stored.concat()), "the keys of the second page");
 }
 
 /// 31B: ten full layers of four K/V heads of 512; 128 K tokens of `balanced` stay under 2.3 GiB.

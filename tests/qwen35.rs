@@ -6,7 +6,7 @@ mod cases;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use cases::{Case, argmax, max_difference, on_every_isa, same_id, values};
+use cases::{Case, argmax, bits, max_difference, on_every_isa, same_id, values};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
 use foretoken::nn::tensor;
@@ -57,10 +57,6 @@ fn in_chunks(target: &Target, state: &mut SequenceState, ids: &[u32], chunk: usi
         hidden.extend(values(&output.hidden));
     }
     (logits, hidden)
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Everything in a state is equal, and so is what follows from it.
@@ -274,8 +270,6 @@ fn rows_have_their_own_bits() {
 /// Two sequences in one pass, of which one keeps all rows and the other some.
 #[test]
 fn sequences_share_a_pass() {
-    use foretoken::Request;
-    use foretoken::kv::Batch;
     for_each_case(|case, target| {
         let ids = at_least(24, case);
         let (mut a, mut b) = (state(target), state(target));

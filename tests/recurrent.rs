@@ -128,6 +128,11 @@ impl Drafter for Guess {
     }
 }
 
+fn engine() -> Engine {
+    let options = ModelOptions { threads: Some(1), ..ModelOptions::default() };
+    Engine::from_model(Arc::new(Toy), options).expect("an engine")
+}
+
 fn write(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
     let generation = session.generate(prompt, options).expect("a generation");
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
@@ -165,8 +170,7 @@ fn rejected_rows_leave_no_trace() {
 /// Greedy text with a guessing drafter is the text without, alone and in a batch, and needs fewer passes.
 #[test]
 fn speculation_and_batches_write_the_same_text() {
-    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
-        .expect("an engine");
+    let engine = engine();
     let prompt = [2, 3, 5];
     let session = || engine.session(&SessionOptions::default()).expect("a session");
     let want = write(&mut session(), &prompt, &plain(60));
@@ -203,8 +207,7 @@ fn speculation_and_batches_write_the_same_text() {
 /// A fork continues alone; a rewind is rejected, because a recurrence cannot be rewound.
 #[test]
 fn forks_go_on_and_rewinding_is_refused() {
-    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
-        .expect("an engine");
+    let engine = engine();
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     write(&mut session, &[2, 3, 5], &plain(10));
     let mut fork = session.fork().expect("a fork");
@@ -216,8 +219,7 @@ fn forks_go_on_and_rewinding_is_refused() {
 /// A model without K and V has a context of any length, and so can a damaged file.
 #[test]
 fn session_files_of_impossible_lengths_are_refused() {
-    let engine = Engine::from_model(Arc::new(Toy), ModelOptions { threads: Some(1), ..ModelOptions::default() })
-        .expect("an engine");
+    let engine = engine();
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     write(&mut session, &[2, 3, 5], &plain(10));
     let directory = tempfile::tempdir().expect("a directory");

@@ -196,6 +196,11 @@ pub fn values(tensor: &candle_core::Tensor) -> Vec<f32> {
     F32View::new(tensor).expect("an f32 tensor").to_vec()
 }
 
+/// The bits of floats: equal ones are the same numbers, and NaN equals itself.
+pub fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
 /// The largest difference between two runs of floats; infinite if one of them is NaN.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "lengths differ");

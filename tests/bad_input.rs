@@ -1,16 +1,18 @@
 //! Bad input gives a one-line error that names the file, field or tensor and the remedy: no panic, no allocation of an
 //! unchecked size, and exit code 1 on the command line.
 
-mod cases;
 #[path = "../tools/tests/example/mod.rs"]
 mod example;
+mod gguf_writer;
+mod refusal;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;
+mod twins;
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,59 +28,34 @@ use foretoken::{
     Cancel, DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
     SpeculationOptions,
 };
-use safetensors::tensor::{Dtype, TensorView};
+use refusal::{refused, says};
+use safetensors::Dtype;
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use twins::Twin;
 
-/// A copy of the `edge` fixture's pair, to be corrupted.
-struct Pair {
-    directory: TempDir,
+/// The `edge` fixture's pair, to be corrupted.
+struct Pair(Twin);
+
+impl Deref for Pair {
+    type Target = Twin;
+
+    fn deref(&self) -> &Twin {
+        &self.0
+    }
 }
 
 impl Pair {
     fn new() -> Self {
-        let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
-        let directory = tempfile::tempdir().expect("a directory");
-        for part in ["target", "assistant"] {
-            let to = directory.path().join(part);
-            std::fs::create_dir(&to).expect("a directory");
-            for file in ["config.json", "generation_config.json", "model.safetensors"] {
-                std::fs::copy(case.path.join(part).join(file), to.join(file)).expect("a copy");
-            }
-        }
-        Self { directory }
-    }
-
-    fn path(&self, file: &str) -> PathBuf {
-        self.directory.path().join(file)
-    }
-
-    fn write(&self, file: &str, content: impl AsRef<[u8]>) {
-        std::fs::write(self.path(file), content).expect("a file");
+        Self(Twin::of("edge"))
     }
 
     /// Changes a field of a configuration; `name` is a path (`text_config.head_dim`).
     fn set(&self, file: &str, name: &str, value: Value) {
-        let text = std::fs::read_to_string(self.path(file)).expect("a file");
-        let mut config: Value = serde_json::from_str(&text).expect("JSON");
-        let (parents, field) = name.rsplit_once('.').unwrap_or(("", name));
-        let parent = parents.split('.').filter(|parent| !parent.is_empty()).fold(&mut config, |at, name| &mut at[name]);
-        parent[field] = value;
-        self.write(file, config.to_string());
-    }
-
-    /// Changes the tensors of a safetensors file.
-    fn tensors(&self, file: &str, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
-        let bytes = std::fs::read(self.path(file)).expect("a file");
-        let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-        let mut tensors: BTreeMap<_, _> = (tensors.tensors().into_iter())
-            .map(|(name, tensor)| (name, (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())))
-            .collect();
-        change(&mut tensors);
-        let views = tensors.iter().map(|(name, (dtype, shape, data))| {
-            (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
+        self.json(file, |config| {
+            let (parents, field) = name.rsplit_once('.').unwrap_or(("", name));
+            let parents = parents.split('.').filter(|parent| !parent.is_empty());
+            parents.fold(config, |at, name| &mut at[name])[field] = value;
         });
-        self.write(file, safetensors::serialize(views, None).expect("safetensors"));
     }
 
     fn engine(&self) -> Result<Engine> {
@@ -87,22 +64,9 @@ impl Pair {
     }
 
     /// Checks that loading the pair fails with an error that contains everything in `about`.
+    #[track_caller]
     fn refused(&self, about: &[&str]) {
         refused(self.engine(), about);
-    }
-}
-
-/// Checks that `result` is a one-line error that contains everything in `about`.
-fn refused<T>(result: Result<T>, about: &[&str]) {
-    let Err(error) = result else { panic!("accepted, but {about:?} is wrong") };
-    says(&error.to_string(), about);
-}
-
-fn says(message: &str, about: &[&str]) {
-    assert_eq!(message.lines().count(), 1, "not one line: {message:?}");
-    assert!(message.len() < 600, "a line of {} bytes: {message}", message.len());
-    for part in about {
-        assert!(message.contains(part), "{message:?} does not mention {part:?}");
     }
 }
 
@@ -149,7 +113,7 @@ fn a_directory_where_a_file_is_expected_and_the_reverse() {
     let pair = Pair::new();
     refused(Engine::load(&EngineOptions::new(pair.path(WEIGHTS))), &[WEIGHTS, "is a file", "directory"]);
     // The directory around both checkpoints is none.
-    let around = Engine::load(&EngineOptions::new(pair.directory.path()));
+    let around = Engine::load(&EngineOptions::new(pair.path("target").parent().expect("a directory")));
     refused(around, &["contains checkpoints; use one of them: assistant, target"]);
 }
 
@@ -193,31 +157,6 @@ fn safetensors_headers() {
         pair.write(WEIGHTS, bytes);
         pair.refused(&[WEIGHTS, "download it again"]);
     }
-}
-
-#[test]
-fn shards() {
-    let pair = Pair::new();
-    let index = "target/model.safetensors.index.json";
-    for (content, about) in [
-        (json!({}), ["weight_map", "is missing"]),
-        (json!({"weight_map": {"x": 3}}), ["weight_map.x", "must be a string"]),
-        (json!({"weight_map": {"x": "../assistant/model.safetensors"}}), ["weight_map.x", "not a file name"]),
-        (json!({"weight_map": {"x": "/etc/hostname"}}), ["weight_map.x", "not a file name"]),
-        (json!({"weight_map": {"x": ".."}}), ["weight_map.x", "not a file name"]),
-    ] {
-        pair.write(index, content.to_string());
-        pair.refused(&[&[index][..], &about].concat());
-    }
-    // The same tensors in two shards are ambiguous.
-    std::fs::copy(pair.path(WEIGHTS), pair.path("target/again.safetensors")).expect("a copy");
-    let both = json!({"weight_map": {"x": "model.safetensors", "y": "again.safetensors"}});
-    pair.write(index, both.to_string());
-    pair.refused(&["model.safetensors", "repeats tensor"]);
-    // A missing shard: without the whole file, which would be read.
-    std::fs::remove_file(pair.path(WEIGHTS)).expect("it was there");
-    pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
-    pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
 }
 
 #[test]
@@ -753,21 +692,6 @@ fn tokenizer_files() {
     }
 }
 
-/// A valid file is read as the `tokenizers` crate reads it.
-#[test]
-fn a_sound_tokenizer_file() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
-    let ours = Tokenizer::read(&demo, 4096).expect("the demo's");
-    let theirs = tokenizers::Tokenizer::from_file(&demo).expect("the demo's");
-    let text = include_str!("bad_input.rs");
-    let ids = ours.encode(text).expect("ids");
-    assert_eq!(ids, theirs.encode_fast(text, true).expect("ids").get_ids());
-    assert_eq!(ours.decode(&ids).expect("a text"), theirs.decode(&ids, true).expect("a text"));
-    for text in ["<|turn>user\n größe 你好\u{1F980}", " ", "<unk>  <mask>x"] {
-        assert_eq!(ours.encode(text).expect("ids"), theirs.encode_fast(text, true).expect("ids").get_ids(), "{text:?}");
-    }
-}
-
 /// Counts that a template may not use: minijinja would allocate them, or panic.
 #[test]
 fn chat_templates_that_ask_for_too_much() {
@@ -911,7 +835,7 @@ fn causes_in_files() {
     };
     let missing = cause(&|pair| std::fs::remove_file(pair.path(TARGET)).expect("it was there"));
     assert!(matches!(&missing, Error::Io { path, .. } if path.ends_with(TARGET)), "{missing:?}");
-    let not_utf8 = cause(&|pair| pair.write(TARGET, b"\xFF\xFE{\0}\0"));
+    let not_utf8 = cause(&|pair| drop(pair.write(TARGET, b"\xFF\xFE{\0}\0")));
     assert!(matches!(&not_utf8, Error::File { path, .. } if path.ends_with(TARGET)), "{not_utf8:?}");
     let cut = cause(&|pair| {
         let whole = std::fs::read(pair.path(WEIGHTS)).expect("a file");
@@ -1052,8 +976,7 @@ fn causes_in_requests() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_and_the_processor_still_works() {
     let pair = Pair::new();
-    let load =
-        |device| Engine::load(&EngineOptions { device, ..EngineOptions::new(pair.directory.path().join("target")) });
+    let load = |device| Engine::load(&EngineOptions { device, ..EngineOptions::new(pair.path("target")) });
     let error = load(DeviceChoice::Metal(0)).expect_err("no Mac");
     assert!(matches!(&error, Error::Device { device, .. } if device == "Metal"), "{error:?}");
     assert!(error.to_string().contains("use the CPU"), "{error}");

@@ -2,6 +2,7 @@
 #![cfg(feature = "hub")]
 
 mod cases;
+mod refusal;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,8 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use foretoken::hub::{self, HubOptions};
-use foretoken::{Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions};
+use foretoken::hub::{HubOptions, resolve};
+use foretoken::{Engine, EngineOptions, Error, GenerateOptions, SessionOptions};
+use refusal::refused;
 use serde_json::json;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -165,14 +167,24 @@ fn ids(target: &Path, assistant: &Path, prompt: &[u32]) -> Vec<u32> {
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
-fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf> {
-    hub::resolve(name, options)
+/// Nobody answers there: no other test can get the port, as it could one that was free a moment ago.
+const NOBODY: &str = "http://127.0.0.1:9";
+
+/// The same options where nobody answers.
+fn offline(options: &HubOptions) -> HubOptions {
+    HubOptions { endpoint: NOBODY.into(), ..options.clone() }
 }
 
-fn refused(result: Result<PathBuf>, about: &[&str]) {
-    let message = result.expect_err("an error").to_string();
-    assert_eq!(message.lines().count(), 1, "not one line: {message:?}");
-    about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not mention {part:?}"));
+/// A file of the repository `test/edge-GGUF`, whose content is its name.
+fn gguf_file(name: &str) -> (String, Vec<u8>) {
+    (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec())
+}
+
+/// Checks that the weights in `directory` are those of the fixture's target, to the byte.
+#[track_caller]
+fn has_the_weights(directory: &Path) {
+    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
+    assert!(read(directory) == read(&fixture().0.join("target")), "not the file");
 }
 
 #[test]
@@ -199,7 +211,7 @@ fn a_pair_loads_by_name() {
 
     // Existing files are used without a request to the server: it works offline.
     let asked = server.state().requests.len();
-    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+    let offline = offline(&options);
     assert_eq!(resolve("test/target", &offline).expect("the target"), target);
     assert_eq!(server.state().requests.len(), asked);
 }
@@ -265,7 +277,7 @@ fn a_whole_file_beside_shards() {
     assert!(!asked_for_shards(&server), "{:?}", server.state().requests);
     let (one, assistant) = (path.join("target"), path.join("assistant"));
     assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));
-    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+    let offline = offline(&options);
     assert_eq!(resolve("test/sharded", &offline).expect("the same"), target);
 
     // An index of both.
@@ -334,9 +346,7 @@ fn a_server_that_dies_midway() {
     let target = resolve("test/target", &options).expect("the target");
     let resumed = |request: &String| request.contains("model.safetensors") && request.ends_with(" 100000-");
     assert!(server.state().requests.iter().any(resumed), "{:?}", server.state().requests);
-    let (path, _) = fixture();
-    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
-    assert!(read(&target) == read(&path.join("target")), "the two parts do not make the whole");
+    has_the_weights(&target);
 }
 
 /// An interrupted download is resumed in the same call.
@@ -348,8 +358,7 @@ fn a_connection_that_breaks_once() {
     let target = resolve("test/target", &options).expect("the target");
     let resumed = |request: &String| request.contains("model.safetensors") && request.ends_with(" 100000-");
     assert!(server.state().requests.iter().any(resumed), "{:?}", server.state().requests);
-    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
-    assert!(read(&target) == read(&fixture().0.join("target")), "the two parts do not make the whole");
+    has_the_weights(&target);
 }
 
 /// A server that ignores ranges sends the whole file after the part of an interrupted download.
@@ -361,9 +370,7 @@ fn a_server_without_ranges() {
     server.state().break_after = Some(100_000);
     refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
     refused(resolve("test/target", &options), &["model.safetensors", "bytes instead of", "try again"]);
-    let target = resolve("test/target", &options).expect("the target");
-    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
-    assert!(read(&target) == read(&fixture().0.join("target")), "not the file");
+    has_the_weights(&resolve("test/target", &options).expect("the target"));
 
     // Two parts that are more than the file.
     let fresh = tempfile::tempdir().expect("a directory");
@@ -374,16 +381,14 @@ fn a_server_without_ranges() {
         assert_eq!(server.state().break_after, None, "the connection did not break");
     }
     refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
-    let target = resolve("test/target", &options).expect("the target");
-    assert!(read(&target) == read(&fixture().0.join("target")), "not the file");
+    has_the_weights(&resolve("test/target", &options).expect("the target"));
 }
 
 /// Parts of two commits are not used together.
 #[test]
 fn a_split_file_that_changes() {
-    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
     let parts = ["edge-BF16-00001-of-00002.gguf", "edge-BF16-00002-of-00002.gguf"];
-    let (server, cache) = (Server::new(parts.map(file).into()), tempfile::tempdir().expect("a directory"));
+    let (server, cache) = (Server::new(parts.map(gguf_file).into()), tempfile::tempdir().expect("a directory"));
     let options = server.options(cache.path());
     server.state().refuse = Some((parts[1], "503 Service Unavailable"));
     refused(resolve("test/edge-GGUF:BF16", &options), &[parts[1], "503"]);
@@ -456,7 +461,7 @@ fn failures_by_cause() {
     server.state().refuse = None;
     assert_eq!(status("test/nothing", &options), Some(404));
 
-    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+    let offline = offline(&options);
     assert_eq!(status("test/target", &offline), None, "nobody answers");
     server.state().break_after = Some(100_000);
     assert_eq!(status("test/target", &options), None, "the connection breaks");
@@ -478,11 +483,10 @@ fn failures_by_cause() {
 /// `owner/name:TAG` is one GGUF file of a repository, with all its parts.
 #[test]
 fn a_gguf_file_by_its_tag() {
-    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
     let parts = ["BF16/edge-BF16-00001-of-00002.gguf", "BF16/edge-BF16-00002-of-00002.gguf"];
     let all =
         ["README.md", "config.json", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "mmproj-Q8_0.gguf", parts[0], parts[1]];
-    let mut all: BTreeMap<_, _> = all.map(file).into();
+    let mut all: BTreeMap<_, _> = all.map(gguf_file).into();
     all.insert("test/one-GGUF/edge-Q4_0.gguf".into(), b"one".to_vec());
     all.insert("test/odd-GGUF/../../../edge-Q4_0.gguf".into(), b"outside".to_vec());
     let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
@@ -496,7 +500,7 @@ fn a_gguf_file_by_its_tag() {
             assert_eq!(read(&path.with_file_name(&parts[1][5..])), parts[1]);
         }
         // Existing files are used without a request to the server.
-        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+        let offline = offline(&options);
         assert_eq!(resolve(&format!("test/edge-GGUF:{tag}"), &offline).expect("the same"), path);
     }
     assert!(!server.state().requests.iter().any(|request| request.contains("README") || request.contains("mmproj")));
@@ -517,15 +521,14 @@ fn a_gguf_file_by_its_tag() {
 fn a_cached_file_with_the_tag_may_be_another_one() {
     let tagged = |tag: &str| format!("test/edge-GGUF:{tag}");
     for (first, other) in [("mtp-edge-Q8_0", "mtp-edge-Q8_0.gguf"), ("qat-Q8_0", "edge-qat-Q8_0.gguf")] {
-        let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
-        let (server, cache) = (Server::new([file(other)].into()), tempfile::tempdir().expect("a directory"));
+        let (server, cache) = (Server::new([gguf_file(other)].into()), tempfile::tempdir().expect("a directory"));
         let options = server.options(cache.path());
         assert!(resolve(&tagged(first), &options).expect("the other one").ends_with(other));
-        server.state().files = [file("edge-Q8_0.gguf")].into();
+        server.state().files = [gguf_file("edge-Q8_0.gguf")].into();
         let path = resolve(&tagged("Q8_0"), &options).expect("the model");
         assert!(path.ends_with("edge-Q8_0.gguf"), "{path:?}");
         // The other one by its name, without a request.
-        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+        let offline = offline(&options);
         let name = other.strip_suffix(".gguf").expect("its name");
         assert!(resolve(&tagged(name), &offline).expect("the other one").ends_with(other));
     }
@@ -534,12 +537,11 @@ fn a_cached_file_with_the_tag_may_be_another_one() {
 /// The file with the repository's name and the tag is meant, whatever else has the tag, and whatever is cached.
 #[test]
 fn the_file_of_the_repositorys_name() {
-    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
-    let server = Server::new([file("edge-Q8_0.gguf"), file("edge-qat-Q8_0.gguf")].into());
+    let server = Server::new([gguf_file("edge-Q8_0.gguf"), gguf_file("edge-qat-Q8_0.gguf")].into());
     for tags in [["Q8_0", "qat-Q8_0"], ["qat-Q8_0", "Q8_0"]] {
         let cache = tempfile::tempdir().expect("a directory");
         let online = server.options(cache.path());
-        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..online.clone() };
+        let offline = offline(&online);
         for options in [online, offline] {
             for tag in tags {
                 let path = resolve(&format!("test/edge-GGUF:{tag}"), &options).expect(tag);
@@ -553,13 +555,12 @@ fn the_file_of_the_repositorys_name() {
 /// with the tag.
 #[test]
 fn a_cached_file_with_the_tag_if_nobody_answers() {
-    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
     let xl = "edge-UD-Q4_K_XL.gguf";
     let parts = ["BF16/edge-qat-BF16-00001-of-00002.gguf", "BF16/edge-qat-BF16-00002-of-00002.gguf"];
-    let all = [xl, "edge-qat-Q8_0.gguf", "edge-it-Q8_0.gguf", "mtp-edge-Q5_0.gguf", parts[0], parts[1]].map(file);
+    let all = [xl, "edge-qat-Q8_0.gguf", "edge-it-Q8_0.gguf", "mtp-edge-Q5_0.gguf", parts[0], parts[1]].map(gguf_file);
     let (server, cache) = (Server::new(all.into()), tempfile::tempdir().expect("a directory"));
     let online = server.options(cache.path());
-    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..online.clone() };
+    let offline = offline(&online);
     refused(resolve("test/edge-GGUF:Q4_K_XL", &offline), &["127.0.0.1:9", "try again"]);
     for (tag, name) in [("Q4_K_XL", xl), ("BF16", parts[0])] {
         let tagged = format!("test/edge-GGUF:{tag}");
@@ -592,13 +593,13 @@ fn a_cached_file_with_the_tag_if_nobody_answers() {
 /// Without a tag, the only model that is cached.
 #[test]
 fn the_only_cached_gguf_file() {
-    let file = |name: &str| (format!("test/edge-GGUF/{name}"), name.as_bytes().to_vec());
-    let (server, cache) = (Server::new([file("edge-Q4_0.gguf")].into()), tempfile::tempdir().expect("a directory"));
+    let (server, cache) =
+        (Server::new([gguf_file("edge-Q4_0.gguf")].into()), tempfile::tempdir().expect("a directory"));
     let options = server.options(cache.path());
     let path = resolve("test/edge-GGUF", &options).expect("the only one");
-    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+    let offline = offline(&options);
     assert_eq!(resolve("test/edge-GGUF", &offline).expect("the same"), path);
-    server.state().files.extend([file("edge-Q8_0.gguf")]);
+    server.state().files.extend([gguf_file("edge-Q8_0.gguf")]);
     resolve("test/edge-GGUF:Q8_0", &options).expect("another one");
     refused(resolve("test/edge-GGUF", &options), &["several GGUF files", "edge-Q4_0.gguf", "edge-Q8_0.gguf"]);
 }
@@ -606,15 +607,9 @@ fn the_only_cached_gguf_file() {
 #[test]
 fn nobody_answers() {
     let cache = tempfile::tempdir().expect("a directory");
-    // A port that no other test can get, as it could one that was free a moment ago.
-    let endpoint = "http://127.0.0.1:9".to_owned();
-    let options = HubOptions {
-        endpoint: endpoint.clone(),
-        cache: Some(cache.path().join("hub")),
-        retries: 0,
-        ..Default::default()
-    };
-    refused(resolve("test/target", &options), &["test/target", &endpoint, "try again"]);
+    let cache = Some(cache.path().join("hub"));
+    let options = HubOptions { endpoint: NOBODY.into(), cache, retries: 0, ..HubOptions::default() };
+    refused(resolve("test/target", &options), &["test/target", NOBODY, "try again"]);
     let nonsense = HubOptions { endpoint: "no endpoint".into(), ..options };
     refused(resolve("test/target", &nonsense), &["test/target", "no endpoint"]);
 }

@@ -64,6 +64,21 @@ fn a_gguf_file_alone_has_the_ids_of_its_tokenizer_json() {
     }
 }
 
+/// Ids, and texts of ids, of a source file and of control tokens are those of the `tokenizers` crate.
+#[test]
+fn the_demos_tokenizer_is_that_of_the_tokenizers_crate() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let ours = Tokenizer::read(&demo, 4096).expect("the demo's");
+    let theirs = tokenizers::Tokenizer::from_file(&demo).expect("the demo's");
+    let text = include_str!("tokenizer_cases.rs");
+    let ids = ours.encode(text).expect("ids");
+    assert_eq!(ids, theirs.encode_fast(text, true).expect("ids").get_ids());
+    assert_eq!(ours.decode(&ids).expect("a text"), theirs.decode(&ids, true).expect("a text"));
+    for text in ["<|turn>user\n größe 你好\u{1F980}", " ", "<unk>  <mask>x"] {
+        assert_eq!(ours.encode(text).expect("ids"), theirs.encode_fast(text, true).expect("ids").get_ids(), "{text:?}");
+    }
+}
+
 /// A tokenizer.json with random merges of few characters, of which some, and some bytes, have no token.
 fn random_model(rng: &mut StdRng) -> Value {
     let characters = ["a", "b", "c", "\u{e9}", "\u{1f980}"];

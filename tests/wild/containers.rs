@@ -240,6 +240,8 @@ fn odd_indexes_load_or_are_refused() {
     // The whole file next to the index: it takes precedence, unless the index lists it.
     std::fs::copy(Twin::of("edge").path(WEIGHTS), twin.path(WEIGHTS)).expect("a copy");
     computes_the_references(&case, &with(&twin, &json!(map)).expect("the whole file"));
+    twin.write(INDEX, "{}");
+    refused(target(&twin.path("target")), &[INDEX, "weight_map: is missing", "download the index again"]);
     let own = map.keys().map(|name| (name.clone(), json!("model.safetensors")));
     let own: serde_json::Map<_, _> = own.collect();
     computes_the_references(&case, &with(&twin, &json!(own)).expect("the whole file"));

@@ -26,7 +26,7 @@ use foretoken::speculative::{
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     Cancel, DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
-    SpeculationOptions,
+    SpeculationOptions, Stop,
 };
 use refusal::{refused, says};
 use safetensors::Dtype;
@@ -98,6 +98,10 @@ fn missing_files() {
     // Token ids work without a tokenizer; text does not.
     let engine = pair.engine().expect("an engine");
     refused(engine.tokenizer(), &["no tokenizer", "token ids"]);
+    let stop = Stop { strings: vec!["x".into()], ..Stop::default() };
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let generation = session.generate(&[5], &GenerateOptions { stop, ..GenerateOptions::default() });
+    refused(generation.map(drop), &["stop.strings: need a tokenizer"]);
     let message = Message::user("Hello");
     refused(engine.encode_chat(&[message], &ChatOptions::default()), &["chat template", "plain prompt"]);
 }

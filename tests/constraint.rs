@@ -5,8 +5,7 @@ mod cases;
 mod given;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReasoningStart, ReplyParser, ReplyPart, Thinking};
 use foretoken::rand::rngs::StdRng;
@@ -155,7 +154,6 @@ fn every_text_is_valid_and_speculation_changes_none() {
             speculation("mtp", BlockSize::Fixed(6)),
             speculation("ngram-map-k:n=1:m=8:hits=1,mtp", BlockSize::Fixed(3)),
             speculation("ngram-simple:n=2", BlockSize::Fixed(5)),
-            speculation("auto", BlockSize::Measured),
             Speculation::Auto,
         ] {
             let (got, statistics) = write(&GenerateOptions { speculation: speculation.clone(), ..options.clone() });
@@ -428,7 +426,7 @@ fn a_draw_is_from_the_target_s_distribution_over_what_is_allowed() {
             statistic += (drawn - expected).powi(2) / expected;
             cells += 1.0;
         };
-        for word in counts.keys().chain(want.keys()).collect::<std::collections::HashSet<_>>() {
+        for word in counts.keys().chain(want.keys()).collect::<HashSet<_>>() {
             let expected = DRAWS as f64 * want.get(word).copied().unwrap_or(0.0);
             let drawn = counts.get(word).copied().unwrap_or(0) as f64;
             if expected < 5.0 {
@@ -701,7 +699,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
     let problem = refused(Constraint::json_schema(wide.to_string()));
     assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
-    // OtherSequences still compile.
+    // Other constraints still compile.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
 }
 

@@ -539,9 +539,13 @@ fn a_session_goes_back_as_far_as_its_rows_last() {
         assert_eq!(got, fresh, "{len}");
     }
     let tokens = session.tokens().to_vec();
+    session.rewind(tokens.len()).expect("nothing to do");
     for len in [tokens.len() + 1, 1000] {
-        assert!(matches!(session.rewind(len), Err(Error::Argument { name: "len", .. })));
+        let error = session.rewind(len).expect_err("more than all tokens");
+        let problem = format!("cannot be truncated to {len}");
+        assert!(matches!(&error, Error::Argument { name: "len", problem: own } if own.ends_with(&problem)), "{error}");
     }
+    assert_eq!(session.tokens(), tokens);
     // The window of 8 retains 263 positions in whole pages of 128.
     let mut long = open();
     pieces(&mut long, &(3..500).chain(3..500).collect::<Vec<_>>(), &options(2, Speculation::Off));

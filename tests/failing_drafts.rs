@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
 use foretoken::kv::{Batch, KvOptions};
-use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::rand::rngs::StdRng;
 use foretoken::sampler::Distribution;
 use foretoken::speculative::{
@@ -369,40 +368,4 @@ fn a_draft_shortened_for_memory_is_its_drafter_s() {
     let drafter = &statistics.speculation.drafters[0];
     assert!(statistics.accepted > 0, "{statistics}");
     assert_eq!((drafter.drafted, drafter.accepted), (statistics.drafted, statistics.accepted));
-}
-
-#[test]
-fn perplexity_refuses_ids_outside_the_vocabulary() {
-    let engine = engine(None);
-    let vocab = engine.target().vocab_size() as u32;
-    for at in [0, 1, 15] {
-        let mut tokens: Vec<u32> = (5..21).collect();
-        tokens[at] = vocab;
-        let options = PerplexityOptions { window: 16, ..PerplexityOptions::default() };
-        let error = perplexity(&engine, &tokens, &options, |_| ()).err().map(|error| error.to_string());
-        assert!(error.is_some_and(|error| error.contains("outside the vocabulary")), "{at}");
-    }
-}
-
-#[test]
-fn stop_strings_need_a_tokenizer() {
-    let engine = engine(None);
-    assert!(engine.tokenizer().is_err());
-    let mut options = plain(4);
-    options.stop.strings = vec!["x".into()];
-    let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let error = session.generate(&[5], &options).err().map(|error| error.to_string());
-    assert!(error.is_some_and(|error| error.contains("stop.strings: need a tokenizer")));
-}
-
-#[test]
-fn rewinding_to_all_tokens_changes_nothing() {
-    let engine = engine(None);
-    let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    outcome(&mut session, &[5, 6, 7], &plain(4));
-    let tokens = session.tokens().to_vec();
-    session.rewind(tokens.len()).expect("nothing to do");
-    assert_eq!(session.tokens(), tokens);
-    let error = session.rewind(tokens.len() + 1).map_err(|error| error.to_string());
-    assert!(error.is_err_and(|error| error.ends_with(&format!("cannot be truncated to {}", tokens.len() + 1))));
 }

@@ -183,7 +183,7 @@ fn a_flipped_byte_does_no_harm() {
     }
 }
 
-/// Every aligned word of the header becomes a huge number.
+/// Every eight bytes of the header become a huge number.
 #[test]
 fn a_length_that_overflows_does_no_harm() {
     let file = sample();

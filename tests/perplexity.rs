@@ -155,7 +155,12 @@ fn what_cannot_be_measured_is_refused() {
     refused(&[2; 100], 3, "must be at least 4");
     refused(&[2; 100], 101, "are 100, fewer than a window of 101");
     refused(&[2; 10_000], 9_000, "window: is 9000 tokens, which do not fit the context of 8192; use a shorter window");
-    refused(&[5000; 64], 64, "5000");
+    // At any place: BOS replaces the first one, and nothing is predicted after the last one.
+    for at in [0, 1, 63] {
+        let mut tokens = [2; 64];
+        tokens[at] = 5000;
+        refused(&tokens, 64, "token id 5000 is outside the vocabulary");
+    }
     let none = PerplexityOptions { max_windows: Some(0), ..options(64) };
     let message = perplexity(&engine, &[2; 64], &none, |_| {}).expect_err("no windows").to_string();
     assert!(message.starts_with("max_windows: is 0, must be at least 1"), "{message}");

@@ -173,15 +173,6 @@ fn demo_across_the_windows_wrap() {
     });
 }
 
-#[test]
-fn demo_with_every_cache_type() {
-    on_every_isa(|isa| {
-        let Some(mut pair) = demo_at_the_ends(&demo_prompts()[1], isa) else { return };
-        pair.prompt.truncate(16);
-        same_ids(&pair, &[(ElementType::F32, 2, 40), (ElementType::F16, 1, 40), (ElementType::Bf16, 2, 40)]);
-    });
-}
-
 /// Keys and values may be of different types, and drafts drawn at temperature 0 are the greedy ones.
 #[test]
 fn demo_with_mixed_types_and_drawn_drafts() {

@@ -109,6 +109,17 @@ fn job(rng: &mut StdRng, vocab: u32, engine: &Engine, prompts: Range<usize>) -> 
     Job { prompt, session: SessionOptions { kv }, options }
 }
 
+/// Options of a text of so many tokens, whichever they are.
+fn of_length(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, stop, ..GenerateOptions::default() }
+}
+
+/// A prompt of `len` tokens.
+fn prompt(len: u32) -> Vec<u32> {
+    (0..len).map(|i| 10 + i * 7919 % 3000).collect()
+}
+
 /// A job's output when run alone.
 fn alone(engine: &Engine, job: &Job) -> Written {
     let mut session = engine.session(&job.session).expect("a session");
@@ -162,9 +173,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                 running.remove(&id);
                 assert!(want[i].ids.starts_with(&written.ids), "{what}");
                 if session.kv().max_context() - session.kv().len() > 8 {
-                    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-                    let more = GenerateOptions { max_tokens: 2, stop, ..GenerateOptions::default() };
-                    assert_eq!(session.generate(&[5, 6], &more).expect("a generation").count(), 2, "{what}");
+                    assert_eq!(session.generate(&[5, 6], &of_length(2)).expect("a generation").count(), 2, "{what}");
                 }
             }
             // A fork of it writes what a fresh session writes after the same tokens.
@@ -267,8 +276,7 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     engine.set_costs(costs).expect("this machine's");
     let mut scheduler =
         Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() });
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options = GenerateOptions { max_tokens: 1000, stop, ..GenerateOptions::default() };
+    let options = of_length(1000);
     let add = |scheduler: &mut Scheduler, prompt: Vec<u32>| {
         let session = engine.session(&SessionOptions::default()).expect("a session");
         scheduler.add(session, &prompt, &options).expect("added")
@@ -296,9 +304,7 @@ fn a_short_prompt_gets_every_second_pass() {
     let engine = with_memory(None);
     let mut scheduler =
         Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() });
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options =
-        GenerateOptions { max_tokens: 1000, stop, speculation: Speculation::Off, ..GenerateOptions::default() };
+    let options = GenerateOptions { speculation: Speculation::Off, ..of_length(1000) };
     let add = |scheduler: &mut Scheduler, len: u32| {
         let session = engine.session(&SessionOptions::default()).expect("a session");
         let prompt = Vec::from_iter((0..len).map(|i| 300 + i % 700));
@@ -425,9 +431,7 @@ fn a_failure_is_the_failing_sequences_alone() {
 /// Of a sequence whose error follows text that was held back, the last event alone says that it has ended.
 #[test]
 fn an_error_after_held_back_text_ends_the_sequence() {
-    let demo = cases::demo();
-    let load = EngineOptions { threads: Some(1), ..EngineOptions::new(demo.path.join("target")) };
-    let engine = Engine::load(&load).expect("the demo");
+    let engine = with_memory(None);
     let prompt = engine.tokenizer().and_then(|tokenizer| tokenizer.encode("fn main() {")).expect("a prompt");
     let plain = GenerateOptions { max_tokens: 6, ..GenerateOptions::default() };
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
@@ -520,22 +524,25 @@ fn a_prompt_is_atomic() {
     }
 }
 
-/// So it is for a NextN head, on whose drafts a sampled text depends: its rows of the text before the prompt are left.
-#[test]
-fn a_prompt_is_atomic_for_a_head() {
+/// The demo of Qwen3.5 on one thread, and the tokens of a text.
+fn demo_qwen() -> (Engine, Vec<u32>) {
     let load = EngineOptions { threads: Some(1), ..EngineOptions::new(cases::demo_qwen().path) };
     let engine = Engine::load(&load).expect("the demo");
     let text = engine.tokenizer().and_then(|t| t.encode(include_str!("many_sequences.rs"))).expect("tokens");
+    (engine, text)
+}
+
+/// So it is for a NextN head, on whose drafts a sampled text depends: its rows of the text before the prompt are left.
+#[test]
+fn a_prompt_is_atomic_for_a_head() {
+    let (engine, text) = demo_qwen();
     let kv = KvOptions { max_round_rows: 16, ..KvOptions::default() };
     for seed in 0..3 {
-        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         let options = GenerateOptions {
-            max_tokens: 30,
-            stop,
             sampling: Sampling { temperature: 0.8, ..Sampling::default() },
             seed,
             speculation: Speculation::With(SpeculationOptions::mtp(4)),
-            ..GenerateOptions::default()
+            ..of_length(30)
         };
         let written = [false, true].map(|is_disturbed| {
             let mut session = engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
@@ -558,17 +565,12 @@ fn a_prompt_is_atomic_for_a_head() {
 /// Neither a recurrent state nor a head is behind in a fork at the prompt: it drafts as a sequence of its own does.
 #[test]
 fn forks_of_a_prompt_draft_as_if_alone() {
-    let load = EngineOptions { threads: Some(1), ..EngineOptions::new(cases::demo_qwen().path) };
-    let engine = Engine::load(&load).expect("the demo");
-    let text = engine.tokenizer().and_then(|t| t.encode(include_str!("many_sequences.rs"))).expect("tokens");
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let (engine, text) = demo_qwen();
     let options = GenerateOptions {
-        max_tokens: 30,
-        stop,
         sampling: Sampling { temperature: 0.8, ..Sampling::default() },
         seed: 3,
         speculation: Speculation::With(SpeculationOptions::mtp(4)),
-        ..GenerateOptions::default()
+        ..of_length(30)
     };
     for len in [1, 2, 150] {
         let prompt = &text[..len];
@@ -677,28 +679,24 @@ fn with_memory(kv_memory: Option<u64>) -> Engine {
 /// same text, whether they read a prompt or decode.
 #[test]
 fn sequences_wait_for_memory() {
-    let kv = KvOptions { max_context: Some(512), ..KvOptions::default() };
-    let session = |engine: &Engine| engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
-    let jobs = [(100, 200), (100, 380), (250, 40)].map(|(prompt, max_tokens)| {
-        let prompt: Vec<u32> = (0..prompt).map(|i| 10 + i * 7919 % 3000).collect();
-        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-        (prompt, GenerateOptions { max_tokens, stop, ..GenerateOptions::default() })
+    let session = SessionOptions { kv: KvOptions { max_context: Some(512), ..KvOptions::default() } };
+    let open = |engine: &Engine| engine.session(&session).expect("a session");
+    let jobs = [(100, 200), (100, 380), (250, 40)].map(|(len, max_tokens)| Job {
+        prompt: prompt(len),
+        session: session.clone(),
+        options: of_length(max_tokens),
     });
     let engine = with_memory(None);
-    let alone = jobs.each_ref().map(|(prompt, options)| {
-        let mut session = session(&engine);
-        let generation = session.generate(prompt, options).expect("a generation");
-        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
-    });
-    let [three_pages, four_pages] = [384, 512].map(|end| session(&engine).kv().bytes_at(end) as u64);
+    let alone = jobs.each_ref().map(|job| alone(&engine, job).ids);
+    let [three_pages, four_pages] = [384, 512].map(|end| open(&engine).kv().bytes_at(end) as u64);
     for (memory, all_end) in [(2 * three_pages, true), (four_pages, false)] {
         let engine = with_memory(Some(memory));
         // Chunks that do not depend on measured times.
         let options = SchedulerOptions { max_rows: 70, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
         let mut scheduler = Scheduler::new(&engine, options);
-        let sessions = jobs.each_ref().map(|_| session(&engine));
-        let add = |(session, (prompt, options)): (_, &(Vec<u32>, _))| scheduler.add(session, prompt, options);
-        let ids: Vec<_> = sessions.into_iter().zip(&jobs).map(add).map(|id| id.expect("added")).collect();
+        let sessions = jobs.each_ref().map(|_| open(&engine));
+        let add = |(session, job): (_, &Job)| scheduler.add(session, &job.prompt, &job.options).expect("added");
+        let ids: Vec<_> = sessions.into_iter().zip(&jobs).map(add).collect();
         let (mut texts, mut cut, mut paused) = (vec![Vec::new(); 3], Vec::new(), 0);
         while scheduler.is_active() {
             let events = scheduler.step();
@@ -730,30 +728,26 @@ fn sequences_wait_for_memory() {
 /// no more memory, is read while it waits.
 #[test]
 fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
-    let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
-    let session = |engine: &Engine| engine.session(&kv).expect("a session");
-    let jobs = [(104, 40), (120, 4)].map(|(prompt, max_tokens)| {
-        let prompt: Vec<u32> = (0..prompt).map(|i| 10 + i * 7919 % 3000).collect();
-        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-        (prompt, GenerateOptions { max_tokens, stop, speculation: Speculation::Off, ..GenerateOptions::default() })
+    let session = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
+    let open = |engine: &Engine| engine.session(&session).expect("a session");
+    let jobs = [(104, 40), (120, 4)].map(|(len, max_tokens)| Job {
+        prompt: prompt(len),
+        session: session.clone(),
+        options: GenerateOptions { speculation: Speculation::Off, ..of_length(max_tokens) },
     });
     let unlimited = with_memory(None);
-    let alone = jobs.each_ref().map(|(prompt, options)| {
-        let mut session = session(&unlimited);
-        let generation = session.generate(prompt, options).expect("a generation");
-        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
-    });
-    let two_pages = session(&unlimited).kv().bytes_at(256) as u64;
+    let alone = jobs.each_ref().map(|job| alone(&unlimited, job).ids);
+    let two_pages = open(&unlimited).kv().bytes_at(256) as u64;
     let engine = with_memory(Some(two_pages));
     // Beside a token of the first sequence, 7 rows of the second's prompt: after 16 such passes, the 17th has none. The
     // first has 128 rows then, a full page.
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 8, ..SchedulerOptions::default() });
-    let [first, second] = [session(&engine), session(&engine)];
-    let mut ids = vec![scheduler.add(first, &jobs[0].0, &jobs[0].1).expect("added")];
+    let [first, second] = [open(&engine), open(&engine)];
+    let mut ids = vec![scheduler.add(first, &jobs[0].prompt, &jobs[0].options).expect("added")];
     let (mut second, mut texts, mut paused) = (Some(second), [Vec::new(), Vec::new()], 0);
     while scheduler.is_active() {
         if let Some(session) = second.take_if(|_| texts[0].len() == 9) {
-            ids.push(scheduler.add(session, &jobs[1].0, &jobs[1].1).expect("added"));
+            ids.push(scheduler.add(session, &jobs[1].prompt, &jobs[1].options).expect("added"));
         }
         let events = scheduler.step();
         paused += usize::from(!texts[0].is_empty() && events.is_empty());
@@ -772,22 +766,21 @@ fn a_prompt_without_rows_in_a_pass_is_not_ended_for_memory() {
 /// Two sequences that need a page more in the same pass, and memory for one: the first goes on, the second waits.
 #[test]
 fn a_failed_pass_leaves_memory_for_the_first_sequence() {
-    let kv = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
-    let session = |engine: &Engine| engine.session(&kv).expect("a session");
-    let prompts = [1, 3].map(|step: u32| Vec::from_iter((0..104).map(|i| 10 + i * step * 7919 % 3000)));
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options = GenerateOptions { max_tokens: 60, stop, speculation: Speculation::Off, ..GenerateOptions::default() };
-    let unlimited = with_memory(None);
-    let alone = prompts.each_ref().map(|prompt| {
-        let mut session = session(&unlimited);
-        let generation = session.generate(prompt, &options).expect("a generation");
-        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+    let session = SessionOptions { kv: KvOptions { max_context: Some(256), ..KvOptions::default() } };
+    let open = |engine: &Engine| engine.session(&session).expect("a session");
+    let jobs = [1, 3].map(|step: u32| Job {
+        prompt: (0..104).map(|i| 10 + i * step * 7919 % 3000).collect(),
+        session: session.clone(),
+        options: GenerateOptions { speculation: Speculation::Off, ..of_length(60) },
     });
-    let three_pages = session(&unlimited).kv().bytes_at(384) as u64;
+    let unlimited = with_memory(None);
+    let alone = jobs.each_ref().map(|job| alone(&unlimited, job).ids);
+    let three_pages = open(&unlimited).kv().bytes_at(384) as u64;
     let engine = with_memory(Some(three_pages));
-    let options_of_all = SchedulerOptions { prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
-    let mut scheduler = Scheduler::new(&engine, options_of_all);
-    let ids = prompts.each_ref().map(|prompt| scheduler.add(session(&engine), prompt, &options).expect("added"));
+    let options = SchedulerOptions { prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&engine, options);
+    let add = |job: &Job| scheduler.add(open(&engine), &job.prompt, &job.options).expect("added");
+    let ids = jobs.each_ref().map(add);
     let (mut texts, mut ends) = ([Vec::new(), Vec::new()], Vec::new());
     while scheduler.is_active() {
         for event in scheduler.step() {
@@ -813,7 +806,6 @@ fn a_prompt_is_admitted_beside_the_prompts_of_others() {
     let [one_page, four_pages] = [128, 512].map(|end| open.kv().bytes_at(end) as u64);
     let engine = with_memory(Some(four_pages + one_page));
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
-    let prompt = |len: u32| Vec::from_iter((0..len).map(|i| 10 + i * 7919 % 3000));
     let options = GenerateOptions { max_tokens: 2, speculation: Speculation::Off, ..GenerateOptions::default() };
     // Each of which fits alone.
     let mut sessions = Vec::from([(); 6].map(|()| scheduler.session(&session).expect("a session")));
@@ -966,8 +958,7 @@ fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (En
     });
     let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::Custom(drafter)]), BlockSize::Fixed(4));
     let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    (engine, watched, GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() })
+    (engine, watched, GenerateOptions { speculation, ..of_length(max_tokens) })
 }
 
 /// For every draft position of a batch, the model has one pass, over rows of each sequence that drafts there.

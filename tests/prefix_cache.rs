@@ -121,8 +121,12 @@ fn demo() -> Engine {
 }
 
 fn demo_qwen() -> Engine {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
-    Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(demo) }).expect("an engine")
+    with_memory(&cases::demo_qwen().path, None)
+}
+
+/// A target alone, with a limit on the memory of K and V.
+fn with_memory(target: &Path, kv_memory: Option<u64>) -> Engine {
+    Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(target) }).expect("the demo")
 }
 
 #[test]
@@ -268,12 +272,9 @@ fn a_place_where_prompts_part_is_kept() {
 /// The least recently used is dropped first, and running sequences get the memory they need.
 #[test]
 fn what_is_kept_makes_room() {
-    let demo = cases::demo();
+    let demo = cases::demo().path.join("target");
     let mut rng = StdRng::seed_from_u64(7);
-    let load = |kv_memory| {
-        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
-        Engine::load(&options).expect("the demo pair")
-    };
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let prompts: Vec<_> = (0..12).map(|_| text(&mut rng, 600, 4000)).collect();
     let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
 
@@ -310,7 +311,7 @@ fn the_tokens_of_what_is_kept_are_counted() {
     let (prompt, more) = (text(&mut rng, 100, 4000), text(&mut rng, 10, 4000));
     let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
     let used = |max_bytes| {
-        let engine = Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo");
+        let engine = with_memory(&demo, None);
         let (mut scheduler, options) = (scheduler(&engine, Some(max_bytes)), options(4, &engine));
         run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
         let held = engine.pages().held();
@@ -373,11 +374,8 @@ fn what_is_kept_makes_room_for_drafts() {
 /// The memory of cached prefixes is free for the context of new sequences, and that of running ones will be.
 #[test]
 fn a_context_does_not_depend_on_what_is_kept() {
-    let demo = cases::demo();
-    let load = |kv_memory| {
-        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
-        Engine::load(&options).expect("the demo")
-    };
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let (mut rng, session) = (StdRng::seed_from_u64(9), SessionOptions::default());
     let memory = load(None).session(&session).expect("a session").kv().bytes_at(1500) as u64;
     let engine = load(Some(memory));
@@ -410,9 +408,7 @@ fn a_context_that_does_not_fit_beside_others_drops_nothing() {
 
 /// With a prefix of `len` tokens, and memory for `eighths` of a context.
 fn drops_nothing(target: &Path, len: usize, eighths: u64) {
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(target) }).expect("the demo")
-    };
+    let load = |kv_memory| with_memory(target, kv_memory);
     let mut rng = StdRng::seed_from_u64(21);
     let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
     let one = load(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
@@ -439,9 +435,7 @@ fn drops_nothing(target: &Path, len: usize, eighths: u64) {
 #[test]
 fn prefixes_that_share_their_pages_stay() {
     let demo = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
-    };
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let mut rng = StdRng::seed_from_u64(22);
     let session = SessionOptions { kv: KvOptions { max_context: Some(512), ..KvOptions::default() } };
     let four_pages = load(None).session(&session).expect("a session").kv().bytes_at(4 * INTERVAL) as u64;
@@ -566,11 +560,8 @@ fn what_memory_does_not_hold_goes_to_files() {
 /// One in a file takes the memory of older ones, and stays in its file while running sequences have that.
 #[test]
 fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {
-    let demo = cases::demo();
-    let load = |kv_memory| {
-        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
-        Engine::load(&options).expect("the demo")
-    };
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let (mut rng, session, free) = (StdRng::seed_from_u64(16), SessionOptions::default(), load(None));
     // One conversation of 600 tokens, not two.
     let engine = load(Some(free.session(&session).expect("a session").kv().bytes_at(1024) as u64));

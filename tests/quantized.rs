@@ -289,10 +289,7 @@ fn held_out_prompts_are_the_references() {
 fn a_mix_is_llama_cpps() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    let source = Checkpoint::open(&demo).expect("the demo");
-    to_gguf(&source, at("f16.gguf"), &ToGgufOptions::default()).expect("a file");
-    let source = Checkpoint::open(at("f16.gguf")).expect("a file");
+    let source = f16_file(directory.path());
     let report = quantize(&source, at("mix.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     let type_of = |name: &str| report.iter().find(|tensor| tensor.name == name).expect("a tensor").to;
     assert_eq!(type_of("token_embd.weight"), "Q6_K");
@@ -330,67 +327,99 @@ fn claimed_numbers_of_layers_are_limited() {
     assert!(error.contains("gemma4.block_count: is 9223372036854775807, must be an integer"), "{error}");
 }
 
-/// Importances, in both of llama-imatrix's formats, make errors smaller where it matters.
+/// The importances' matrix, `(256, 256)`.
+const MATRIX: &str = "blk.2.attn_q.weight";
+
+/// An importance matrix of llama-imatrix's older format: of [`MATRIX`], after `calls` calls, with `len` sums.
+fn older_importances(calls: i32, len: usize, sums: &[f32]) -> Vec<u8> {
+    let int = |x: usize| (x as i32).to_le_bytes().to_vec();
+    let name = [int(1), int(MATRIX.len()), MATRIX.as_bytes().to_vec()].concat();
+    [name, calls.to_le_bytes().to_vec(), int(len), bytes(sums)].concat()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Mean squares of the inputs of [`MATRIX`], of which every sixteenth matters.
+fn mean_squares() -> Vec<f32> {
+    (0..256).map(|i| if i % 16 == 3 { 40.0 } else { 1.0 }).collect()
+}
+
+/// The demo as `f16.gguf` in a directory.
+fn f16_file(directory: &Path) -> Checkpoint {
+    let (source, path) = (Checkpoint::open(demo()).expect("the demo"), directory.join("f16.gguf"));
+    to_gguf(&source, &path, &ToGgufOptions::default()).expect("a file");
+    Checkpoint::open(path).expect("a file")
+}
+
+/// The error of [`MATRIX`] in Q4_K_M, weighted with [`mean_squares`]. `source` is in `directory`.
+fn weighted_error(source: &Checkpoint, directory: &Path, importance: Option<Importance>) -> f32 {
+    let tensor = |name: &str| {
+        let file = Gguf::open(directory.join(name)).expect("a file");
+        file.tensor(MATRIX).expect("readable").expect("there").bytes.as_slice().to_vec()
+    };
+    let options = QuantizeOptions { importance, ..QuantizeOptions::new(Mix::Q4_K_M) };
+    let report = quantize(source, directory.join("q.gguf"), &options).expect("a file");
+    let by_importance = report.iter().filter(|tensor| tensor.by_importance).count();
+    assert_eq!(by_importance, usize::from(options.importance.is_some()));
+    let want = tensor("f16.gguf");
+    let want = want.as_chunks().0.iter().map(|half| half::f16::from_le_bytes(*half).to_f32());
+    let mut got = vec![0.0; 256 * 256];
+    dequantize_row(WeightType::Q4_K, &tensor("q.gguf"), &mut got);
+    let errors = got.iter().zip(want).zip(mean_squares().into_iter().cycle());
+    errors.map(|((a, b), weight)| weight * (a - b).powi(2)).sum()
+}
+
+/// In both of llama-imatrix's formats.
 #[test]
-fn importance_is_accepted() {
+fn importances_make_errors_smaller_where_it_matters() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    to_gguf(&Checkpoint::open(&demo).expect("the demo"), at("f16.gguf"), &ToGgufOptions::default()).expect("a file");
-    let source = Checkpoint::open(at("f16.gguf")).expect("a file");
-    let name = "blk.2.attn_q.weight"; // (256, 256)
-    let mean_squares: Vec<f32> = (0..256).map(|i| if i % 16 == 3 { 40.0 } else { 1.0 }).collect();
+    let source = f16_file(directory.path());
+    let sums: Vec<f32> = mean_squares().iter().map(|x| 8.0 * x).collect();
 
     let mut file = GgufWriter::create(at("imatrix.gguf")).expect("a writer");
     file.value("general.type", "imatrix").expect("a key");
-    file.tensor(&format!("{name}.in_sum2"), 0, &[256]).expect("a tensor");
-    file.tensor(&format!("{name}.counts"), 0, &[1]).expect("a tensor");
+    file.tensor(&format!("{MATRIX}.in_sum2"), 0, &[256]).expect("a tensor");
+    file.tensor(&format!("{MATRIX}.counts"), 0, &[1]).expect("a tensor");
     let mut file = file.begin().expect("the tensors");
-    let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
-    let sums: Vec<f32> = mean_squares.iter().map(|x| 8.0 * x).collect();
-    file.write(&format!("{name}.in_sum2"), &bytes(&sums)).expect("written");
-    file.write(&format!("{name}.counts"), &bytes(&[8.0])).expect("written");
+    file.write(&format!("{MATRIX}.in_sum2"), &bytes(&sums)).expect("written");
+    file.write(&format!("{MATRIX}.counts"), &bytes(&[8.0])).expect("written");
     file.finish().expect("a file");
+    std::fs::write(at("imatrix.dat"), older_importances(8, 256, &sums)).expect("written");
 
-    let int = |x: usize| (x as i32).to_le_bytes().to_vec();
-    let older = [int(1), int(name.len()), name.as_bytes().to_vec(), int(8), int(256), bytes(&sums)].concat();
-    std::fs::write(at("imatrix.dat"), &older).expect("written");
-
-    let tensor = |path: &Path| Gguf::open(path).expect("a file").tensor(name).expect("readable").expect("there");
-    let mut want = vec![0.0; 256 * 256];
-    let halves = tensor(&at("f16.gguf")).bytes.as_slice().to_vec();
-    want.iter_mut().zip(halves.as_chunks().0).for_each(|(x, half)| *x = half::f16::from_le_bytes(*half).to_f32());
-    let weighted_error = |importance: Option<Importance>| {
-        let options = QuantizeOptions { importance, ..QuantizeOptions::new(Mix::Q4_K_M) };
-        let report = quantize(&source, at("q.gguf"), &options).expect("a file");
-        assert_eq!(
-            report.iter().filter(|tensor| tensor.by_importance).count(),
-            usize::from(options.importance.is_some())
-        );
-        let mut got = vec![0.0; want.len()];
-        dequantize_row(WeightType::Q4_K, tensor(&at("q.gguf")).bytes.as_slice(), &mut got);
-        let errors = got.iter().zip(&want).zip(mean_squares.iter().cycle());
-        errors.map(|((a, b), weight)| weight * (a - b).powi(2)).sum::<f32>()
-    };
-    let without = weighted_error(None);
+    let without = weighted_error(&source, directory.path(), None);
     for file in ["imatrix.gguf", "imatrix.dat"] {
-        let with = weighted_error(Some(Importance::read(at(file)).expect("importances")));
+        let importance = Importance::read(at(file)).expect("importances");
+        let with = weighted_error(&source, directory.path(), Some(importance));
         assert!(with < 0.9 * without, "{file}: {with} of {without}");
     }
+}
 
-    // Only ratios matter, however small or large the numbers are.
-    let dat = |values: &[f32]| {
-        let head = [int(1), int(name.len()), name.as_bytes().to_vec(), int(1), int(256)].concat();
-        std::fs::write(at("scaled.dat"), [head, bytes(values)].concat()).expect("written");
-        weighted_error(Some(Importance::read(at("scaled.dat")).expect("importances")))
+/// Only their ratios matter, however small or large the numbers are.
+#[test]
+fn importances_of_any_magnitude_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (source, path) = (f16_file(directory.path()), directory.path().join("scaled.dat"));
+    let error = |factor: f32| {
+        let scaled: Vec<f32> = mean_squares().iter().map(|x| factor * x).collect();
+        std::fs::write(&path, older_importances(1, 256, &scaled)).expect("written");
+        weighted_error(&source, directory.path(), Some(Importance::read(&path).expect("importances")))
     };
-    let with = dat(&mean_squares);
+    let with = error(1.0);
     for factor in [1e-40, 1e-30, 1e-12, 1e12, 1e30, 3e36] {
-        let scaled = dat(&mean_squares.iter().map(|x| factor * x).collect::<Vec<_>>());
+        let scaled = error(factor);
         assert!((scaled / with - 1.0).abs() < 0.01, "{factor}: {scaled}, {with}");
     }
+}
 
-    // Of another model, negative, or not an importance matrix at all.
+/// Of another model, negative, or not an importance matrix at all.
+#[test]
+fn bad_importances_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let source = f16_file(directory.path());
     let refused = |bytes: &[u8], what: &str| {
         std::fs::write(at("bad.dat"), bytes).expect("written");
         let message = match Importance::read(at("bad.dat")) {
@@ -402,13 +431,12 @@ fn importance_is_accepted() {
         };
         assert!(message.contains(what), "{message:?} does not say {what:?}");
     };
-    let with = |len: usize, values: &[f32]| {
-        [int(1), int(name.len()), name.as_bytes().to_vec(), int(8), int(len), bytes(values)].concat()
-    };
-    refused(&with(128, &sums[..128]), "has 128 importances, but 1 x 256 inputs");
-    refused(&with(256, &[-1.0; 256]), "negative, NaN or infinite");
-    refused(&older[..older.len() - 1], "is not an importance matrix");
-    refused(&with(usize::MAX, &[]), "is not an importance matrix");
+    let sums = mean_squares();
+    refused(&older_importances(8, 128, &sums[..128]), "has 128 importances, but 1 x 256 inputs");
+    refused(&older_importances(8, 256, &[-1.0; 256]), "negative, NaN or infinite");
+    let whole = older_importances(8, 256, &sums);
+    refused(&whole[..whole.len() - 1], "is not an importance matrix");
+    refused(&older_importances(8, usize::MAX, &[]), "is not an importance matrix");
     refused(b"a text", "is not an importance matrix");
     let missing = Importance::read(at("none")).expect_err("no file").to_string();
     assert!(missing.ends_with("; check the path, or download it there"), "it is no checkpoint: {missing}");

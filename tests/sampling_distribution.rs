@@ -3,7 +3,7 @@
 
 mod cases;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
 use foretoken::sampler::{Distribution, Dry, Penalties, Sampler, Xtc};
@@ -59,7 +59,7 @@ fn two_samples<K: Ord + Clone>(a: &BTreeMap<K, usize>, b: &BTreeMap<K, usize>) -
         chi_square += (a - b).powi(2) / (a + b);
         cells += 1.0;
     };
-    let outcomes: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    let outcomes: BTreeSet<_> = a.keys().chain(b.keys()).collect();
     for outcome in outcomes {
         let count = |counts: &BTreeMap<K, usize>| counts.get(outcome).map_or(0.0, |n| *n as f64);
         if count(a) + count(b) >= 10.0 {
@@ -483,18 +483,35 @@ fn texts(
     (counts, accepted as f64 / drafted as f64)
 }
 
+struct Pair {
+    engine: Engine,
+    prompt: Vec<u32>,
+    /// The share of drafts that may be accepted.
+    accepted: RangeInclusive<f64>,
+}
+
 impl Pair {
+    fn load(case: &cases::Case) -> Engine {
+        let options = EngineOptions::new(case.path.join("target")).with_assistant(case.path.join("assistant"));
+        Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine")
+    }
+
+    /// The demo pair, whose weights are trained.
+    fn demo(prompt: &str, accepted: RangeInclusive<f64>) -> Self {
+        let engine = Self::load(&cases::demo());
+        let prompt = engine.tokenizer().and_then(|tokenizer| tokenizer.encode(prompt)).expect("tokens");
+        Self { engine, prompt, accepted }
+    }
+
     /// The first tokens with greedy and with drawn drafts, against those without.
     fn same_distribution(&self, sampling: Sampling, max_tokens: usize, seeds: u64) {
-        let options = EngineOptions::new(&self.model).with_assistant(&self.assistant);
-        let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
         let with =
             |speculation| GenerateOptions { max_tokens, sampling: sampling.clone(), speculation, ..Default::default() };
-        let (plain, _) = texts(&engine, &self.prompt, &with(Speculation::Off), 0..seeds);
+        let (plain, _) = texts(&self.engine, &self.prompt, &with(Speculation::Off), 0..seeds);
         assert!(plain.len() > 4, "{plain:?} is too few texts for a comparison");
         for (n, drafts) in (1..).zip([DraftSampling::Greedy, DraftSampling::Sampled]) {
             let speculation = Speculation::With(SpeculationOptions { drafts, ..SpeculationOptions::mtp(4) });
-            let (speculative, rate) = texts(&engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
+            let (speculative, rate) = texts(&self.engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
             let fit = two_samples(&plain, &speculative);
             println!("{drafts:?}: {} texts, {rate:.2} accepted, deviate {fit:.2}", speculative.len());
             assert!(fit < LIMIT, "{drafts:?}: deviate {fit}");
@@ -515,7 +532,7 @@ impl Pair {
             let options =
                 SpeculationOptions { drafters, block, pipeline, drafts: DraftSampling::Sampled, ..Default::default() };
             let speculation = Speculation::With(options);
-            let (mixed, rate) = texts(&engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
+            let (mixed, rate) = texts(&self.engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
             let fit = two_samples(&plain, &mixed);
             println!("mixture, {what}: {} texts, {rate:.2} accepted, deviate {fit:.2}", mixed.len());
             assert!(fit < LIMIT, "mixture, {what}: deviate {fit}");
@@ -524,44 +541,25 @@ impl Pair {
     }
 }
 
-struct Pair {
-    model: std::path::PathBuf,
-    assistant: std::path::PathBuf,
-    prompt: Vec<u32>,
-    /// The share of drafts that may be accepted.
-    accepted: RangeInclusive<f64>,
-}
-
 /// Weights are random: nearly all drafts are rejected.
 #[test]
 fn the_engine_samples_as_without_drafts() {
     let case = cases::named("edge");
-    let pair = Pair {
-        model: case.path.join("target"),
-        assistant: case.assistant_path().expect("an assistant"),
-        prompt: case.ids("input_ids")[..6].to_vec(),
-        accepted: 0.0..=0.05,
-    };
+    let prompt = case.ids("input_ids")[..6].to_vec();
+    let pair = Pair { engine: Pair::load(&case), prompt, accepted: 0.0..=0.05 };
     pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 2000);
 }
 
 /// Penalties and DRY see the drafts before a row: the distribution is still that of plain decoding.
 #[test]
 fn the_engine_samples_as_without_drafts_under_penalties() {
-    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let engine = Engine::load(&EngineOptions::new(demo.join("target"))).expect("an engine");
-    let prompt =
-        engine.tokenizer().expect("a tokenizer").encode("impl<T> From<T> for T { impl<T> From").expect("tokens");
-    let pair = Pair { model: demo.join("target"), assistant: demo.join("assistant"), prompt, accepted: 0.2..=0.9 };
+    let pair = Pair::demo("impl<T> From<T> for T { impl<T> From", 0.2..=0.9);
     pair.same_distribution(Sampling { top_k: Some(5), xtc: Some(Xtc::default()), ..penalized(1.0) }, 3, 500);
 }
 
 /// The same with trained weights, so that most drafts are accepted.
 #[test]
 fn the_engine_samples_as_without_drafts_where_they_are_accepted() {
-    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let engine = Engine::load(&EngineOptions::new(demo.join("target"))).expect("an engine");
-    let prompt = engine.tokenizer().expect("a tokenizer").encode("impl<T> From<").expect("tokens");
-    let pair = Pair { model: demo.join("target"), assistant: demo.join("assistant"), prompt, accepted: 0.5..=0.99 };
+    let pair = Pair::demo("impl<T> From<", 0.5..=0.99);
     pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 500);
 }

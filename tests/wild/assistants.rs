@@ -4,28 +4,18 @@ use foretoken::{EndOfGeneration, Speculation, SpeculationOptions, Statistics, St
 
 use super::*;
 
-/// The names of an assistant's own tensors in llama.cpp's converter, and in a fork.
-fn assistant_names(names: [&str; 4]) -> [(&'static str, String); 4] {
-    let own = [
-        "nextn.pre_projection.weight",
-        "nextn.post_projection.weight",
-        "masked_embd_centroids.weight",
-        "masked_embd_ordering",
-    ];
-    std::array::from_fn(|i| (own[i], names[i].to_owned()))
-}
-
-/// The fixture's assistant as a GGUF file with these names.
+/// The fixture's assistant as a GGUF file in which its own tensors have these names, not those of [`NEXTN`].
 fn assistant_file(twin: &Twin, architecture: &str, names: [&str; 4]) -> GgufFile {
     let mut file = twin.gguf("assistant").architecture(architecture);
-    for (from, to) in assistant_names(names) {
+    for (from, to) in NEXTN.into_iter().zip(names) {
         if file.tensors.iter().any(|tensor| tensor.name == from.as_bytes()) {
-            file = file.renamed(from, &to);
+            file = file.renamed(from, to);
         }
     }
     file
 }
 
+/// The names in llama.cpp's converter.
 const NEXTN: [&str; 4] = [
     "nextn.pre_projection.weight",
     "nextn.post_projection.weight",
@@ -127,36 +117,14 @@ fn assistants_of_every_type_draft() {
     };
     // Every id is scored, so that both score the same.
     let whole = twin.gguf("assistant").dropped(NEXTN[2]).dropped(NEXTN[3]).without("gemma4-assistant.centroid_top_k");
-    for (type_id, quantized, most) in
-        [(2, Some(WeightType::Q4_0), 0.1), (8, Some(WeightType::Q8_0), 0.1), (30, None, 1e-2), (1, None, 1e-2)]
-    {
+    for (type_id, most) in [(2, 0.1), (8, 0.1), (BF16, 1e-2), (F16, 1e-2)] {
         let (mut typed, mut plain, mut count) = (whole.clone(), whole.clone(), 0);
         for (typed, plain) in typed.tensors.iter_mut().zip(&mut plain.tensors) {
             let inputs = typed.shape.last().copied().unwrap_or(1) as usize;
             if typed.shape.len() != 2 || typed.type_id != F32 || !inputs.is_multiple_of(32) {
                 continue;
             }
-            let floats = f32s(&typed.bytes);
-            let (bytes, values): (Vec<u8>, Vec<f32>) = match quantized {
-                Some(of) => {
-                    let mut bytes = vec![0; floats.len() / inputs * of.row_bytes(inputs).expect("whole blocks")];
-                    let mut values = vec![0.0; floats.len()];
-                    let rows = bytes.chunks_mut(of.row_bytes(inputs).expect("whole blocks"));
-                    for ((out, row), values) in rows.zip(floats.chunks(inputs)).zip(values.chunks_mut(inputs)) {
-                        quantize_row(Isa::best(), of, row, out);
-                        dequantize_row(of, out, values);
-                    }
-                    (bytes, values)
-                }
-                None if type_id == 1 => {
-                    let halves: Vec<_> = floats.iter().map(|x| half::f16::from_f32(*x)).collect();
-                    (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
-                }
-                None => {
-                    let halves: Vec<_> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
-                    (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
-                }
-            };
+            let (bytes, values) = stored(&f32s(&typed.bytes), inputs, type_id);
             (typed.type_id, typed.bytes, plain.bytes) = (type_id, bytes, f32_bytes(values));
             count += 1;
         }

@@ -239,6 +239,10 @@ fn fp8_is_the_dequantized_weights() {
         let unused = findings.into_iter().find(|finding| finding.check == "unused").expect("a finding");
         assert_eq!(unused.outcome, Outcome::Passed, "{config}: {}", unused.detail);
     }
+}
+
+#[test]
+fn fp8_in_other_shapes_is_refused() {
     let twin = Twin::of("edge");
     let q = "model.layers.0.self_attn.q_proj.weight";
     twin.tensors(WEIGHTS, |tensors| {
@@ -271,26 +275,38 @@ fn experts_apart(tensors: &mut Tensors, store: impl Fn(&mut Tensors, String, [us
     }
 }
 
-/// Experts with a tensor per matrix, in floats and in FP8, equal the stacks.
+/// As [`experts_apart`], in floats.
+fn floats_apart(tensors: &mut Tensors) {
+    experts_apart(tensors, |tensors, name, shape, values| {
+        tensors.insert(name, (Dtype::F32, shape.to_vec(), f32_bytes(values.iter().copied())));
+    });
+}
+
+fn open(twin: &Twin) -> Checkpoint {
+    Checkpoint::open(twin.path("target")).expect("a checkpoint")
+}
+
 #[test]
 fn separate_experts_load_as_stacks() {
     let (twin, case) = (Twin::of("moe"), case("moe"));
-    let floats = |tensors: &mut Tensors, name: String, shape: [usize; 2], values: &[f32]| {
-        tensors.insert(name, (Dtype::F32, shape.to_vec(), f32_bytes(values.iter().copied())));
-    };
-    twin.tensors(WEIGHTS, |tensors| experts_apart(tensors, floats));
+    twin.tensors(WEIGHTS, floats_apart);
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
-    let open = |twin: &Twin| Checkpoint::open(twin.path("target")).expect("a checkpoint");
     let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
     to_gguf(&open(&twin), twin.path("model.gguf"), &options).expect("a file");
     computes_the_references(&case, &target(&twin.path("model.gguf")).expect("a target"));
-    // All experts of the configuration, and no further ones.
+}
+
+/// All experts of the configuration, of its shapes, and no further ones.
+#[test]
+fn separate_experts_are_those_of_the_configuration() {
+    let twin = Twin::of("moe");
+    let options = ToGgufOptions { outtype: Outtype::F32, ..ToGgufOptions::default() };
     let file = twin.path("partial.gguf");
     let last = ["gate", "up", "down"].map(|part| format!("model.layers.2.experts.7.{part}_proj.weight"));
     for missing in [&["model.layers.0.experts.1.up_proj.weight".to_owned()][..], &last] {
         let partial = Twin::of("moe");
         partial.tensors(WEIGHTS, |tensors| {
-            experts_apart(tensors, floats);
+            floats_apart(tensors);
             missing.iter().for_each(|name| drop(tensors.remove(name).expect("a matrix")));
         });
         refused(target(&partial.path("target")), &[&missing[0], "is missing"]);
@@ -300,13 +316,14 @@ fn separate_experts_load_as_stacks() {
     let transposed = Twin::of("moe");
     let turned = "model.layers.1.experts.3.down_proj.weight";
     transposed.tensors(WEIGHTS, |tensors| {
-        experts_apart(tensors, floats);
+        floats_apart(tensors);
         tensors.get_mut(turned).expect("a matrix").1.reverse();
     });
     refused(target(&transposed.path("target")), &[turned, "has shape [24, 64]", "implies [64, 24]"]);
     refused(to_gguf(&open(&transposed), &file, &options), &[turned, "has shape [24, 64]", "implies [64, 24]"]);
     twin.json(CONFIG, |config| config["num_experts"] = json!(7));
     twin.tensors(WEIGHTS, |tensors| {
+        floats_apart(tensors);
         for (name, (_, shape, bytes)) in tensors.iter_mut() {
             if name.ends_with("router.proj.weight") || name.ends_with("router.per_expert_scale") {
                 bytes.truncate(bytes.len() / 8 * 7);
@@ -316,7 +333,11 @@ fn separate_experts_load_as_stacks() {
     });
     refused(target(&twin.path("target")), &[".experts.7.", "no module"]);
     refused(to_gguf(&open(&twin), &file, &options), &[".experts.7.", "an expert that the configuration lacks"]);
+}
 
+/// With a tensor per matrix, whose bytes per step are known before they are loaded, and in stacks.
+#[test]
+fn experts_in_fp8_are_the_dequantized_weights() {
     let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
     let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };
     let scale = |row: usize| 0.02 + 0.001 * (row % 5) as f32;
@@ -336,7 +357,7 @@ fn separate_experts_load_as_stacks() {
             tensors.insert(name, (Dtype::BF16, shape.to_vec(), bytes));
         });
     });
-    let ids = case.ids("input_ids");
+    let ids = case("moe").ids("input_ids");
     let of = |twin: &Twin| logits(&target(&twin.path("target")).expect("a target"), &ids);
     assert_eq!(of(&fp8), of(&plain));
     // In stacks: a scale per row, or per half of a matrix.
@@ -369,8 +390,7 @@ fn separate_experts_load_as_stacks() {
         });
         assert_eq!(of(&fp8), of(&plain), "of rows: {of_rows}");
     }
-    // Also known before they are loaded.
-    let checkpoint = Checkpoint::open(fp8.path("target")).expect("a checkpoint");
+    let checkpoint = open(&fp8);
     let loaded = Target::load(&checkpoint, Isa::best()).expect("a target").step_cost().bytes as u64;
     assert_eq!(checkpoint.target_step_bytes(&checkpoint.target_config().expect("one")).expect("bytes"), loaded);
 }

@@ -310,34 +310,12 @@ fn types_in_files_that_are_read_load() {
     let (mut mixed, mut plain) = (twin.gguf("target"), twin.gguf("target"));
     let types =
         [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q5_0, WeightType::MXFP4, WeightType::Q8_0, WeightType::IQ4_NL];
-    let quantized =
-        types.iter().enumerate().map(|(i, of)| (format!("blk.{i}.ffn_down.weight"), of.ggml_id(), Some(*of)));
-    let halves = [("blk.0.attn_q.weight".to_owned(), 1, None), ("blk.0.attn_k.weight".to_owned(), 30, None)];
-    for (name, type_id, quantized) in quantized.chain(halves) {
+    let quantized = types.iter().enumerate().map(|(i, of)| (format!("blk.{i}.ffn_down.weight"), of.ggml_id()));
+    let halves = [("blk.0.attn_q.weight".to_owned(), F16), ("blk.0.attn_k.weight".to_owned(), BF16)];
+    for (name, type_id) in quantized.chain(halves) {
         let tensor = plain.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).expect("the tensor");
         let shape: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
-        let (floats, inputs) = (f32s(&tensor.bytes), shape[1]);
-        let (bytes, exact): (Vec<u8>, Vec<f32>) = match (quantized, type_id) {
-            (Some(of), _) => {
-                let mut bytes = vec![0; floats.len() / inputs * of.row_bytes(inputs).expect("whole blocks")];
-                let mut exact = vec![0.0; floats.len()];
-                let row = bytes.len() / shape[0];
-                for (i, out) in bytes.chunks_mut(row).enumerate() {
-                    let of_row = i * inputs..(i + 1) * inputs;
-                    quantize_row(Isa::best(), of, &floats[of_row.clone()], out);
-                    dequantize_row(of, out, &mut exact[of_row]);
-                }
-                (bytes, exact)
-            }
-            (None, 1) => {
-                let halves: Vec<_> = floats.iter().map(|x| half::f16::from_f32(*x)).collect();
-                (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
-            }
-            (None, _) => {
-                let halves: Vec<_> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
-                (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
-            }
-        };
+        let (bytes, exact) = stored(&f32s(&tensor.bytes), shape[1], type_id);
         mixed = mixed.dropped(&name).tensor(&name, &shape, type_id, bytes);
         plain = plain.dropped(&name).tensor(&name, &shape, F32, f32_bytes(exact));
     }

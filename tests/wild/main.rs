@@ -128,6 +128,32 @@ fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
     values.into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
+/// ggml's number for 16-bit floats.
+const F16: u32 = 1;
+
+/// Rows of `inputs` floats in ggml's type of this number: their bytes, and the values that they have then.
+fn stored(floats: &[f32], inputs: usize, type_id: u32) -> (Vec<u8>, Vec<f32>) {
+    let halves = |of: fn(f32) -> ([u8; 2], f32)| {
+        let (bytes, values): (Vec<_>, Vec<_>) = floats.iter().map(|x| of(*x)).unzip();
+        (bytes.concat(), values)
+    };
+    match type_id {
+        F16 => halves(|x| (half::f16::from_f32(x).to_le_bytes(), half::f16::from_f32(x).to_f32())),
+        BF16 => halves(|x| (half::bf16::from_f32(x).to_le_bytes(), half::bf16::from_f32(x).to_f32())),
+        _ => {
+            let of = WeightType::ALL.into_iter().find(|of| of.ggml_id() == type_id).expect("a type of weights");
+            let row_bytes = of.row_bytes(inputs).expect("whole blocks");
+            let (mut bytes, mut values) = (vec![0; floats.len() / inputs * row_bytes], vec![0.0; floats.len()]);
+            let rows = bytes.chunks_mut(row_bytes).zip(floats.chunks(inputs));
+            for ((bytes, row), values) in rows.zip(values.chunks_mut(inputs)) {
+                quantize_row(Isa::best(), of, row, bytes);
+                dequantize_row(of, bytes, values);
+            }
+            (bytes, values)
+        }
+    }
+}
+
 /// docs/checkpoints.md names every test of this directory, and no test or file of tests that was removed.
 #[test]
 fn the_tables_in_the_docs_are_current() {

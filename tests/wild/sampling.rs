@@ -8,10 +8,14 @@ use tracing::Subscriber;
 
 use super::*;
 
+/// The published parameters of Gemma 4.
+fn published() -> Sampling {
+    Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() }
+}
+
 #[test]
 fn sampling_defaults_are_read_and_not_applied() {
     let twin = Twin::of("edge");
-    let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
     assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
     let file = "target/generation_config.json";
     for eos in [json!([1, 106, 50]), json!(106), json!([-1, 106])] {
@@ -19,15 +23,15 @@ fn sampling_defaults_are_read_and_not_applied() {
         // With a byte-order mark, as Windows editors write.
         twin.write(file, format!("\u{feff}{config}"));
         let engine = engine(&twin.path("target"), None).expect("an engine");
-        assert_eq!(engine.sampling_defaults(), Some(&published));
+        assert_eq!(engine.sampling_defaults(), Some(&published()));
         assert!(engine.end_of_generation().contains(&106));
         assert_eq!(GenerateOptions::default().sampling, Sampling::default());
     }
     for (config, want) in [
         (json!({"do_sample": false, "temperature": 1.0, "top_k": 64}), None),
         (json!({"temperature": 0.0}), None),
-        (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
-        (json!({"top_k": -1, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
+        (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published() })),
+        (json!({"top_k": -1, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published() })),
         // Over all tokens, as in transformers; alone it does not imply sampling.
         (
             json!({"temperature": 1.0, "typical_p": 0.9, "repetition_penalty": 1.2}),
@@ -43,11 +47,8 @@ fn sampling_defaults_are_read_and_not_applied() {
         (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, min_p: 0.1, ..Sampling::default() })),
     ] {
         twin.write(file, config.to_string());
-        assert_eq!(
-            engine(&twin.path("target"), None).expect("an engine").sampling_defaults(),
-            want.as_ref(),
-            "{config}"
-        );
+        let engine = engine(&twin.path("target"), None).expect("an engine");
+        assert_eq!(engine.sampling_defaults(), want.as_ref(), "{config}");
     }
     for (config, about) in [
         (json!({"top_p": 1.5}), "top_p"),
@@ -57,61 +58,63 @@ fn sampling_defaults_are_read_and_not_applied() {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
     }
-    twin.write(file, "{}");
-    let file = twin
-        .gguf("target")
-        .with("general.sampling.temp", f32_value(1.0))
-        .with("general.sampling.top_k", Raw(5, 64i32.to_le_bytes().to_vec()))
-        .with("general.sampling.top_p", f32_value(0.95));
-    let path = twin.write("model.gguf", file.bytes());
-    assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
-    let all = Sampling { top_k: None, ..published.clone() };
-    for minus_one in [Raw(5, (-1i32).to_le_bytes().to_vec()), Raw(11, (-1i64).to_le_bytes().to_vec())] {
-        let file = twin
-            .gguf("target")
-            .with("general.sampling.temp", f32_value(1.0))
-            .with("general.sampling.top_k", minus_one)
-            .with("general.sampling.top_p", f32_value(0.95));
-        assert_eq!(
-            engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
-            Some(&all)
-        );
-    }
-    // The last number of tokens is llama.cpp's -1 for all, or as given.
-    for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
-        let file = twin
-            .gguf("target")
-            .with("general.sampling.temp", f32_value(1.0))
-            .with("general.sampling.penalty_repeat", f32_value(1.2))
-            .with("general.sampling.penalty_last_n", Raw(5, n.to_le_bytes().to_vec()));
-        let engine = engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine");
-        let penalties = Penalties { repeat: 1.2, last_n, ..Penalties::default() };
-        assert_eq!(engine.sampling_defaults().expect("parameters").penalties, penalties);
-    }
-    let sampler = |keys: &[(&str, Raw)]| {
-        let mut file = twin.gguf("target").with("general.sampling.temp", f32_value(0.8));
-        for (name, value) in keys {
-            file = file.with(&format!("general.sampling.{name}"), value.clone());
-        }
-        engine(&twin.write("model.gguf", file.bytes()), None)
+}
+
+fn i32_value(x: i32) -> Raw {
+    Raw(5, x.to_le_bytes().to_vec())
+}
+
+/// The defaults of a GGUF file with these keys of `general.sampling`.
+fn defaults_of(twin: &Twin, keys: &[(&str, Raw)]) -> Result<Option<Sampling>> {
+    let with =
+        |file: GgufFile, (name, value): &(&str, Raw)| file.with(&format!("general.sampling.{name}"), value.clone());
+    let file = keys.iter().fold(twin.gguf("target"), with);
+    Ok(engine(&twin.write("model.gguf", file.bytes()), None)?.sampling_defaults().cloned())
+}
+
+#[test]
+fn sampling_defaults_of_a_gguf_file_are_read() {
+    let twin = Twin::of("edge");
+    let with = |temp: f64, top_k: Raw| {
+        defaults_of(&twin, &[("temp", f32_value(temp)), ("top_k", top_k), ("top_p", f32_value(0.95))])
     };
-    let of = |keys: &[(&str, Raw)]| sampler(keys).expect("an engine").sampling_defaults().expect("parameters").clone();
-    let xtc = [("xtc_probability", f32_value(0.3)), ("xtc_threshold", f32_value(0.2)), ("min_p", f32_value(0.05))];
-    let both = Sampling {
+    assert_eq!(with(1.0, i32_value(64)).expect("an engine"), Some(published()));
+    for minus_one in [i32_value(-1), Raw(11, (-1i64).to_le_bytes().to_vec())] {
+        let all = with(1.0, minus_one).expect("an engine");
+        assert_eq!(all, Some(Sampling { top_k: None, ..published() }));
+    }
+    refused(with(-1.0, i32_value(64)), &["model.gguf", "general.sampling.temp", "0 or more"]);
+    // The last number of tokens is llama.cpp's -1 for all, or as given.
+    for (n, last_n) in [(-1, None), (32, Some(32))] {
+        let keys = [("temp", f32_value(1.0)), ("penalty_repeat", f32_value(1.2)), ("penalty_last_n", i32_value(n))];
+        let penalties = Penalties { repeat: 1.2, last_n, ..Penalties::default() };
+        let got = defaults_of(&twin, &keys).expect("an engine").expect("parameters");
+        assert_eq!(got.penalties, penalties);
+    }
+    defaults_of(&twin, &[("temp", f32_value(0.8)), ("mirostat", i32_value(0))]).expect("an engine");
+}
+
+/// A sequence drops the samplers that it does not name.
+#[test]
+fn sampling_defaults_are_those_of_the_sequence() {
+    let twin = Twin::of("edge");
+    let of = |sequence: Option<&str>| {
+        let values = [("temp", 0.8), ("xtc_probability", 0.3), ("xtc_threshold", 0.2), ("min_p", 0.05)];
+        let mut keys = Vec::from(values.map(|(name, value)| (name, f32_value(value))));
+        keys.extend(sequence.map(|names| ("sequence", str_value(names))));
+        defaults_of(&twin, &keys).expect("an engine").expect("parameters")
+    };
+    let all = Sampling {
         temperature: 0.8,
         min_p: 0.05,
         xtc: Some(Xtc { probability: 0.3, threshold: 0.2 }),
         ..Sampling::default()
     };
-    assert_eq!(of(&xtc), both);
-    // A sequence drops the samplers that it does not name.
-    let sequence = |names: &str| [&xtc[..], &[("sequence", str_value(names))]].concat();
-    assert_eq!(of(&sequence("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), both);
-    assert_eq!(of(&sequence("min_p;temperature")), Sampling { xtc: None, ..both });
-    refused(sampler(&sequence(&"a;".repeat(2049))), &["general.sampling.sequence", "at most 4096 bytes"]);
-    assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
-    let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
-    refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
+    assert_eq!(of(None), all);
+    assert_eq!(of(Some("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), all);
+    assert_eq!(of(Some("min_p;temperature")), Sampling { xtc: None, ..all });
+    let long = defaults_of(&twin, &[("sequence", str_value(&"a;".repeat(2049)))]);
+    refused(long, &["general.sampling.sequence", "at most 4096 bytes"]);
 }
 
 /// Tokens that the publisher suppresses are never written, with and without drafts.
@@ -181,7 +184,7 @@ fn a_file_with_an_odd_sequence_of_samplers_loads() {
         let file = twin
             .gguf("target")
             .with("general.sampling.temp", f32_value(0.8))
-            .with("general.sampling.top_k", Raw(5, 20i32.to_le_bytes().to_vec()))
+            .with("general.sampling.top_k", i32_value(20))
             .with("general.sampling.top_p", f32_value(0.9))
             .with("general.sampling.min_p", f32_value(0.05))
             .with("general.sampling.sequence", str_value(sequence));
@@ -225,7 +228,7 @@ fn a_file_with_mirostat_loads_without_its_parameters() {
         let file = twin
             .gguf("target")
             .with("general.sampling.temp", f32_value(0.8))
-            .with("general.sampling.mirostat", Raw(5, version.to_le_bytes().to_vec()))
+            .with("general.sampling.mirostat", i32_value(version))
             .with("general.sampling.mirostat_tau", f32_value(5.0));
         let path = twin.write("model.gguf", file.bytes());
         twin.write("target/generation_config.json", json!({"temperature": 0.8, "mirostat": version}).to_string());

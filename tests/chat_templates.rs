@@ -74,6 +74,111 @@ fn templates_render_what_transformers_renders() {
     assert_eq!(rendered, 63, "cases of all templates");
 }
 
+/// A template like Gemma 4's: a system turn if there is content for it, turns between their tokens, reasoning of
+/// earlier turns omitted, and an empty thought channel if thinking is off.
+const GEMMA_LIKE: &str = r#"
+{%- macro visible(text) -%}
+    {%- set parts = namespace(kept='') -%}
+    {%- for part in text.split('<channel|>') -%}
+        {%- set parts.kept = parts.kept + part.split('<|channel>')[0] -%}
+    {%- endfor -%}
+    {{- parts.kept | trim -}}
+{%- endmacro -%}
+{{ bos_token }}
+{%- set first = messages[0] %}
+{%- if enable_thinking or first['role'] in ['system', 'developer'] %}
+    {{- '<|turn>system\n' }}
+    {%- if enable_thinking %}
+        {{- '<|think|>\n' }}
+    {%- endif %}
+    {%- if first['role'] == 'system' %}
+        {{- first['content'] | trim }}
+        {%- set messages = messages[1:] %}
+    {%- endif %}
+    {{- '<turn|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['user', 'assistant'] %}
+        {{- raise_exception('a ' + message.role + ' message comes too late') }}
+    {%- endif %}
+    {%- set role = 'model' if message.role == 'assistant' else message.role %}
+    {{- '<|turn>' + role + '\n' }}
+    {%- if role == 'model' %}
+        {{- visible(message.content) }}
+    {%- else %}
+        {{- message.content.strip() }}
+    {%- endif %}
+    {{- '<turn|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|turn>model\n' }}
+    {%- if not enable_thinking %}
+        {{- '<|channel>thought\n<channel|>' }}
+    {%- endif %}
+{%- endif %}
+"#;
+
+#[test]
+fn conversations_go_through_the_template() {
+    let template = template(GEMMA_LIKE).expect("a template");
+    let question = Message::user("  Why is the sky blue?\n");
+    let render = |messages: &[Message], thinking| {
+        let options = ChatOptions { thinking, ..ChatOptions::default() };
+        template.render(messages, &options).expect("a prompt")
+    };
+    assert_eq!(
+        render(std::slice::from_ref(&question), Thinking::Off),
+        "<bos><|turn>user\nWhy is the sky blue?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    );
+    assert_eq!(
+        render(std::slice::from_ref(&question), Thinking::On),
+        "<bos><|turn>system\n<|think|>\n<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n<|turn>model\n"
+    );
+    let system = Message::system(" Answer in {{ one }} word. ");
+    assert_eq!(
+        render(&[system.clone(), question.clone()], Thinking::On),
+        "<bos><|turn>system\n<|think|>\nAnswer in {{ one }} word.<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n\
+         <|turn>model\n"
+    );
+    let answer = Message::assistant("<|channel>thought\nLight is scattered.\n<channel|>Rayleigh.");
+    assert_eq!(
+        render(&[system.clone(), question.clone(), answer, Message::user("And at dusk?")], Thinking::Off),
+        "<bos><|turn>system\nAnswer in {{ one }} word.<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n\
+         <|turn>model\nRayleigh.<turn|>\n<|turn>user\nAnd at dusk?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    );
+    refused(template.render(&[question, system], &ChatOptions::default()), &["a system message comes too late"]);
+}
+
+/// The checkpoint's template: its own file first, else the one in the tokenizer's configuration, in all three forms.
+#[test]
+fn templates_are_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = directory.path().join("tokenizer_config.json");
+    let read = || ChatTemplate::read(directory.path()).expect("no error");
+    let render = |template: Option<ChatTemplate>| {
+        let messages = [Message::user("x")];
+        template.expect("a template").render(&messages, &ChatOptions::default()).expect("a prompt")
+    };
+    assert!(read().is_none());
+    std::fs::write(&config, "{}").expect("a file");
+    assert!(read().is_none());
+    for (chat_template, tokens, want) in [
+        (json!("{{ bos_token }}1"), json!("<s>"), "<s>1"),
+        (json!("{{ bos_token }}2"), json!({"content": "<s>", "special": true}), "<s>2"),
+        (
+            json!([{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ bos_token }}3"}]),
+            json!(null),
+            "3",
+        ),
+    ] {
+        let content = json!({"chat_template": chat_template, "bos_token": tokens}).to_string();
+        std::fs::write(&config, content).expect("a file");
+        assert_eq!(render(read()), want);
+    }
+    std::fs::write(directory.path().join("chat_template.jinja"), "own {{ eos_token }}").expect("a file");
+    assert_eq!(render(read()), "own ");
+}
+
 /// Messages made in Rust are those read from JSON.
 #[test]
 fn messages_are_those_of_json() {

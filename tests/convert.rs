@@ -106,14 +106,16 @@ fn there_and_back_the_bits_are_the_same() {
     }
 }
 
+/// The tokens that end a text.
+fn ends(model: &Path) -> BTreeSet<u32> {
+    let engine = Engine::load(&EngineOptions::new(model)).expect("an engine");
+    engine.end_of_generation().iter().copied().collect()
+}
+
 /// A text ends at the same tokens, of which Qwen's have several.
 #[test]
 fn the_ends_of_texts_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
-    let ends = |path: &Path| -> BTreeSet<u32> {
-        let engine = Engine::load(&EngineOptions::new(path)).expect("an engine");
-        engine.end_of_generation().iter().copied().collect()
-    };
     for source in [demo("target"), cases::demo_qwen().path] {
         let (file, again) = (directory.path().join("target.gguf"), directory.path().join("again"));
         let gguf = convert(&source, &file, &options(Outtype::Bf16));
@@ -153,10 +155,6 @@ fn the_ends_of_texts_in_any_file_are_the_same() {
                 std::fs::remove_file(at("source/generation_config.json")).expect("removed");
             }
             convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
-            let ends = |path: &Path| {
-                let engine = Engine::load(&EngineOptions::new(path)).expect("an engine");
-                engine.end_of_generation().iter().copied().collect::<BTreeSet<u32>>()
-            };
             let want = ends(&at("source"));
             let last = ids.as_array().and_then(|ids| ids.last()?.as_u64()).expect("an id");
             assert!(want.contains(&(last as u32)), "{want:?}");
@@ -342,7 +340,7 @@ fn a_pair_talks_as_before() {
 fn norms_scales_and_routers_stay_exact() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("moe.gguf");
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/moe/target");
+    let fixture = cases::named("moe").path.join("target");
     convert(&fixture, &file, &options(Outtype::Q8_0));
     let gguf = Gguf::open(&file).expect("a file");
     let type_of = |name: &str| gguf.info(name).unwrap_or_else(|| panic!("{name} is missing")).type_id();
@@ -360,7 +358,7 @@ fn norms_scales_and_routers_stay_exact() {
 fn nothing_is_dropped_in_silence() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("nested.gguf");
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nested/target");
+    let fixture = cases::named("nested").path.join("target");
     let report = to_gguf(&open(&fixture), &file, &options(Outtype::F32)).expect("a file");
     let towers = open(&fixture).names().iter().filter(|name| name.contains("vision")).count();
     assert!(towers > 0 && report.left_out.len() == towers, "{:?}", report.left_out);
@@ -426,7 +424,7 @@ fn a_missing_tensor_is_refused_by_name() {
         assert!(!file.exists(), "{fixture}, {missing}");
     }
     // In a GGUF file, what a reader cannot take for another configuration.
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/edge");
+    let fixture = cases::named("edge").path;
     for (part, missing, own) in [
         ("target", "blk.6.ffn_up.weight", "layers.6.mlp.up_proj.weight"),
         ("assistant", "blk.1.attn_q_norm.weight", "model.layers.1.self_attn.q_norm.weight"),
@@ -576,15 +574,10 @@ fn bad_input_is_refused_by_name() {
     refused(to_gguf(&large, at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
     // As many tokens would be written, whatever the configuration claims.
     for size in [511, 2_000_000_000] {
-        let claims = at(&format!("claims {size}"));
-        drop(copy(&claims, |_, _| {}));
-        let path = claims.join("config.json");
-        let mut config: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
-        config["vocab_size"] = size.into();
-        std::fs::write(&path, config.to_string()).expect("written");
+        let dense = cases::named("dense").path.join("target");
+        changed(&dense, &at("source"), "config.json", |config| config["vocab_size"] = size.into());
         let what = format!("the configuration implies [{size}, ");
-        refused(to_gguf(&open(&claims), at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
+        refused(to_gguf(&open(&at("source")), at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
     }
     // Readers of GGUF files refuse it.
     for source in [demo("target"), cases::demo_qwen().path] {
@@ -599,14 +592,14 @@ fn bad_input_is_refused_by_name() {
 }
 
 /// The dense fixture's target with another header and other data.
-fn copy(path: &Path, change: impl FnOnce(&mut serde_json::Value, &mut Vec<u8>)) -> Checkpoint {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
+fn copy(path: &Path, change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Checkpoint {
+    let fixture = cases::named("dense").path.join("target");
     std::fs::create_dir(path).expect("a directory");
     std::fs::copy(fixture.join("config.json"), path.join("config.json")).expect("copied");
     let bytes = std::fs::read(fixture.join("model.safetensors")).expect("the fixture");
     let (len, rest) = bytes.split_at(8);
     let (header, data) = rest.split_at(u64::from_le_bytes(len.try_into().expect("8 bytes")) as usize);
-    let mut header: serde_json::Value = serde_json::from_slice(header).expect("a header");
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
     let mut data = data.to_vec();
     change(&mut header, &mut data);
     header.as_object_mut().expect("an object").retain(|_, value| !value.is_null());

@@ -1,11 +1,9 @@
-//! Text is emitted in whole characters, cut exactly before a stop string; conversations are
-//! rendered with the checkpoint's own template.
+//! Text is emitted in whole characters, cut exactly before a stop string.
 
 mod cases;
 
 use std::path::Path;
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role, Thinking};
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, SessionOptions, Speculation,
@@ -296,117 +294,6 @@ fn held_text_comes_out_at_the_end() {
             assert_eq!(*last, whole);
         }
     }
-}
-
-/// A template like Gemma 4's: a system turn if there is content for it, turns between their tokens, reasoning of
-/// earlier turns omitted, and an empty thought channel if thinking is off.
-const TEMPLATE: &str = r#"
-{%- macro visible(text) -%}
-    {%- set parts = namespace(kept='') -%}
-    {%- for part in text.split('<channel|>') -%}
-        {%- set parts.kept = parts.kept + part.split('<|channel>')[0] -%}
-    {%- endfor -%}
-    {{- parts.kept | trim -}}
-{%- endmacro -%}
-{{ bos_token }}
-{%- set first = messages[0] %}
-{%- if enable_thinking or first['role'] in ['system', 'developer'] %}
-    {{- '<|turn>system\n' }}
-    {%- if enable_thinking %}
-        {{- '<|think|>\n' }}
-    {%- endif %}
-    {%- if first['role'] == 'system' %}
-        {{- first['content'] | trim }}
-        {%- set messages = messages[1:] %}
-    {%- endif %}
-    {{- '<turn|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role not in ['user', 'assistant'] %}
-        {{- raise_exception('a ' + message.role + ' message comes too late') }}
-    {%- endif %}
-    {%- set role = 'model' if message.role == 'assistant' else message.role %}
-    {{- '<|turn>' + role + '\n' }}
-    {%- if role == 'model' %}
-        {{- visible(message.content) }}
-    {%- else %}
-        {{- message.content.strip() }}
-    {%- endif %}
-    {{- '<turn|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|turn>model\n' }}
-    {%- if not enable_thinking %}
-        {{- '<|channel>thought\n<channel|>' }}
-    {%- endif %}
-{%- endif %}
-"#;
-
-fn message(role: Role, content: &str) -> Message {
-    Message::new(role, content)
-}
-
-#[test]
-fn conversations_go_through_the_template() {
-    let template = ChatTemplate::new(TEMPLATE.into(), "<bos>".into(), "<eos>".into()).expect("a template");
-    let question = message(Role::User, "  Why is the sky blue?\n");
-    let render = |messages: &[Message], thinking| {
-        let options = ChatOptions { thinking, ..ChatOptions::default() };
-        template.render(messages, &options).expect("a prompt")
-    };
-    assert_eq!(
-        render(std::slice::from_ref(&question), Thinking::Off),
-        "<bos><|turn>user\nWhy is the sky blue?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
-    );
-    assert_eq!(
-        render(std::slice::from_ref(&question), Thinking::On),
-        "<bos><|turn>system\n<|think|>\n<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n<|turn>model\n"
-    );
-    let system = message(Role::System, " Answer in {{ one }} word. ");
-    assert_eq!(
-        render(&[system.clone(), question.clone()], Thinking::On),
-        "<bos><|turn>system\n<|think|>\nAnswer in {{ one }} word.<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n\
-         <|turn>model\n"
-    );
-    let answer = message(Role::Assistant, "<|channel>thought\nLight is scattered.\n<channel|>Rayleigh.");
-    assert_eq!(
-        render(&[system.clone(), question.clone(), answer, message(Role::User, "And at dusk?")], Thinking::Off),
-        "<bos><|turn>system\nAnswer in {{ one }} word.<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n\
-         <|turn>model\nRayleigh.<turn|>\n<|turn>user\nAnd at dusk?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
-    );
-    let problem =
-        template.render(&[question, system], &ChatOptions::default()).expect_err("a late system message").to_string();
-    assert!(problem.contains("a system message comes too late") && problem.lines().count() == 1, "{problem}");
-}
-
-/// The checkpoint's template: its own file first, else the one in the tokenizer's configuration, in all three forms.
-#[test]
-fn templates_are_found() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let config = directory.path().join("tokenizer_config.json");
-    let read = || ChatTemplate::read(directory.path()).expect("no error");
-    let render = |template: Option<ChatTemplate>| {
-        let messages = [message(Role::User, "x")];
-        template.expect("a template").render(&messages, &ChatOptions::default()).expect("a prompt")
-    };
-    assert!(read().is_none());
-    std::fs::write(&config, "{}").expect("a file");
-    assert!(read().is_none());
-    for (chat_template, tokens, want) in [
-        (json!("{{ bos_token }}1"), json!("<s>"), "<s>1"),
-        (json!("{{ bos_token }}2"), json!({"content": "<s>", "special": true}), "<s>2"),
-        (
-            json!([{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ bos_token }}3"}]),
-            json!(null),
-            "3",
-        ),
-    ] {
-        let content = json!({"chat_template": chat_template, "bos_token": tokens}).to_string();
-        std::fs::write(&config, content).expect("a file");
-        assert_eq!(render(read()), want);
-    }
-    std::fs::write(directory.path().join("chat_template.jinja"), "own {{ eos_token }}").expect("a file");
-    assert_eq!(render(read()), "own ");
 }
 
 /// A rendered chat has its special tokens in place: none is added, none is spelled out in letters.

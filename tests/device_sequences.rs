@@ -240,18 +240,13 @@ fn simulated_acceptance_is_that_of_each_alone() {
     let simulated = GenerateOptions { speculation, simulate_acceptance: vec![1.0], ..plain(20) };
     let [alone, beside] = [false, true].map(|has_other| {
         let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
-        let mut ids = Vec::new();
         let jobs = [(3, simulated.clone()), (4, plain(8))];
         let added = jobs.into_iter().take(1 + usize::from(has_other)).map(|(first, options)| {
             let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
             scheduler.add(session, &[first, 9, 10, 11], &options).expect("added")
         });
         let added: Vec<_> = added.collect();
-        while scheduler.is_active() {
-            let of_first = scheduler.step().into_iter().filter(|event| event.id == added[0]);
-            of_first.for_each(|event| ids.extend(event.piece.expect("a piece").tokens));
-        }
-        ids
+        cases::texts(&mut scheduler).remove(&added[0]).expect("a text")
     });
     assert_eq!(beside, alone);
 }
@@ -313,12 +308,7 @@ fn fork_and_go_on(pair: &Pair, len: usize) -> [u64; 2] {
         let mut scheduler = Scheduler::new(engine, SchedulerOptions::default());
         let ids = [(origin, [20, 21]), (fork, [30, 31])]
             .map(|(session, prompt)| scheduler.add(session, &prompt, &options).expect("added"));
-        let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
-        while scheduler.is_active() {
-            for event in scheduler.step() {
-                texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
-            }
-        }
+        let mut texts = cases::texts(&mut scheduler);
         let drafts = ids.map(|id| scheduler.statistics(id).map(|s| (s.drafted_at.clone(), s.accepted_at.clone())));
         (ids.map(|id| texts.remove(&id)), drafts, [before, engine.pages().held()])
     };
@@ -422,11 +412,7 @@ fn keep_prefixes(pair: &Pair, kv: KvOptions) {
         let prompt: Vec<_> = text(shared).into_iter().chain(300..300 + own).map(|id| id % vocab).collect();
         let new = scheduler.session(&session).expect("a session");
         let id = scheduler.add(new, &prompt, &plain(4)).expect("added");
-        let mut ids = Vec::new();
-        while scheduler.is_active() {
-            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-        }
-        assert_eq!(ids, run(&pair.cpu, &session, &prompt, &plain(4)).0);
+        assert_eq!(cases::texts(&mut scheduler)[&id], run(&pair.cpu, &session, &prompt, &plain(4)).0);
         let statistics = scheduler.statistics(id).expect("a sequence");
         computed.push(statistics.prompt_tokens - statistics.cached_tokens);
         drop(scheduler.remove(id));
@@ -456,9 +442,7 @@ fn a_sequence_without_memory_gets_that_of_prefixes() {
     // Two prompts whose states are cached; the passes allocate what the later ones need as well.
     for prompt in &prompts[..2] {
         let [first, second] = [prompt, &prompts[2]].map(|prompt| add(&mut scheduler, prompt, 4));
-        while scheduler.is_active() {
-            scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
-        }
+        drop(cases::texts(&mut scheduler));
         [first, second].into_iter().for_each(|id| drop(scheduler.remove(id)));
     }
     let long = add(&mut scheduler, &prompts[2], 100);
@@ -497,9 +481,7 @@ fn a_prompt_whose_state_cannot_be_kept_waits() {
         };
         // The passes below take no more memory than these.
         let ids = prompts.each_ref().map(|prompt| add(&mut scheduler, prompt, 8));
-        while scheduler.is_active() {
-            step(&mut scheduler);
-        }
+        drop(cases::texts(&mut scheduler));
         ids.into_iter().for_each(|id| drop(scheduler.remove(id)));
 
         let running = add(&mut scheduler, &prompts[0], 60);
@@ -539,11 +521,8 @@ fn an_automatic_context_is_that_of_all_pages() {
     let session = SessionOptions { kv };
     let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
     let write = |scheduler: &mut Scheduler, session: Session, prompt: &[u32]| {
-        let (id, mut ids) = (scheduler.add(session, prompt, &plain(2)).expect("added"), Vec::new());
-        while scheduler.is_active() {
-            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-        }
-        (id, ids)
+        let id = scheduler.add(session, prompt, &plain(2)).expect("added");
+        (id, cases::texts(scheduler).remove(&id).expect("a text"))
     };
     let alone = scheduler.session(&session).expect("a session").kv().max_context();
     let mut others = Vec::new();
@@ -589,9 +568,7 @@ fn a_context_that_does_not_fit_beside_others_drops_no_prefix() {
     let [first, running, later] = [(); 3].map(|()| scheduler.session(&session).expect("a session"));
     let mut write = |session: Session, prompt: &[u32]| {
         let id = scheduler.add(session, prompt, &plain(2)).expect("added");
-        while scheduler.is_active() {
-            scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
-        }
+        drop(cases::texts(&mut scheduler));
         id
     };
     let first = write(first, &prompt(100, 0));
@@ -652,10 +629,7 @@ fn a_prefix_with_a_shorter_context_is_read_again() {
         let kv = KvOptions { max_context: Some(context), ..exact(ElementType::F32).kv };
         let session = scheduler.session(&SessionOptions { kv: kv.clone() }).expect("a session");
         let id = scheduler.add(session, prompt, &plain(tokens)).expect("added");
-        let mut ids = Vec::new();
-        while scheduler.is_active() {
-            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-        }
+        let ids = cases::texts(&mut scheduler).remove(&id).expect("a text");
         assert_eq!(ids, run(&pair.cpu, &SessionOptions { kv }, prompt, &plain(tokens)).0, "{context}");
         assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, 0);
         drop(scheduler.remove(id));

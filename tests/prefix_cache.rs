@@ -215,10 +215,7 @@ fn a_prompt_that_is_not_read_leaves_its_session_empty() {
             assert!(removed.tokens().is_empty() && removed.kv().is_empty(), "after {steps} steps");
 
             let id = scheduler.add(removed, &prompt, &options).expect("added");
-            let mut written = Vec::new();
-            while scheduler.is_active() {
-                written.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-            }
+            let written = cases::texts(&mut scheduler).remove(&id).expect("a text");
             assert_eq!(written, cold(&engine, &session, &prompt, &options), "after {steps} steps");
             let removed = scheduler.remove(id).expect("its session");
             assert_eq!(removed.tokens(), [prompt, written].concat());
@@ -360,9 +357,7 @@ fn what_is_kept_makes_room_for_drafts() {
         for (prompt, (drafted, accepted, _)) in prompts.iter().zip(alone) {
             let session = scheduler.session(&session).expect("a session");
             let id = scheduler.add(session, prompt, &options).expect("added");
-            while scheduler.is_active() {
-                scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
-            }
+            drop(cases::texts(&mut scheduler));
             let statistics = scheduler.statistics(id).expect("a sequence");
             assert!(drafted > 0);
             assert_eq!((statistics.drafted, statistics.accepted), (drafted, accepted), "{kind}, {max_context:?}");
@@ -422,9 +417,7 @@ fn drops_nothing(target: &Path, len: usize, eighths: u64) {
     let [later, running] = [(); 2].map(|()| scheduler.session(&session).expect("a session"));
     run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
     let running = scheduler.add(running, &text(&mut rng, 500, 4000), &options).expect("added");
-    while scheduler.is_active() {
-        scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
-    }
+    drop(cases::texts(&mut scheduler));
     assert!(matches!(scheduler.session(&session), Err(Error::Memory { .. })));
     drop(scheduler.remove(running));
     let id = scheduler.add(later, &[&prompt[..], &text(&mut rng, 10, 4000)].concat(), &options).expect("added");

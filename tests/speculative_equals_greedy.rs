@@ -514,13 +514,9 @@ fn a_nextn_head_reads_prompts_longer_than_its_context() {
         assert_eq!(run_pieces(&mut other, &text, &plain(1), usize::MAX).ids.len(), 1);
         let options = GenerateOptions { speculation, ..plain(100) };
         let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
-        scheduler.add(session, &prompt, &options).expect("added");
+        let id = scheduler.add(session, &prompt, &options).expect("added");
         drop(other);
-        let mut ids = Vec::new();
-        while scheduler.is_active() {
-            ids.extend(scheduler.step().into_iter().flat_map(|event| event.piece.expect("a piece").tokens));
-        }
-        ids
+        cases::texts(&mut scheduler).remove(&id).expect("a text")
     };
     assert_eq!(write(mtp), write(Speculation::Off));
 }

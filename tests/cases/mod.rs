@@ -3,6 +3,7 @@
 // Every test binary compiles this file and uses its own part of it.
 #![allow(dead_code)]
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ChainModel, DraftKv, DraftRows, DraftStep, Model, Output, OutputRows};
-use foretoken::{ElementType, Isa};
+use foretoken::{ElementType, Isa, Scheduler, SequenceId};
 use safetensors::{Dtype, SafeTensors};
 
 /// A directory with a target, optionally an assistant, and `expected.safetensors`.
@@ -189,6 +190,17 @@ pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
 pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], outputs: OutputRows) -> Output {
     let round = kv.begin_round(ids.len()).expect("a round");
     target.forward_one(ids, round, outputs, ids.len()).expect("a forward pass")
+}
+
+/// Steps until no sequence is active: the tokens of each one that wrote any.
+pub fn texts(scheduler: &mut Scheduler) -> HashMap<SequenceId, Vec<u32>> {
+    let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+        }
+    }
+    texts
 }
 
 /// A tensor's elements.

@@ -38,8 +38,10 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
         xtc_probability: number("xtc_probability")?,
         xtc_threshold: number("xtc_threshold")?,
     };
-    let short = |value: Value<'_>| value.as_str().filter(|text| text.len() <= MAX_SEQUENCE_BYTES);
-    if let Some(sequence) = keys.typed(&key("sequence"), "a string of at most 4096 bytes", short)? {
+    let sequence = keys.typed(&key("sequence"), "a string of at most 4096 bytes", |value| {
+        value.as_str().filter(|text| text.len() <= MAX_SEQUENCE_BYTES)
+    });
+    if let Some(sequence) = sequence? {
         let problem = |problem| format!("{} is \"{}\": {problem}", key("sequence"), shown(sequence));
         match only_those_in(sequence, &mut parameters) {
             Ok(None) => {}

@@ -27,7 +27,8 @@ pub(crate) struct WorkerOptions {
     pub scheduler: SchedulerOptions,
 }
 
-/// Requests in a row that the device failed after which it counts as lost: a driver's faults seldom pass.
+/// Passes in which the device failed, without a request that ended since, after which it counts as lost: a driver's
+/// faults seldom pass.
 const LOST_AFTER: usize = 3;
 
 /// A handle of the engine thread.
@@ -72,6 +73,7 @@ impl Worker {
             slots: slots.clone(),
             abort: abort.clone(),
             device_failures: device_failures.clone(),
+            device_failed: false,
             metrics,
         };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
@@ -109,7 +111,7 @@ impl Worker {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Whether the device failed the last requests, and none has had a token since.
+    /// Whether the device failed in several passes, and no request has ended normally since.
     pub fn has_lost_device(&self) -> bool {
         self.device_failures.load(Ordering::Relaxed) >= LOST_AFTER
     }
@@ -140,8 +142,10 @@ struct EngineThread {
     full: bool,
     slots: Arc<Mutex<Vec<Slot>>>,
     abort: Arc<AtomicBool>,
-    /// Requests that the device failed since the last token.
+    /// Turns in which the device failed since a request last ended normally.
     device_failures: Arc<AtomicUsize>,
+    /// Whether this turn is counted there.
+    device_failed: bool,
     metrics: Arc<Metrics>,
 }
 
@@ -188,6 +192,7 @@ impl EngineThread {
         if !self.receive() {
             return false;
         }
+        self.device_failed = false;
         if self.abort.load(Ordering::Acquire) {
             self.fail_all(|| Failure::Stopping);
         }
@@ -328,8 +333,11 @@ impl EngineThread {
         self.waiting.push_front(Job { prompt, request_id, admitted, choice, others });
     }
 
-    fn fail(&self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
-        if matches!(&failure, Failure::Library(error) if matches!(**error, foretoken::Error::Device { .. })) {
+    fn fail(&mut self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
+        let is_device =
+            matches!(&failure, Failure::Library(error) if matches!(**error, foretoken::Error::Device { .. }));
+        // A faulty pass may fail all of its requests.
+        if is_device && !std::mem::replace(&mut self.device_failed, true) {
             self.device_failures.fetch_add(1, Ordering::Relaxed);
         }
         match &failure {
@@ -382,9 +390,6 @@ impl EngineThread {
                     self.metrics.prompt(started.request.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());
-                if !piece.tokens.is_empty() {
-                    self.device_failures.store(0, Ordering::Relaxed);
-                }
                 if !piece.prompt_logprobs.is_empty() && !started.others.is_empty() {
                     // Forks do not read the prompt again.
                     let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };
@@ -427,6 +432,9 @@ impl EngineThread {
 
     /// Ends a generation, and frees its sequence.
     fn end(&mut self, at: usize, finish: FinishReason) {
+        if finish != FinishReason::Cancelled {
+            self.device_failures.store(0, Ordering::Relaxed);
+        }
         let started = self.running.swap_remove(at);
         let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
         self.scheduler.remove(started.id);

@@ -239,6 +239,42 @@ async fn a_text_is_cut_short_where_memory_ends() {
     worker.close();
 }
 
+/// Fails as a device does, while that is set.
+#[derive(Debug)]
+struct FailingDevice(Arc<AtomicBool>);
+
+impl LogitsProcessor for FailingDevice {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        match self.0.load(Ordering::SeqCst) {
+            true => Err(foretoken::Error::Device { device: "GPU".into(), problem: "is lost".into() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A faulty pass is one failure, however many requests it fails.
+#[tokio::test]
+async fn a_faulty_pass_is_not_a_lost_device() {
+    let (engine, fails) = (engine(), Arc::<AtomicBool>::default());
+    let worker = start(&engine);
+    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
+    let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
+    let options = GenerateOptions { max_tokens: 8000, stop, logits_processor, ..GenerateOptions::default() };
+    let mut all: Vec<_> = (0..3).map(|_| submit(&worker, options.clone())).collect();
+    for running in &mut all {
+        while !matches!(running.next().await.expect("an update").1, Update::Piece(_)) {}
+    }
+    fails.store(true, Ordering::SeqCst);
+    for running in all {
+        let failure = tokens(running).await.1;
+        assert!(matches!(&failure, Err(Failure::Library(error)) if matches!(**error, foretoken::Error::Device { .. })));
+    }
+    // Two at most: it may begin in the middle of a pass.
+    let failures = worker.device_failures.load(Ordering::SeqCst);
+    assert!((1..=2).contains(&failures) && !worker.has_lost_device(), "{failures}");
+    worker.close();
+}
+
 #[tokio::test]
 async fn a_stopped_thread_is_reported() {
     let engine = engine();

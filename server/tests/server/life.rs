@@ -1,7 +1,7 @@
 //! Clients that leave, do not read, or are too many; and the end.
 
 use std::io::{ErrorKind, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -194,35 +194,40 @@ fn what_is_still_sent_when_the_drain_ends_gets_an_error() {
     server.join();
 }
 
-/// Fails as a device does, while that is set.
+/// Fails as a device does, from so many tokens of prompt and text on.
 #[derive(Debug)]
-struct FailingDevice(Arc<AtomicBool>);
+struct FailingDevice(Arc<AtomicUsize>);
 
 impl LogitsProcessor for FailingDevice {
-    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
-        match self.0.load(Ordering::SeqCst) {
+    fn process(&self, tokens: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        match tokens.len() >= self.0.load(Ordering::SeqCst) {
             true => Err(foretoken::Error::Device { device: "GPU".into(), problem: "is lost".into() }),
             false => Ok(()),
         }
     }
 }
 
-/// A device that fails every request is told to health checks, until a request succeeds.
+/// A device that fails every request is told to health checks, until a request succeeds: also if only its passes after
+/// the prompt's fail.
 #[test]
 fn a_device_that_fails_all_requests_is_not_healthy() {
-    let fails = Arc::new(AtomicBool::new(true));
-    let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
+    let fails_from = Arc::<AtomicUsize>::default();
+    let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails_from.clone())));
     let defaults = GenerateDefaults { logits_processor, ..GenerateDefaults::default() };
     let server = TestServer::start_on(load(), ServerOptions { defaults, ..options() });
-    let body = json!({"prompt": PROMPT, "max_tokens": 2});
-    for health in [200, 200, 503, 503] {
-        assert_eq!(server.post(TEXT, &body).0, 500);
-        assert_eq!(server.get("/health").0, health);
+    let prompt = [2, 300, 301, 302];
+    let body = json!({"prompt": prompt, "max_tokens": 2, "ignore_eos": true});
+    for from in [0, prompt.len() + 1] {
+        fails_from.store(from, Ordering::SeqCst);
+        for health in [200, 200, 503, 503] {
+            assert_eq!(server.post(TEXT, &body).0, 500);
+            assert_eq!(server.get("/health").0, health, "fails from {from} tokens on");
+        }
+        assert!(server.get("/health").1.contains("device_lost"));
+        fails_from.store(usize::MAX, Ordering::SeqCst);
+        assert_eq!(server.post(TEXT, &body).0, 200);
+        assert_eq!(server.get("/health").0, 200);
     }
-    assert!(server.get("/health").1.contains("device_lost"));
-    fails.store(false, Ordering::SeqCst);
-    assert_eq!(server.post(TEXT, &body).0, 200);
-    assert_eq!(server.get("/health").0, 200);
 }
 
 /// Says that a pass has begun, which then does not end until it is let go.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, LoadOptions};
-use crate::constraint::{Compiler, Constraint, ConstraintState};
+use crate::constraint::{CompiledConstraint, Compiler, Constraint, ConstraintState};
 use crate::device::{self, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
@@ -235,19 +235,21 @@ impl Engine {
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    /// Compiles a constraint and caches it for the generations that use it.
+    /// Compiles a constraint and caches it for the generations that use it. It is cached for as long as the result is
+    /// held.
     ///
     /// # Errors
     /// If it is malformed, no text satisfies it or it exceeds its limits (with the path in a JSON schema), the
     /// checkpoint has no tokenizer or its tokens cannot be mapped to bytes, or the cargo feature `constraint` is off.
-    pub fn compile(&self, constraint: &Constraint) -> Result<()> {
-        self.constraint(constraint).map(drop)
+    pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint> {
+        let (vocab, end) = (self.target().vocab_size(), &self.parts.end_of_generation);
+        self.parts.constraints.compile(constraint, self.shared_tokenizer()?, vocab, end)
     }
 
-    /// Whether a constraint is compiled and cached, so that [`Engine::compile`] returns at once. It is
-    /// then the last to be evicted from the cache.
-    pub fn has_compiled(&self, constraint: &Constraint) -> bool {
-        self.parts.constraints.touch(constraint)
+    /// A constraint that is cached, for which [`Engine::compile`] returns at once. It is then the last to be evicted
+    /// from the cache.
+    pub fn compiled(&self, constraint: &Constraint) -> Option<CompiledConstraint> {
+        self.parts.constraints.cached(constraint)
     }
 
     /// The state of a constraint before the first token.
@@ -255,8 +257,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::compile`].
     pub(crate) fn constraint(&self, constraint: &Constraint) -> Result<ConstraintState> {
-        let (vocab, end) = (self.target().vocab_size(), &self.parts.end_of_generation);
-        self.parts.constraints.state(constraint, self.shared_tokenizer()?, vocab, end)
+        Ok(self.compile(constraint)?.state(self.target().vocab_size()))
     }
 
     /// Encodes a conversation with the checkpoint's chat template.

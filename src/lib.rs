@@ -95,7 +95,7 @@ pub mod verify;
 /// Re-exported because its types are in this crate's traits.
 pub use candle_core;
 pub use checkpoint::{OwnDrafter, TargetFacts};
-pub use constraint::{Constraint, ConstraintLimits};
+pub use constraint::{CompiledConstraint, Constraint, ConstraintLimits};
 pub use device::DeviceChoice;
 pub use engine::{Engine, default_threads};
 pub use error::{Error, Result};

@@ -27,7 +27,9 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let structured = std::mem::take(&mut generate.structured);
     let constraint_name = structured.field().to_owned();
-    generate.common.options.constraint = structured.compile(&app.served.engine, &app.compilers).await?;
+    let compiled = structured.compile(&app.served.engine, &app.compilers).await?;
+    generate.common.options.constraint = compiled.as_ref().map(|compiled| compiled.constraint().clone());
+    generate.common.constraint = compiled;
     let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
@@ -145,6 +147,7 @@ fn submit(
         }
         options.seed = seed;
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
+        others.iter_mut().for_each(|choice| choice.constraint.clone_from(&generate.common.constraint));
         running.append(more);
         let (choice, request_id) = (others.remove(0), request_id.clone());
         let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };

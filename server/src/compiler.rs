@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use foretoken::{Constraint, Engine};
+use foretoken::{CompiledConstraint, Constraint, Engine};
 use hyper::StatusCode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
@@ -46,9 +46,9 @@ impl Compilers {
     ///
     /// # Errors
     /// 400 if it cannot be used; 429 if too many requests wait, 503 if it takes too long.
-    pub async fn compile(&self, engine: &Engine, constraint: &Constraint, field: &str) -> Result<()> {
-        if engine.has_compiled(constraint) {
-            return Ok(());
+    pub async fn compile(&self, engine: &Engine, constraint: &Constraint, field: &str) -> Result<CompiledConstraint> {
+        if let Some(compiled) = engine.compiled(constraint) {
+            return Ok(compiled);
         }
         let (engine, constraint) = (engine.clone(), constraint.clone());
         self.run(move || engine.compile(&constraint)).await?.map_err(|error| ApiError::of_constraint(&error, field))
@@ -58,25 +58,29 @@ impl Compilers {
     ///
     /// # Errors
     /// As [`Compilers::compile`]; a 400 names the tool's field.
-    pub async fn compile_calls(&self, engine: &Engine, calls: CallFormat) -> Result<Option<Constraint>> {
+    pub async fn compile_calls(&self, engine: &Engine, calls: CallFormat) -> Result<Option<CompiledConstraint>> {
         let key = format!("{calls:?}");
-        if let Some(known) = self.known(&key)
-            && known.as_ref().is_none_or(|constraint| engine.has_compiled(constraint))
-        {
-            return Ok(known);
+        if let Some(known) = self.known(&key) {
+            let compiled = known.as_ref().and_then(|constraint| engine.compiled(constraint));
+            if known.is_none() || compiled.is_some() {
+                return Ok(compiled);
+            }
         }
         let own = engine.clone();
-        let constraint = match self.run(move || calls.constraint(&own)).await?? {
+        let compiled = match self.run(move || calls.constraint(&own)).await?? {
             Some(located) => Some(self.compile_located(engine, located).await?),
             None => None,
         };
-        self.remember(key, &constraint);
-        Ok(constraint)
+        self.remember(key, compiled.as_ref().map(|compiled| compiled.constraint().clone()));
+        Ok(compiled)
     }
 
-    async fn compile_located(&self, engine: &Engine, located: Located) -> Result<Constraint> {
+    async fn compile_located(&self, engine: &Engine, located: Located) -> Result<CompiledConstraint> {
         let Located { constraint, field, parts, widened } = located;
-        let Err(error) = self.compile(engine, &constraint, &field).await else { return Ok(constraint) };
+        let error = match self.compile(engine, &constraint, &field).await {
+            Ok(compiled) => return Ok(compiled),
+            Err(error) => error,
+        };
         // A timeout or a full queue is not an error of the schemas: wider ones, or each alone, would not compile either.
         if error.status != StatusCode::BAD_REQUEST {
             return Err(error);
@@ -84,9 +88,9 @@ impl Compilers {
         let own = engine.clone();
         if let Some(widened) = widened
             && let Ok(widened) = self.run(move || widened(&own)).await?
-            && self.compile(engine, &widened, &field).await.is_ok()
+            && let Ok(compiled) = self.compile(engine, &widened, &field).await
         {
-            return Ok(widened);
+            return Ok(compiled);
         }
         for (part, of_part) in parts {
             self.compile(engine, &part, &of_part).await?;
@@ -103,7 +107,7 @@ impl Compilers {
         Some(constraint)
     }
 
-    fn remember(&self, key: String, constraint: &Option<Constraint>) {
+    fn remember(&self, key: String, constraint: Option<Constraint>) {
         if key.len() > MAX_KEY {
             return;
         }
@@ -112,7 +116,7 @@ impl Compilers {
         if known.len() == MAX_KNOWN {
             known.pop_front();
         }
-        known.push_back((key, constraint.clone()));
+        known.push_back((key, constraint));
     }
 
     /// Does work on a thread of its own: compiling cannot be interrupted, and must delay neither
@@ -265,22 +269,23 @@ mod tests {
         let (engine, compilers) = (engine(), Compilers::new());
         let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
         compilers.compile(&engine, &first, "field").await.expect("compiled");
-        assert_eq!(compilers.compile_calls(&engine, calls(&first)).await.expect("compiled"), Some(first.clone()));
+        let compiled = compilers.compile_calls(&engine, calls(&first)).await.expect("compiled");
+        assert_eq!(compiled.expect("a constraint").constraint(), &first);
 
         let threads = compilers.running.acquire_many(MAX_THREADS as u32).await.expect("all threads");
-        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(()))));
+        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(_))));
         let known = at_once(compilers.compile_calls(&engine, calls(&first)));
-        assert!(matches!(known, Poll::Ready(Ok(Some(constraint))) if constraint == first));
+        assert!(matches!(known, Poll::Ready(Ok(Some(compiled))) if *compiled.constraint() == first));
         assert!(at_once(compilers.compile(&engine, &second, "field")).is_pending());
         assert!(at_once(compilers.compile_calls(&engine, calls(&second))).is_pending());
         // Nor for a place in the queue.
         let places: Vec<_> = (0..MAX_COMPILING).map(|_| Ticket::take(&compilers.taken, MAX_COMPILING)).collect();
         assert!(places.iter().all(Option::is_some));
-        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(()))));
+        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(_))));
         assert!(matches!(at_once(compilers.compile(&engine, &second, "field")), Poll::Ready(Err(error))
             if error.status == StatusCode::TOO_MANY_REQUESTS));
         drop((threads, places));
         compilers.compile(&engine, &second, "field").await.expect("compiled");
-        assert!(engine.has_compiled(&second));
+        assert!(engine.compiled(&second).is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! The options of a generation, from the fields that all generating routes have under the same names.
 
 use foretoken::sampler::LogitBias;
-use foretoken::{Engine, GenerateOptions, Sampling};
+use foretoken::{CompiledConstraint, Engine, GenerateOptions, Sampling};
 
 use crate::api_error::ApiError;
 use crate::defaults::GenerateDefaults;
@@ -22,6 +22,8 @@ pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 /// What all routes have under the same names.
 pub(crate) struct Common {
     pub options: GenerateOptions,
+    /// The constraint of `options`, once it is compiled.
+    pub constraint: Option<CompiledConstraint>,
     pub seeds: Seeds,
     /// DRY's sequence breakers, if the request has some of its own.
     pub breakers: Option<Vec<String>>,
@@ -60,7 +62,8 @@ pub(crate) fn common(
     if !biases.is_empty() {
         add_processor(&mut options, LogitBias { biases });
     }
-    Ok(Common { options, seeds, breakers: has_breakers.then_some(breakers), penalizes_output, min_tokens: None })
+    let breakers = has_breakers.then_some(breakers);
+    Ok(Common { options, constraint: None, seeds, breakers, penalizes_output, min_tokens: None })
 }
 
 /// The options of a request without fields.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use foretoken::{Cancel, FinishReason, GenerateOptions, Piece, Statistics};
+use foretoken::{Cancel, CompiledConstraint, FinishReason, GenerateOptions, Piece, Statistics};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// One or more generations from one prompt.
@@ -32,6 +32,8 @@ impl Job {
 /// One generation.
 pub(crate) struct Choice {
     pub options: GenerateOptions,
+    /// The constraint of `options`, which the engine thread need not compile again while this is held.
+    pub constraint: Option<CompiledConstraint>,
     /// Unbounded, so that the engine never waits for a client: it holds at most `max_tokens` tokens.
     pub updates: UnboundedSender<Update>,
     /// Held until the generation ends.
@@ -111,7 +113,7 @@ impl Running {
             // A clone would share the cancel handle.
             let (seed, cancel) = (options.seed.wrapping_add(i), Cancel::default());
             let options = GenerateOptions { seed, cancel, ..options.clone() };
-            choices.push(Choice { options, updates: send, ticket });
+            choices.push(Choice { options, constraint: None, updates: send, ticket });
             updates.push(Some(receive));
         }
         let cancels = choices.iter().map(|choice| choice.options.cancel.clone()).collect();

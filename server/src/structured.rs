@@ -1,6 +1,6 @@
 //! Structured output: the fields that request it, and their constraints.
 
-use foretoken::{Constraint, Engine};
+use foretoken::{CompiledConstraint, Constraint, Engine};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -141,17 +141,14 @@ impl Structured {
         Ok(Self::Constraint(json_schema(&schema, &field)?, field))
     }
 
-    /// The constraint, compiled. The engine caches what was compiled.
+    /// The compiled constraint, which the generations hold.
     ///
     /// # Errors
     /// 400 with the place in the schema, or those of [`Compilers::compile`].
-    pub async fn compile(self, engine: &Engine, compilers: &Compilers) -> Result<Option<Constraint>> {
+    pub async fn compile(self, engine: &Engine, compilers: &Compilers) -> Result<Option<CompiledConstraint>> {
         match self {
             Self::Text => Ok(None),
-            Self::Constraint(constraint, field) => {
-                compilers.compile(engine, &constraint, &field).await?;
-                Ok(Some(constraint))
-            }
+            Self::Constraint(constraint, field) => compilers.compile(engine, &constraint, &field).await.map(Some),
             Self::Calls(calls) => compilers.compile_calls(engine, *calls).await,
         }
     }

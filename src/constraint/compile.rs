@@ -1,7 +1,8 @@
 //! Compiles constraints, and caches each once per engine.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Weak};
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -18,11 +19,10 @@ use super::{divisors, intersections, merges, rewrite, unenforced};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Maximum number of cached compiled constraints: more than a server's requests that run, wait or compile by default (84),
-/// so that none has to be compiled again when it starts.
+/// Maximum number of constraints that stay compiled while nothing holds them.
 const MAX_CACHED: usize = 128;
 
-/// Maximum bytes of them together, unless one alone has more: most have a few megabytes, but as many as
+/// Maximum bytes of them together, unless one alone has more: most have a few megabytes, but one as large as
 /// [`ConstraintLimits`] allow may have over a hundred.
 const MAX_CACHED_BYTES: usize = 1 << 30;
 
@@ -49,11 +49,26 @@ const NOT_LARK: &str = "GBNF and EBNF (::=) are not supported; write a Lark gram
 pub(crate) struct Compiler {
     /// The vocabulary, from the first constraint on.
     factory: Mutex<Option<Arc<ParserFactory>>>,
-    /// The last used at the end.
-    compiled: Mutex<VecDeque<(Constraint, Arc<Compiled>)>>,
+    cache: Mutex<Cache>,
 }
 
-/// A compiled constraint.
+/// What was compiled.
+#[derive(Default)]
+struct Cache {
+    /// The last used at the end.
+    recent: VecDeque<CompiledConstraint>,
+    /// Evicted ones, which are found for as long as something holds them.
+    evicted: Vec<(Constraint, Weak<Compiled>)>,
+}
+
+/// A constraint compiled by an engine ([`Engine::compile`](crate::Engine::compile)). While this is held, generations of
+/// the engine do not compile it again.
+#[derive(Clone)]
+pub struct CompiledConstraint {
+    constraint: Constraint,
+    compiled: Arc<Compiled>,
+}
+
 struct Compiled {
     /// Before its first token.
     matcher: Matcher,
@@ -62,50 +77,34 @@ struct Compiled {
 }
 
 impl Compiler {
-    /// The state of `constraint` before the first token. `end` are the end-of-generation tokens.
+    /// Compiles `constraint`, unless it is cached. `end` are the end-of-generation tokens.
     ///
     /// # Errors
     /// If it is malformed, no text satisfies it or it exceeds its limits, or the tokenizer has no known decoder.
-    pub fn state(
+    pub fn compile(
         &self,
         constraint: &Constraint,
         tokenizer: &Arc<Tokenizer>,
         vocab_size: usize,
         end: &[u32],
-    ) -> Result<ConstraintState> {
-        if let Some(compiled) = self.cached(constraint) {
-            return Ok(ConstraintState::new(&compiled.matcher, vocab_size));
+    ) -> Result<CompiledConstraint> {
+        if let Some(cached) = self.cached(constraint) {
+            return Ok(cached);
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
         // Without the lock: other generations can start meanwhile.
         let compiled = Arc::new(on_large_stack(&constraint.limits, || compile(&factory, constraint))?);
-        self.insert(constraint, compiled.clone());
-        Ok(ConstraintState::new(&compiled.matcher, vocab_size))
+        let compiled = CompiledConstraint { constraint: constraint.clone(), compiled };
+        self.cache.lock().insert(compiled.clone());
+        Ok(compiled)
     }
 
-    /// Caches `constraint`, in place of what another thread that compiled it at the same time cached.
-    fn insert(&self, constraint: &Constraint, compiled: Arc<Compiled>) {
-        let mut cached = self.compiled.lock();
-        cached.retain(|(of, _)| of != constraint);
-        cached.push_back((constraint.clone(), compiled));
-        let mut bytes = cached.iter().map(|(_, compiled)| compiled.bytes).fold(0, usize::saturating_add);
-        while cached.len() > MAX_CACHED || bytes > MAX_CACHED_BYTES && cached.len() > 1 {
-            bytes = bytes.saturating_sub(cached.pop_front().map_or(0, |(_, oldest)| oldest.bytes));
-        }
-    }
-
-    /// Whether `constraint` is cached; if so, it is evicted after all others.
-    pub fn touch(&self, constraint: &Constraint) -> bool {
-        self.cached(constraint).is_some()
-    }
-
-    fn cached(&self, constraint: &Constraint) -> Option<Arc<Compiled>> {
-        let mut cached = self.compiled.lock();
-        let at = cached.iter().position(|(of, _)| of == constraint)?;
-        let used = cached.remove(at)?;
-        let compiled = used.1.clone();
-        cached.push_back(used);
-        Some(compiled)
+    /// `constraint`, if it is cached or held. It is then evicted after all others.
+    pub fn cached(&self, constraint: &Constraint) -> Option<CompiledConstraint> {
+        let mut cache = self.cache.lock();
+        let found = cache.find(constraint)?;
+        cache.insert(found.clone());
+        Some(found)
     }
 
     fn factory(&self, tokenizer: &Arc<Tokenizer>, vocab_size: usize, end: &[u32]) -> Result<Arc<ParserFactory>> {
@@ -117,6 +116,47 @@ impl Compiler {
         let made =
             ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &SlicedBiasComputer::json_slices());
         Ok(factory.insert(Arc::new(made.map_err(refused)?)).clone())
+    }
+}
+
+impl Cache {
+    fn find(&self, constraint: &Constraint) -> Option<CompiledConstraint> {
+        let recent = self.recent.iter().find(|recent| recent.constraint == *constraint);
+        recent.cloned().or_else(|| {
+            let (of, compiled) = self.evicted.iter().find(|(of, _)| of == constraint)?;
+            Some(CompiledConstraint { constraint: of.clone(), compiled: compiled.upgrade()? })
+        })
+    }
+
+    /// Adds the last used one, in place of an equal one, which another thread may have compiled at the same time.
+    fn insert(&mut self, used: CompiledConstraint) {
+        self.recent.retain(|recent| recent.constraint != used.constraint);
+        self.evicted.retain(|(of, compiled)| *of != used.constraint && compiled.strong_count() > 0);
+        self.recent.push_back(used);
+        let mut bytes = self.recent.iter().map(|recent| recent.compiled.bytes).fold(0, usize::saturating_add);
+        while self.recent.len() > MAX_CACHED || bytes > MAX_CACHED_BYTES && self.recent.len() > 1 {
+            let Some(CompiledConstraint { constraint, compiled }) = self.recent.pop_front() else { break };
+            bytes = bytes.saturating_sub(compiled.bytes);
+            self.evicted.push((constraint, Arc::downgrade(&compiled)));
+        }
+    }
+}
+
+impl CompiledConstraint {
+    /// What was compiled.
+    pub fn constraint(&self) -> &Constraint {
+        &self.constraint
+    }
+
+    /// The state before the first token.
+    pub(crate) fn state(&self, vocab_size: usize) -> ConstraintState {
+        ConstraintState::new(&self.compiled.matcher, vocab_size)
+    }
+}
+
+impl fmt::Debug for CompiledConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CompiledConstraint").field(&self.constraint).finish()
     }
 }
 
@@ -135,7 +175,7 @@ fn on_large_stack<T: Send>(limits: &ConstraintLimits, work: impl FnOnce() -> Res
 }
 
 /// # Errors
-/// As [`Compiler::state`].
+/// As [`Compiler::compile`].
 fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled> {
     let Constraint { grammar, limits } = constraint;
     let (Grammar::JsonSchema(source) | Grammar::Regex(source) | Grammar::Lark(source)) = grammar;
@@ -280,13 +320,33 @@ mod tests {
         let tokenizer = Arc::new(Tokenizer::read(path, 4096).expect("the demo model's"));
         let compiler = Compiler::default();
         for constraint in constraints {
-            compiler.state(constraint, &tokenizer, 4096, &[1]).expect("compiled");
+            compiler.compile(constraint, &tokenizer, 4096, &[1]).expect("compiled");
         }
         compiler
     }
 
     fn cached(compiler: &Compiler) -> Vec<Constraint> {
-        compiler.compiled.lock().iter().map(|(constraint, _)| constraint.clone()).collect()
+        compiler.cache.lock().recent.iter().map(|recent| recent.constraint.clone()).collect()
+    }
+
+    /// What `compiled` is, as that of another constraint and size.
+    fn sized(compiled: &CompiledConstraint, constraint: &Constraint, bytes: usize) -> CompiledConstraint {
+        let matcher = compiled.compiled.matcher.deep_clone();
+        CompiledConstraint { constraint: constraint.clone(), compiled: Arc::new(Compiled { matcher, bytes }) }
+    }
+
+    /// A request that waits finds what was compiled for it, however many others were compiled since.
+    #[test]
+    fn what_is_evicted_is_found_while_it_is_held() {
+        let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
+        let compiler = compiler_of(&[&first]);
+        let held = compiler.cached(&first).expect("the first");
+        compiler.cache.lock().insert(sized(&held, &second, MAX_CACHED_BYTES));
+        assert_eq!(cached(&compiler), [second.clone()]);
+        let found = compiler.cached(&first).expect("it is held");
+        assert!(Arc::ptr_eq(&found.compiled, &held.compiled));
+        assert_eq!(cached(&compiler), [first]);
+        assert!(compiler.cached(&second).is_none(), "nothing holds it");
     }
 
     /// Two generations that find a constraint missing both compile it.
@@ -294,8 +354,8 @@ mod tests {
     fn what_two_threads_compile_takes_one_place() {
         let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
         let compiler = compiler_of(&[&first, &second]);
-        let compiled = compiler.cached(&second).expect("the second");
-        compiler.insert(&first, compiled);
+        let CompiledConstraint { compiled, .. } = compiler.cached(&second).expect("the second");
+        compiler.cache.lock().insert(CompiledConstraint { constraint: first.clone(), compiled });
         assert_eq!(cached(&compiler), [second, first]);
     }
 
@@ -305,7 +365,7 @@ mod tests {
         let constraints = ["[ab]", "[bc]", "[cd]"].map(Constraint::regex);
         let compiler = compiler_of(&[&constraints[0]]);
         let small = compiler.cached(&constraints[0]).expect("the first");
-        assert!(small.bytes > 0);
+        assert!(small.compiled.bytes > 0);
         let half = MAX_CACHED_BYTES / 2;
         for (at, bytes, left) in [
             (0, half, vec![0]),
@@ -314,8 +374,7 @@ mod tests {
             (0, MAX_CACHED_BYTES + 1, vec![0]),
             (1, 1, vec![1]),
         ] {
-            let compiled = Compiled { matcher: small.matcher.deep_clone(), bytes };
-            compiler.insert(&constraints[at], Arc::new(compiled));
+            compiler.cache.lock().insert(sized(&small, &constraints[at], bytes));
             let left: Vec<_> = left.into_iter().map(|at: usize| constraints[at].clone()).collect();
             assert_eq!(cached(&compiler), left, "{at} of {bytes} bytes");
         }

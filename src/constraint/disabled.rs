@@ -18,19 +18,34 @@ pub(crate) fn refuses(_: &Value) -> bool {
 #[derive(Default)]
 pub(crate) struct Compiler {}
 
+/// A constraint compiled by an engine, which needs the cargo feature `constraint`.
+#[derive(Clone, Debug)]
+pub enum CompiledConstraint {}
+
 /// Uninhabited.
 pub(crate) enum ConstraintState {}
 
 impl Compiler {
-    pub fn touch(&self, _: &Constraint) -> bool {
-        false
+    pub fn cached(&self, _: &Constraint) -> Option<CompiledConstraint> {
+        None
     }
 
     /// # Errors
     /// Always.
-    pub fn state(&self, _: &Constraint, _: &Arc<Tokenizer>, _: usize, _: &[u32]) -> Result<ConstraintState> {
+    pub fn compile(&self, _: &Constraint, _: &Arc<Tokenizer>, _: usize, _: &[u32]) -> Result<CompiledConstraint> {
         let problem = "is not supported by this build; build with the cargo feature `constraint`".into();
         Err(Error::Unsupported { path: None, what: "constraint".into(), problem })
+    }
+}
+
+impl CompiledConstraint {
+    /// What was compiled.
+    pub fn constraint(&self) -> &Constraint {
+        match *self {}
+    }
+
+    pub(crate) fn state(&self, _: usize) -> ConstraintState {
+        match *self {}
     }
 }
 

@@ -39,7 +39,11 @@ mod unenforced;
 mod vocabulary;
 
 #[cfg(feature = "constraint")]
+pub use compile::CompiledConstraint;
+#[cfg(feature = "constraint")]
 pub(crate) use compile::{Compiler, refuses};
+#[cfg(not(feature = "constraint"))]
+pub use disabled::CompiledConstraint;
 #[cfg(not(feature = "constraint"))]
 pub(crate) use disabled::{Compiler, ConstraintState, refuses};
 pub(crate) use escapes::allowed_escapes;

@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use foretoken::{GenerateOptions, LogitsProcessor, PrefixCacheOptions};
+use foretoken::{Constraint, GenerateOptions, LogitsProcessor, PrefixCacheOptions};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use serde_json::json;
 
 use crate::support::{
     LLAMA, PROMPT, TEXT, TestServer, agent, alone, engine, keeping_nothing, load, long, options, read_head, read_rest,
-    wait_until,
+    wait_until, with,
 };
 
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"abort\"}";
@@ -256,4 +256,26 @@ fn a_pass_that_does_not_end_keeps_no_server() {
     has_begun.recv().expect("a pass");
     server.join();
     drop((running, hold));
+}
+
+/// A request that waits keeps what was compiled for it, whatever is compiled meanwhile.
+#[test]
+fn what_is_compiled_for_a_request_is_held() {
+    let ((begun, has_begun), (hold, let_go)) = (channel(), channel::<()>());
+    let stuck = Stuck { begun, let_go: Mutex::new(let_go) };
+    let defaults = GenerateDefaults { logits_processor: Some(Arc::new(stuck)), ..GenerateDefaults::default() };
+    let engine = load();
+    let server = TestServer::start_on(engine.clone(), ServerOptions { defaults, ..options() });
+    let running = server.open(TEXT, &long(1));
+    has_begun.recv().expect("a pass");
+    let constraint = Constraint::regex("[ab]+");
+    let waiting = server.open(TEXT, &with(&long(8), json!({"guided_regex": "[ab]+"})));
+    wait_until("a compiled constraint", || engine.compiled(&constraint).is_some());
+    for length in 1..=128 {
+        engine.compile(&Constraint::regex(format!("a{{{length}}}"))).expect("compiled");
+    }
+    assert!(engine.compiled(&constraint).is_some());
+    drop(hold);
+    assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
+    drop(running);
 }

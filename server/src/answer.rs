@@ -1,6 +1,7 @@
 //! Handles a generation request: compilation of its constraint, admission, tokenization, submission, response.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::response::Response;
@@ -8,7 +9,7 @@ use foretoken::chat::ReplyParser;
 use foretoken_tools::sampling::breakers;
 
 use crate::api_error::ApiError;
-use crate::app::{App, RequestId};
+use crate::app::{App, RequestContext};
 use crate::events::{EventBody, events};
 use crate::generate_options::{Common, Seeds, random_seed};
 use crate::job::{Ended, Failure, Job, Running, Ticket, Update};
@@ -22,7 +23,7 @@ use crate::reply::{ChoiceOutput, Generate, Reply, json, now};
 /// Everything that is known before the first token.
 pub(crate) async fn answer(
     app: &Arc<App>,
-    RequestId(request_id): RequestId,
+    RequestContext { id: request_id, generated }: RequestContext,
     mut generate: Generate,
 ) -> Result<Response, ApiError> {
     let structured = std::mem::take(&mut generate.structured);
@@ -77,7 +78,7 @@ pub(crate) async fn answer(
     if streams {
         return Ok(events(EventBody::new(running, outputs, generate.reply)));
     }
-    whole(running, outputs, generate.reply).await
+    whole(running, outputs, generate.reply, &generated).await
 }
 
 /// Checks what depends on the lengths of the prompts.
@@ -196,6 +197,7 @@ async fn whole(
     mut running: Running,
     mut outputs: Vec<ChoiceOutput>,
     mut reply: Box<dyn Reply>,
+    generated: &AtomicBool,
 ) -> Result<Response, ApiError> {
     let mut ended: Vec<Option<Ended>> = outputs.iter().map(|_| None).collect();
     while let Some((i, update)) = running.next().await {
@@ -209,6 +211,7 @@ async fn whole(
             Update::Failed(failure) => return Err(outputs[i].error(&failure)),
         }
     }
+    generated.store(true, Ordering::Relaxed);
     let choices: Vec<_> = outputs.into_iter().zip(ended.into_iter().flatten()).collect();
     let written = tokio::task::spawn_blocking(move || json(&reply.whole(&choices))).await;
     written.map_err(|_| ApiError::internal())
@@ -224,8 +227,8 @@ mod tests {
 
     use super::*;
 
-    /// Writes whether it is on another thread than this one.
-    struct Elsewhere(ThreadId);
+    /// Writes whether it is on another thread than this one, after the texts were said to be generated.
+    struct Elsewhere(ThreadId, Arc<AtomicBool>);
 
     impl Reply for Elsewhere {
         fn piece(&mut self, _: &Piece, _: &[ReplyPart], _: &ChoiceOutput) -> String {
@@ -237,7 +240,7 @@ mod tests {
         }
 
         fn whole(&mut self, _: &[(ChoiceOutput, Ended)]) -> Value {
-            Value::from(thread::current().id() != self.0)
+            Value::from(thread::current().id() != self.0 && self.1.load(Ordering::Relaxed))
         }
     }
 
@@ -257,8 +260,9 @@ mod tests {
 
     #[tokio::test]
     async fn responses_are_not_written_on_the_threads_of_connections() {
-        let reply = Box::new(Elsewhere(thread::current().id()));
-        let response = whole(Running::default(), Vec::new(), reply).await.expect("a response");
+        let generated = Arc::<AtomicBool>::default();
+        let reply = Box::new(Elsewhere(thread::current().id(), generated.clone()));
+        let response = whole(Running::default(), Vec::new(), reply, &generated).await.expect("a response");
         let body = axum::body::to_bytes(response.into_body(), 16).await.expect("a body");
         assert_eq!(body.as_ref(), b"true");
     }

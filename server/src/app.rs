@@ -62,11 +62,16 @@ impl App {
     }
 }
 
-/// The request's id, set by the middleware.
+/// What the middleware and a request's route share.
 #[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub String);
+pub(crate) struct RequestContext {
+    pub id: String,
+    /// Set when all texts of a response that is not streamed are generated: it is then written, even if the drain
+    /// timeout ends.
+    pub generated: Arc<AtomicBool>,
+}
 
-impl<S: Sync> FromRequestParts<S> for RequestId {
+impl<S: Sync> FromRequestParts<S> for RequestContext {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {

@@ -1,7 +1,8 @@
 //! The router, and the middleware of all routes: request ids, authentication, errors, log.
 
+use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::Router;
@@ -11,10 +12,11 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, StatusCode};
+use tokio::sync::watch;
 
 use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
-use crate::app::{App, RequestId};
+use crate::app::{App, RequestContext};
 use crate::body::drop_body;
 use crate::fields::Fields;
 use crate::reply::Generate;
@@ -64,9 +66,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 /// A generating route, whose bodies `request` reads.
 fn generates(request: fn(&Served, Fields) -> Result<Generate, ApiError>) -> MethodRouter<Arc<App>> {
-    post(move |State(app): State<Arc<App>>, id: RequestId, fields: Fields| async move {
+    post(move |State(app): State<Arc<App>>, context: RequestContext, fields: Fields| async move {
         let generate = request(&app.served, fields)?;
-        answer(&app, id, generate).await
+        answer(&app, context, generate).await
     })
 }
 
@@ -78,14 +80,18 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let api = Api::of_request(request.uri().path(), request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let generated = Arc::<AtomicBool>::default();
+    request.extensions_mut().insert(RequestContext { id: id.clone(), generated: generated.clone() });
     let refused = refusal(&app, &route, request.headers());
     let mut response = match refused {
         Some(error) => {
-            drop_body(request).await;
+            let _ = unless_aborted(&app.aborting, &generated, drop_body(request)).await;
             error.response(api, &id)
         }
-        None => unless_aborted(&app, next.run(request)).await.unwrap_or_else(|error| error.response(api, &id)),
+        None => {
+            let response = unless_aborted(&app.aborting, &generated, next.run(request)).await;
+            response.unwrap_or_else(|error| error.response(api, &id))
+        }
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let allow = response.headers_mut().remove(hyper::header::ALLOW);
@@ -103,17 +109,27 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     response
 }
 
-/// A route's response.
+/// What `work` returns.
 ///
 /// # Errors
-/// If the drain timeout ends before it: the request may be at any stage, from the upload of its body on.
-async fn unless_aborted(app: &App, response: impl Future<Output = Response>) -> Result<Response, ApiError> {
-    let mut aborting = app.aborting.subscribe();
-    let aborted = async { aborting.wait_for(|aborting| *aborting).await.is_ok() };
+/// If the drain timeout ends before it: the request may be at any stage, from the upload of its body on. What is
+/// `generated` is written nevertheless.
+async fn unless_aborted<T>(
+    aborting: &watch::Sender<bool>,
+    generated: &AtomicBool,
+    work: impl Future<Output = T>,
+) -> Result<T, ApiError> {
+    let mut aborting = aborting.subscribe();
+    let aborted = async {
+        let _ = aborting.wait_for(|aborting| *aborting).await.is_ok();
+        if generated.load(Ordering::Relaxed) {
+            pending::<()>().await;
+        }
+    };
     tokio::select! {
         biased;
-        response = response => Ok(response),
-        _ = aborted => Err(ApiError::stopping()),
+        done = work => Ok(done),
+        () = aborted => Err(ApiError::stopping()),
     }
 }
 
@@ -161,6 +177,19 @@ fn request_id(request: &Request) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_generated_is_written_after_the_drain() {
+        let aborting = watch::Sender::new(true);
+        for is_generated in [false, true] {
+            let written = async {
+                tokio::task::yield_now().await;
+                7
+            };
+            let result = unless_aborted(&aborting, &AtomicBool::new(is_generated), written).await;
+            assert_eq!(result.ok(), is_generated.then_some(7));
+        }
+    }
 
     #[test]
     fn the_log_has_standard_methods_only() {

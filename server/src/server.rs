@@ -295,3 +295,46 @@ async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: 
         tracing::debug!(%error, "connection closed");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    use axum::body::Body;
+    use foretoken::EngineOptions;
+    use hyper::body::{Bytes, Frame};
+    use hyper::{Request, StatusCode};
+
+    use super::*;
+
+    /// A body of which nothing is sent.
+    struct Unsent;
+
+    impl hyper::body::Body for Unsent {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    /// The bodies of refused requests are not waited for after the drain.
+    #[tokio::test]
+    async fn refused_requests_are_answered_when_the_drain_ends() {
+        let engine = Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model");
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = ServerOptions { api_keys: vec!["a key".into()], ..ServerOptions::new(any_port, "demo") };
+        let app = Server::bind(&engine, options).await.expect("a server").app;
+        let request = Request::post("/v1/completions").header("host", "localhost").body(Body::new(Unsent));
+        let service = TowerToHyperService::new(router(app.clone()));
+        let mut response = pin!(service.call(request.expect("a request")));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(response.as_mut().poll(&mut context).is_pending());
+        app.aborting.send_replace(true);
+        let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut context) else { panic!("it waits for the body") };
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+    }
+}

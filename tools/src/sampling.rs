@@ -95,8 +95,9 @@ pub struct Chain {
     /// for no breakers. Default: newline, colon, double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
-    /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 keeps all. Default: all.
-    #[arg(long, value_name = "N")]
+    /// Keep tokens whose logits are at most this many standard deviations below the largest; 0 or -1 keeps all.
+    /// Default: all.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub top_n_sigma: Option<f32>,
     /// Keep the locally most typical tokens up to this cumulative probability. Default: 1.
     #[arg(long, visible_alias = "typical-p", value_name = "P")]
@@ -223,13 +224,14 @@ impl Chain {
     /// `base` is that of [`Chain::sampling`]. A server's options are not checked: requests turn samplers on.
     ///
     /// # Errors
-    /// If a parameter of a sampler that is off, a filter at temperature 0, or an empty sequence breaker was given.
+    /// If a parameter of a sampler that is off, an empty sequence breaker, or a filter was given that the default
+    /// temperature of 0 makes useless.
     fn check_unused(&self, base: &Sampling) -> Result<()> {
         let Penalties { repeat, frequency, presence, .. } = self.penalties(base.penalties);
         let penalizes = repeat != 1.0 || frequency != 0.0 || presence != 0.0;
         let xtc = self.xtc(base.xtc).probability != 0.0;
         let dry = self.dry_multiplier.unwrap_or(0.0) != 0.0;
-        let of_filters = "no filter applies at temperature 0; pass a --temperature above 0";
+        let of_filters = "no filter applies at temperature 0, the default; pass a --temperature";
         let of_dry = "DRY is off; pass a --dry-multiplier above 0";
         let of_penalties = "all penalties are off; set --repeat-penalty, --presence-penalty or --frequency-penalty";
         let given = [
@@ -245,7 +247,9 @@ impl Chain {
             ),
             ("--xtc-threshold", self.xtc_threshold.is_some() && !xtc, "XTC is off; pass an --xtc-probability above 0"),
         ];
-        let filters = self.filters().into_iter().filter(|_| self.temperature.unwrap_or(base.temperature) == 0.0);
+        // Who gives a temperature of 0, or the most probable token as the only one, knows that nothing is sampled.
+        let is_greedy_by_default = self.temperature.is_none() && self.top_k != Some(1) && base.temperature == 0.0;
+        let filters = self.filters().into_iter().filter(|_| is_greedy_by_default);
         let mut all = given.into_iter().chain(filters.map(|(option, is_on)| (option, is_on, of_filters)));
         match all.find(|(_, is_unused, _)| *is_unused) {
             Some((option, _, problem)) => bail!("{option}: {problem}, or omit it"),

@@ -350,8 +350,8 @@ fn options_without_effect_are_refused() {
     let (target, gguf, back) = (utf8(&target), utf8(&gguf), directory.path().join("back"));
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
-    let greedy = "no filter applies at temperature 0; pass a --temperature above 0, or omit it";
-    let cases: [(&str, &[&str], &str); 35] = [
+    let greedy = "no filter applies at temperature 0, the default; pass a --temperature, or omit it";
+    let cases: [(&str, &[&str], &str); 34] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -372,7 +372,6 @@ fn options_without_effect_are_refused() {
             "--xtc-threshold: XTC is off; pass an --xtc-probability above 0, or omit it",
         ),
         ("generate", &["--top-k", "40"], &format!("--top-k: {greedy}")),
-        ("generate", &["--temp", "0", "--top-p", "0.9"], &format!("--top-p: {greedy}")),
         ("generate", &["--min-p", "0.1"], &format!("--min-p: {greedy}")),
         ("generate", &["--typical-p", "0.9"], &format!("--typical: {greedy}")),
         ("generate", &["--top-n-sigma", "1"], &format!("--top-n-sigma: {greedy}")),
@@ -607,6 +606,10 @@ fn sampling_by_llama_cpps_names() {
     }
     let filters = ["--temp", "1", "--top-n-sigma", "1", "--typical", "0.9", "--xtc-probability", "0.5"];
     assert_ne!(with(&filters), greedy);
+    let at_zero = ["--temp", "0", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.05"];
+    for options in [&at_zero[..], &["--top-k", "1", "--top-p", "0.95"], &["--top-n-sigma", "-1"]] {
+        assert_eq!(with(options), greedy, "{options:?}");
+    }
     for (arguments, problem) in [
         (
             &["--temp", "1", "--xtc-probability", "0.5", "--xtc-threshold", "0.7"][..],

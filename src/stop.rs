@@ -163,6 +163,32 @@ mod tests {
         Tokenizer::read(path, 4096).expect("the demo model's")
     }
 
+    /// The reason declared after `reason`: a new one does not compile until it has a place here.
+    fn next(reason: Option<FinishReason>) -> Option<FinishReason> {
+        use FinishReason as R;
+        match reason {
+            None => Some(R::EndOfText),
+            Some(R::EndOfText) => Some(R::StopString),
+            Some(R::StopString) => Some(R::Constraint),
+            Some(R::Constraint) => Some(R::MaxTokens),
+            Some(R::MaxTokens) => Some(R::Context),
+            Some(R::Context) => Some(R::Cancelled),
+            Some(R::Cancelled) => Some(R::Error),
+            Some(R::Error) => None,
+        }
+    }
+
+    #[test]
+    fn the_reasons_of_an_end_are_documented() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/commands.md");
+        let page = std::fs::read_to_string(path).expect("the page");
+        let (_, section) = page.split_once("### finish_reason\n").expect("the section");
+        let lines = section.lines().take_while(|line| !line.starts_with('#'));
+        let documented: Vec<_> = lines.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+        let reasons = std::iter::successors(next(None), |reason| next(Some(*reason)));
+        assert_eq!(documented, reasons.map(FinishReason::name).collect::<Vec<_>>());
+    }
+
     /// A stop string is not found across a control token, before which nothing is held back.
     #[test]
     fn a_stop_string_has_no_control_token_within_it() {

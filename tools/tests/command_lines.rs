@@ -14,7 +14,7 @@ use foretoken::Statistics;
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::Target;
 use foretoken::speculative::{Costs, DrafterKind, DrafterStats};
-use foretoken::{Engine, EngineOptions, Error, FinishReason, Isa};
+use foretoken::{Engine, EngineOptions, Error, Isa};
 use serde_json::Value;
 
 /// An example's executable. Backtraces are asked for: no output may have them.
@@ -704,22 +704,6 @@ fn the_speed_up_is_left_out_where_it_is_not_known() {
     assert!(factor.is_finite() && factor >= 0.0, "{measured}");
     let fixed = line(&["--draft-block-size", "4"]);
     assert!(!fixed.contains("estimated"), "{fixed}");
-}
-
-#[test]
-fn the_reasons_of_an_end_are_documented() {
-    let mut names = [
-        FinishReason::EndOfText,
-        FinishReason::StopString,
-        FinishReason::Constraint,
-        FinishReason::MaxTokens,
-        FinishReason::Context,
-        FinishReason::Cancelled,
-        FinishReason::Error,
-    ]
-    .map(FinishReason::name);
-    names.sort_unstable();
-    assert_eq!(documented("finish_reason"), names);
 }
 
 #[test]

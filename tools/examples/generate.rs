@@ -100,7 +100,8 @@ fn generate(args: Args) -> Result<ExitCode> {
         writeln!(std::io::stdout(), "{}", report::json(own, &statistics, &session))?;
     } else {
         writeln!(std::io::stdout())?;
-        let limit = finish_reason.and_then(|reason| args.generate.limit_reached(reason, session.kv().max_context()));
+        let context = session.kv().max_context();
+        let limit = finish_reason.and_then(|reason| args.generate.limit_reached(reason, context, args.kv.context));
         limit.iter().for_each(|limit| eprintln!("{limit}"));
     }
     if let Some(path) = &args.costs {

@@ -135,11 +135,15 @@ impl GenerateArgs {
     }
 
     /// That a text ended at a limit, and the option that raises it: the context, a maximum of tokens that was not
-    /// given, or one that a constrained text may have exceeded.
-    pub fn limit_reached(&self, reason: FinishReason, context: usize) -> Option<String> {
+    /// given, or one that a constrained text may have exceeded. `given` is `--context`: without it, the `context` is
+    /// already the largest.
+    pub fn limit_reached(&self, reason: FinishReason, context: usize, given: Option<usize>) -> Option<String> {
         let most = self.max_tokens();
         match reason {
-            FinishReason::Context => Some(format!("the context of {context} tokens is full; raise --context")),
+            FinishReason::Context => {
+                let remedy = if given.is_some() { "; raise --context" } else { "" };
+                Some(format!("the context of {context} tokens is full{remedy}"))
+            }
             FinishReason::MaxTokens if self.constraint.is_given() => {
                 Some(format!("ended at {most} tokens, where the constraint allows more; raise --max-tokens"))
             }
@@ -318,16 +322,19 @@ mod tests {
 
     #[test]
     fn limits_are_named_where_they_may_surprise() {
-        let line = |arguments: &[&str], reason| {
+        let limit = |arguments: &[&str], reason, context| {
             let command = Command::try_parse_from([&["x"][..], arguments].concat());
-            command.unwrap_or_else(|error| panic!("{error}")).generate.limit_reached(reason, 64).unwrap_or_default()
+            let Command { generate } = command.unwrap_or_else(|error| panic!("{error}"));
+            generate.limit_reached(reason, 64, context).unwrap_or_default()
         };
+        let line = |arguments: &[&str], reason| limit(arguments, reason, Some(64));
         let (most, context) = (FinishReason::MaxTokens, FinishReason::Context);
         assert_eq!(line(&[], most), "ended at 128 tokens; raise --max-tokens, or pass -1 for no limit");
         assert_eq!(line(&["-n", "128"], most), "", "it was chosen");
         let cut = "ended at 9 tokens, where the constraint allows more; raise --max-tokens";
         assert_eq!(line(&["-n", "9", "--regex", "a*"], most), cut);
         assert_eq!(line(&["-n", "-1"], context), "the context of 64 tokens is full; raise --context");
+        assert_eq!(limit(&[], context, None), "the context of 64 tokens is full", "it is the largest");
         for other in [FinishReason::EndOfText, FinishReason::Constraint, FinishReason::Cancelled] {
             assert_eq!(line(&[], other), "");
         }

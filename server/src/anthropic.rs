@@ -46,7 +46,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
-    let strings = stop::strings(&mut fields, "stop_sequences")?;
+    let strings = fields.strings("stop_sequences")?;
     let mut common = generate_options::common(
         &mut fields,
         &served.engine,

@@ -126,6 +126,42 @@ impl Fields {
         }
     }
 
+    /// The strings of a field that is a string or an array of them, without empty ones.
+    ///
+    /// # Errors
+    /// If it is neither, or has too many or too long strings.
+    pub fn strings(&mut self, field: &str) -> Result<Vec<String>> {
+        let mut strings = match self.value(field) {
+            None => return Ok(Vec::new()),
+            Some(Value::String(one)) => vec![one],
+            Some(Value::Array(list)) => {
+                let string = |(i, value): (usize, Value)| match value {
+                    Value::String(string) => Ok(string),
+                    other => {
+                        Err(self.error(&format!("{field}[{i}]"), format!("is {}, must be a string", kind(&other))))
+                    }
+                };
+                list.into_iter().enumerate().map(string).collect::<Result<_>>()?
+            }
+            Some(other) => {
+                let problem = format!("is {}, must be a string or an array of strings", kind(&other));
+                return Err(self.error(field, problem));
+            }
+        };
+        strings.retain(|string| !string.is_empty());
+        if strings.len() > MAX_STRINGS {
+            let problem = format!("has {} strings, at most {MAX_STRINGS} are allowed", strings.len());
+            return Err(self.error(field, problem));
+        }
+        match strings.iter().find(|string| string.len() > MAX_STRING_BYTES) {
+            Some(string) => {
+                let problem = format!("has a string of {} bytes, at most {MAX_STRING_BYTES} are allowed", string.len());
+                Err(self.error(field, problem))
+            }
+            None => Ok(strings),
+        }
+    }
+
     /// The token ids in `list`, which is the field `name`.
     ///
     /// # Errors
@@ -200,6 +236,10 @@ impl Fields {
         }
     }
 }
+
+/// Maximum number of strings in a field, and bytes of one: every token is compared with all of them.
+const MAX_STRINGS: usize = 16;
+const MAX_STRING_BYTES: usize = 1024;
 
 /// Floating-point numbers from the first on and below the second are 64-bit integers.
 const MIN_INTEGER: f64 = i64::MIN as f64;

@@ -12,7 +12,6 @@ use crate::min_tokens::MinTokens;
 use crate::processors::add_processor;
 use crate::sampling::sampling;
 use crate::speculation::{reproducible, speculation};
-use crate::stop::strings;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -47,7 +46,7 @@ pub(crate) fn common(
     let penalizes_output = fields.peek("repeat_last_n").is_none();
     let sampling = sampling(fields, &defaults_in_use(fields, base))?;
     let has_breakers = fields.peek("dry_sequence_breakers").is_some();
-    let breakers = strings(fields, "dry_sequence_breakers")?;
+    let breakers = fields.strings("dry_sequence_breakers")?;
     let speculation = speculation(fields, engine, &defaults.speculation)?;
     let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
     let mut options = GenerateOptions {

@@ -33,7 +33,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let streams = fields.flag("stream")?.unwrap_or(false);
     let other_name = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
     let most = generate_options::max_tokens(&mut fields, "n_predict", 0)?.or(other_name);
-    let strings = stop::strings(&mut fields, "stop")?;
+    let strings = fields.strings("stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;

@@ -31,7 +31,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         }
         None => generate_options::max_tokens(&mut fields, "max_tokens", 1)?,
     };
-    let strings = stop::strings(&mut fields, "stop")?;
+    let strings = fields.strings("stop")?;
     let structured = Structured::of_request(&mut fields)?;
     let generation_prompt = messages::generation_prompt(&mut fields)?;
     let template_options = tools::template_options(&mut fields, &served.defaults)?;

@@ -25,7 +25,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let echoes = fields.flag("echo")?.unwrap_or(false);
     let form = openai::form(&mut fields)?;
     let most = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
-    let strings = stop::strings(&mut fields, "stop")?;
+    let strings = fields.strings("stop")?;
     let structured = Structured::of_request(&mut fields)?;
     let mut common =
         generate_options::common(&mut fields, &served.engine, &served.defaults, &served.defaults.sampling, most)?;

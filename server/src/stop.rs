@@ -1,48 +1,14 @@
 //! Stop conditions of requests, and which stop string ended a text.
 
 use foretoken::{EndOfGeneration, Engine, Stop};
-use serde_json::Value;
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Maximum number of strings in a field, and bytes of one: every token is compared with all of them.
-const MAX_STRINGS: usize = 16;
-const MAX_STRING_BYTES: usize = 1024;
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;
-
-/// The strings of the field `name`, stop strings or sequence breakers: a string or an array. Empty ones are the same as
-/// absent.
-pub(crate) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
-    let mut strings = match fields.value(name) {
-        None => return Ok(Vec::new()),
-        Some(Value::String(one)) => vec![one],
-        Some(Value::Array(list)) => {
-            let string = |(i, value): (usize, Value)| match value {
-                Value::String(string) => Ok(string),
-                other => Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string", kind(&other)))),
-            };
-            list.into_iter().enumerate().map(string).collect::<Result<_>>()?
-        }
-        Some(other) => {
-            return Err(fields.error(name, format!("is {}, must be a string or an array of strings", kind(&other))));
-        }
-    };
-    strings.retain(|string| !string.is_empty());
-    if strings.len() > MAX_STRINGS {
-        return Err(fields.error(name, format!("has {} strings, at most {MAX_STRINGS} are allowed", strings.len())));
-    }
-    match strings.iter().find(|string| string.len() > MAX_STRING_BYTES) {
-        Some(string) => {
-            let problem = format!("has a string of {} bytes, at most {MAX_STRING_BYTES} are allowed", string.len());
-            Err(fields.error(name, problem))
-        }
-        None => Ok(strings),
-    }
-}
 
 /// Stop conditions, with vLLM's and llama.cpp's `ignore_eos` and `stop_token_ids`.
 pub(crate) fn conditions(fields: &mut Fields, strings: Vec<String>) -> Result<Stop> {

@@ -1,4 +1,4 @@
-//! Tokens in responses: where they are from, and their log-probabilities.
+//! The JSON of tokens in responses: with whether they were drafted, or with their log-probabilities.
 
 use foretoken::{Engine, Piece, TokenLogprobs};
 use serde_json::{Value, json};

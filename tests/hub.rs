@@ -493,7 +493,7 @@ fn a_gguf_file_by_its_tag() {
     let options = server.options(cache.path());
     let read = |path: &Path| String::from_utf8(std::fs::read(path).expect("a file")).expect("text");
     for (tag, name) in [("q4_k_m", "edge-Q4_K_M.gguf"), ("UD-Q8_0", "edge-UD-Q8_0.gguf"), ("edge-BF16", parts[0])] {
-        let path = resolve(&format!("test/edge-GGUF:{tag}"), &options).expect(name);
+        let path = resolve(format!("test/edge-GGUF:{tag}"), &options).expect(name);
         assert!(path.ends_with(name), "{path:?}");
         assert_eq!(read(&path), name);
         if tag == "edge-BF16" {
@@ -501,7 +501,7 @@ fn a_gguf_file_by_its_tag() {
         }
         // Existing files are used without a request to the server.
         let offline = offline(&options);
-        assert_eq!(resolve(&format!("test/edge-GGUF:{tag}"), &offline).expect("the same"), path);
+        assert_eq!(resolve(format!("test/edge-GGUF:{tag}"), &offline).expect("the same"), path);
     }
     assert!(!server.state().requests.iter().any(|request| request.contains("README") || request.contains("mmproj")));
     let unknown = resolve("test/edge-GGUF:Q5_K_M", &options);
@@ -523,14 +523,14 @@ fn a_cached_file_with_the_tag_may_be_another_one() {
     for (first, other) in [("mtp-edge-Q8_0", "mtp-edge-Q8_0.gguf"), ("qat-Q8_0", "edge-qat-Q8_0.gguf")] {
         let (server, cache) = (Server::new([gguf_file(other)].into()), tempfile::tempdir().expect("a directory"));
         let options = server.options(cache.path());
-        assert!(resolve(&tagged(first), &options).expect("the other one").ends_with(other));
+        assert!(resolve(tagged(first), &options).expect("the other one").ends_with(other));
         server.state().files = [gguf_file("edge-Q8_0.gguf")].into();
-        let path = resolve(&tagged("Q8_0"), &options).expect("the model");
+        let path = resolve(tagged("Q8_0"), &options).expect("the model");
         assert!(path.ends_with("edge-Q8_0.gguf"), "{path:?}");
         // The other one by its name, without a request.
         let offline = offline(&options);
         let name = other.strip_suffix(".gguf").expect("its name");
-        assert!(resolve(&tagged(name), &offline).expect("the other one").ends_with(other));
+        assert!(resolve(tagged(name), &offline).expect("the other one").ends_with(other));
     }
 }
 
@@ -544,7 +544,7 @@ fn the_file_of_the_repositorys_name() {
         let offline = offline(&online);
         for options in [online, offline] {
             for tag in tags {
-                let path = resolve(&format!("test/edge-GGUF:{tag}"), &options).expect(tag);
+                let path = resolve(format!("test/edge-GGUF:{tag}"), &options).expect(tag);
                 assert!(path.ends_with(format!("edge-{tag}.gguf")), "{path:?}");
             }
         }
@@ -580,7 +580,7 @@ fn a_cached_file_with_the_tag_if_nobody_answers() {
 
     // Not one of several, an assistant for a model, or one without all its parts.
     for name in ["edge-qat-Q8_0", "edge-it-Q8_0", "mtp-edge-Q5_0"] {
-        resolve(&format!("test/edge-GGUF:{name}"), &online).expect(name);
+        resolve(format!("test/edge-GGUF:{name}"), &online).expect(name);
     }
     let several = resolve("test/edge-GGUF:Q8_0", &offline);
     refused(several, &["127.0.0.1:9", "cached GGUF files with \"Q8_0\"", "edge-it-Q8_0.gguf, edge-qat-Q8_0.gguf"]);

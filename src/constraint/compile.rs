@@ -342,7 +342,7 @@ mod tests {
         let compiler = compiler_of(&[&first]);
         let held = compiler.cached(&first).expect("the first");
         compiler.cache.lock().insert(sized(&held, &second, MAX_CACHED_BYTES));
-        assert_eq!(cached(&compiler), [second.clone()]);
+        assert_eq!(cached(&compiler), std::slice::from_ref(&second));
         let found = compiler.cached(&first).expect("it is held");
         assert!(Arc::ptr_eq(&found.compiled, &held.compiled));
         assert_eq!(cached(&compiler), [first]);

@@ -804,7 +804,7 @@ fn the_command_line() {
 fn usage() {
     fails(&arguments(&["--no-such-flag"]), &["--no-such-flag"]);
     fails(&arguments(&["--threads", "many"]), &["--threads", "many"]);
-    fails(&arguments(&["--max-tokens=-1"]), &["-1"]);
+    fails(&arguments(&["--max-tokens=-2"]), &["-2"]);
     fails(&arguments(&["--cache-type-k", "f8"]), &["--cache-type-k", "f8"]);
     fails(&arguments(&["--prompt-ids", "2,x"]), &["--prompt-ids", "x"]);
     fails(&arguments(&["--prompt-ids", ""]), &["--prompt-ids"]);

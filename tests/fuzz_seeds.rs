@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::checkpoint::convert::{ToGgufOptions, to_gguf};
+use foretoken::checkpoint::gguf::Gguf;
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, Fields};
 use foretoken::gemma4::{AssistantConfig, Target, TextConfig};
@@ -486,6 +487,10 @@ fn the_committed_seeds_are_accepted() {
         }
     }
     for (name, seed) in read("gguf") {
+        // Those of vocabularies have none.
+        if Gguf::from_bytes(seed.clone()).expect(&name).tensors().len() == 0 {
+            continue;
+        }
         let checkpoint = Checkpoint::open(file("model.gguf", &seed)).expect(&name);
         // The others have a few tensors.
         if name.starts_with("model-") {

@@ -124,6 +124,27 @@ impl Run {
         self.undo = Some(Undo::Session(Box::new(empty)));
     }
 
+    /// Continues from `found`, a cached prefix of the prompt and longer than what `session` has read of it.
+    ///
+    /// # Errors
+    /// As [`Run::new`], for the options that it was made with.
+    pub fn continue_from(
+        &mut self,
+        session: &mut Session,
+        mut found: Session,
+        options: &GenerateOptions,
+    ) -> Result<()> {
+        self.pipeline = found.configure(options)?;
+        let len = found.tokens().len();
+        self.prompt.drain(..len - self.read());
+        self.statistics.cached_tokens = len;
+        let before = std::mem::replace(session, found);
+        if !matches!(self.undo, Some(Undo::Session(_))) {
+            self.replaces(before);
+        }
+        Ok(())
+    }
+
     /// Why it ended; `None` while it is running.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
@@ -143,6 +164,17 @@ impl Run {
     /// Rows of the prompt that are not read.
     pub fn unread(&self) -> usize {
         self.prompt.len()
+    }
+
+    /// Length of the sequence that is read, while it reads its prompt.
+    pub fn read(&self) -> usize {
+        self.prompt_end - self.prompt.len()
+    }
+
+    /// How many tokens of `prompt` the sequence begins with, its own prompt included.
+    pub fn shared(&self, session: &Session, prompt: &[u32]) -> usize {
+        let own = session.tokens()[..self.read()].iter().chain(&self.prompt);
+        own.zip(prompt).take_while(|(own, other)| own == other).count()
     }
 
     /// Whether the sequence is at one of the [cuts](Run::cuts).

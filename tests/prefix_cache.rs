@@ -266,6 +266,32 @@ fn a_place_where_prompts_part_is_kept() {
     assert!(refused.session.tokens().is_empty());
 }
 
+/// What prompts share that are added together is computed once, also if the sequence that computes it is removed.
+#[test]
+fn prompts_that_are_added_together_share_their_beginning() {
+    for engine in [demo(), demo_qwen()] {
+        let (mut rng, session, options) = (StdRng::seed_from_u64(20), SessionOptions::default(), options(4, &engine));
+        let common = text(&mut rng, 300, 4000);
+        let [long, short] = [100, 60].map(|len| [&common[..], &text(&mut rng, len, 4000)].concat());
+        let prompts = [long.clone(), short, long];
+        let want = prompts.each_ref().map(|prompt| cold(&engine, &session, prompt, &options));
+        let results = run(&mut scheduler(&engine, Some(u64::MAX)), &session, &prompts, &options);
+        assert_eq!(results, Vec::from_iter(want.clone().into_iter().zip([400, 60, 1])));
+
+        let mut scheduler = scheduler(&engine, Some(u64::MAX));
+        let [first, second, third] = prompts.each_ref().map(|prompt| {
+            let session = scheduler.session(&session).expect("a session");
+            scheduler.add(session, prompt, &options).expect("added")
+        });
+        scheduler.step();
+        drop(scheduler.remove(first));
+        let mut texts = cases::texts(&mut scheduler);
+        let cached = [second, third].map(|id| scheduler.statistics(id).expect("a sequence").cached_tokens);
+        assert_eq!(cached, [INTERVAL, 300]);
+        assert_eq!([second, third].map(|id| texts.remove(&id).expect("a text")), want[1..]);
+    }
+}
+
 /// The least recently used is dropped first, and running sequences get the memory they need.
 #[test]
 fn what_is_kept_makes_room() {

@@ -5,6 +5,7 @@ mod chunk_planner;
 mod memory;
 mod prefix_cache;
 mod prefix_files;
+mod shared_prompt;
 mod slot;
 
 pub use prefix_cache::PrefixCacheOptions;
@@ -23,6 +24,7 @@ use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
+use shared_prompt::{await_reader, begin_awaiting};
 use slot::{PartDone, Slot};
 
 /// Options of a [`Scheduler`].
@@ -106,7 +108,7 @@ impl Scheduler {
     }
 
     /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the
-    /// longest cached prefix of the prompt, if any.
+    /// longest cached prefix of the prompt, if any, and waits for one that another sequence is reading.
     ///
     /// # Errors
     /// As [`Session::generate`], for what is known before anything is computed, or if the session belongs to
@@ -173,9 +175,13 @@ impl Scheduler {
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(prompt, cached);
         }
+        let awaited = match takes_prefix && self.prefixes.is_some() {
+            true => await_reader(&mut self.slots, &session, prompt, options),
+            false => None,
+        };
         let id = SequenceId(self.next);
         self.next += 1;
-        self.slots.push(Slot { id, session, run, planned: None, waits: false, kept: None });
+        self.slots.push(Slot { id, session, run, awaited, planned: None, waits: false, kept: None });
         Ok(id)
     }
 
@@ -280,6 +286,9 @@ impl Scheduler {
                 let piece = slot.run.cancelled(&mut slot.session).unwrap_or_default();
                 events.push(slot.event(Ok(piece)));
             }
+        }
+        if let Some(prefixes) = &mut self.prefixes {
+            begin_awaiting(&mut self.slots, prefixes, &mut events);
         }
         let (mode, mut out_of_memory, done) = engine.run(|| {
             let (mode, out_of_memory) = self.plan(&mut events);

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// A pass over a prompt ends early only for a cached prefix that saves this many tokens: the additional pass reads the
 /// weights once more, which for E2B takes as long as 16 tokens of a prompt.
-const MIN_SAVED_TOKENS: usize = 32;
+pub(super) const MIN_SAVED_TOKENS: usize = 32;
 
 /// Regular cuts of a prompt after which their distance doubles.
 const CUTS: usize = 64;

@@ -1,5 +1,6 @@
 //! A sequence of a scheduler, its part of a pass, and its events.
 
+use crate::options::GenerateOptions;
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::Session;
@@ -23,11 +24,23 @@ pub struct Event {
     pub finish_reason: Option<FinishReason>,
 }
 
+/// What a sequence waits for before it reads its prompt.
+pub(super) struct Awaited {
+    /// An earlier sequence, which reads the same tokens.
+    pub reader: SequenceId,
+    /// The length at which the reader is cached.
+    pub len: usize,
+    pub prompt: Vec<u32>,
+    pub options: GenerateOptions,
+}
+
 /// A sequence and its generation.
 pub(super) struct Slot {
     pub id: SequenceId,
     pub session: Session,
     pub run: Run,
+    /// What it waits for before it reads its prompt.
+    pub awaited: Option<Awaited>,
     /// Its part of the pass that is being made.
     pub planned: Option<Work>,
     /// Whether memory was exhausted in its last step; it is retried when another sequence is removed or a cached prefix
@@ -49,7 +62,13 @@ pub(super) struct PartDone {
 impl Slot {
     /// Whether it has a part in the next pass.
     pub fn takes_part(&self) -> bool {
-        self.run.finish_reason().is_none() && !self.waits
+        self.run.finish_reason().is_none() && !self.waits && self.awaited.is_none()
+    }
+
+    /// Whether it has not read its sequence up to the length `len` of the prompt, and will. One that waits for memory may
+    /// not.
+    pub fn will_read(&self, len: usize) -> bool {
+        self.run.finish_reason().is_none() && !self.waits && self.run.read() < len
     }
 
     /// Ends the generation.

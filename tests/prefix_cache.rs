@@ -326,6 +326,29 @@ fn what_is_kept_makes_room() {
     assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
 }
 
+/// Sequences that hold most of the memory leave the rest to cached prefixes.
+#[test]
+fn what_is_kept_may_take_the_free_memory() {
+    let demo = cases::demo().path.join("target");
+    let mut rng = StdRng::seed_from_u64(21);
+    let [others @ .., prompt] = [900, 900, 900, 600].map(|len| text(&mut rng, len, 4000));
+    let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+    let used = |kv_memory| {
+        let engine = with_memory(&demo, kv_memory);
+        let (mut scheduler, options) = (scheduler(&engine, None), options(4, &engine));
+        for other in &others {
+            let session = scheduler.session(&session).expect("a session");
+            scheduler.add(session, other, &options).expect("added");
+        }
+        cases::texts(&mut scheduler);
+        let held = engine.pages().held();
+        let twice = [(); 2].map(|()| run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options)[0].1);
+        (held, twice)
+    };
+    let (held, _) = used(None);
+    assert_eq!(used(Some(held * 3 / 2)).1, [600, 1]);
+}
+
 /// A state's tokens are, which the cache and its session have.
 #[test]
 fn the_tokens_of_what_is_kept_are_counted() {

@@ -29,9 +29,9 @@ pub struct PrefixCacheOptions {
     /// after the shorter one again, and is cached at that place. A pass reads at most the tokens up to the next cached
     /// prefix. Default: 256.
     pub interval: usize,
-    /// Limit in bytes of the engine's pages in use, those of running sequences included, of recurrent states and of
-    /// tokens; beyond it the least recently used prefixes are dropped. Default: half of
-    /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the free memory.
+    /// Limit in bytes of the engine's pages in use, those of running sequences included, and of the prefixes' recurrent
+    /// states and tokens, which are in no page and take at most half of it; beyond it the least recently used prefixes
+    /// are dropped. Default: [`EngineOptions::kv_memory`](crate::EngineOptions), or half of the free memory.
     pub max_bytes: Option<u64>,
     /// Directory in which dropped prefixes are saved as session files, except prefixes of other cached ones. The files
     /// are deleted with the scheduler, those of a killed process by the next scheduler. Default: none.
@@ -79,8 +79,9 @@ enum SessionStorage {
 
 impl PrefixCache {
     pub fn new(engine: &Engine, options: PrefixCacheOptions) -> Self {
-        let half = || engine.pages().limit().or_else(|| engine.pages().available_memory()).map_or(u64::MAX, |b| b / 2);
-        let max_bytes = options.max_bytes.unwrap_or_else(half);
+        let pages = engine.pages();
+        let most = || pages.limit().unwrap_or_else(|| pages.available_memory().map_or(u64::MAX, |bytes| bytes / 2));
+        let max_bytes = options.max_bytes.unwrap_or_else(most);
         let files = options.directory.as_ref().and_then(|directory| {
             let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
             PrefixFiles::new(directory).map_err(problem).ok()
@@ -158,13 +159,13 @@ impl PrefixCache {
     /// Caches a sequence that continues. The cached prefix shares its pages, so it is not dropped here and not saved.
     pub fn insert_running(&mut self, session: &mut Session) {
         self.insert(session, Origin::Running);
-        while self.bytes() > self.max_bytes && self.drop_oldest_before(self.uses) {}
+        while self.is_full() && self.drop_oldest_before(self.uses) {}
     }
 
     /// Caches a sequence that has ended.
     pub fn insert_last(&mut self, session: &mut Session) {
         self.insert(session, Origin::Ended);
-        while self.bytes() > self.max_bytes && self.drop_oldest() {}
+        while self.is_full() && self.drop_oldest() {}
     }
 
     /// Caches a sequence up to its last read token.
@@ -279,13 +280,15 @@ impl PrefixCache {
         self.prefixes.remove_entry(&key)
     }
 
-    fn bytes(&self) -> u64 {
+    /// Whether a limit of the options is exceeded.
+    fn is_full(&self) -> bool {
         // The tokens are in the key and in the session.
         let own = |(key, prefix): (&Vec<u32>, &CachedPrefix)| match prefix.storage {
             SessionStorage::Memory { recurrent_bytes, .. } => recurrent_bytes + 8 * key.len() as u64,
             SessionStorage::File { .. } => 0,
         };
-        self.engine.pages().held() + self.prefixes.iter().map(own).sum::<u64>()
+        let own = self.prefixes.iter().map(own).sum::<u64>();
+        own > self.max_bytes / 2 || self.engine.pages().held() + own > self.max_bytes
     }
 
     fn file_bytes(&self) -> u64 {

@@ -31,7 +31,7 @@ pub(crate) struct Run {
     prompt: Vec<u32>,
     /// Length of the sequence including the prompt.
     pub prompt_end: usize,
-    /// Lengths of the sequence, ascending, at which a pass over the prompt ends.
+    /// Lengths of the sequence at which a pass over the prompt ends.
     pub cuts: Vec<usize>,
     /// Another one, at which the state is kept for forks.
     pub kept_at: Option<usize>,
@@ -171,10 +171,9 @@ impl Run {
         self.prompt_end - self.prompt.len()
     }
 
-    /// How many tokens of `prompt` the sequence begins with, its own prompt included.
-    pub fn shared(&self, session: &Session, prompt: &[u32]) -> usize {
-        let own = session.tokens()[..self.read()].iter().chain(&self.prompt);
-        own.zip(prompt).take_while(|(own, other)| own == other).count()
+    /// The tokens after those.
+    pub fn unread_tokens(&self) -> &[u32] {
+        &self.prompt
     }
 
     /// Whether the sequence is at one of the [cuts](Run::cuts).

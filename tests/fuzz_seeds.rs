@@ -487,8 +487,9 @@ fn the_committed_seeds_are_accepted() {
         }
     }
     for (name, seed) in read("gguf") {
-        // Those of vocabularies have none.
-        if Gguf::from_bytes(seed.clone()).expect(&name).tensors().len() == 0 {
+        if ["merges", "scores"].contains(&&*name) {
+            // Vocabularies: no checkpoints.
+            Gguf::from_bytes(seed).expect(&name);
             continue;
         }
         let checkpoint = Checkpoint::open(file("model.gguf", &seed)).expect(&name);

@@ -273,22 +273,23 @@ fn prompts_that_are_added_together_share_their_beginning() {
         let (mut rng, session, options) = (StdRng::seed_from_u64(20), SessionOptions::default(), options(4, &engine));
         let common = text(&mut rng, 300, 4000);
         let [long, short] = [100, 60].map(|len| [&common[..], &text(&mut rng, len, 4000)].concat());
-        let prompts = [long.clone(), short, long];
+        let branch = [&short[..340], &text(&mut rng, 20, 4000)].concat();
+        let prompts = [long.clone(), short, long, branch];
         let want = prompts.each_ref().map(|prompt| cold(&engine, &session, prompt, &options));
         let results = run(&mut scheduler(&engine, Some(u64::MAX)), &session, &prompts, &options);
-        assert_eq!(results, Vec::from_iter(want.clone().into_iter().zip([400, 60, 1])));
+        assert_eq!(results, Vec::from_iter(want.clone().into_iter().zip([400, 60, 1, 20])));
 
         let mut scheduler = scheduler(&engine, Some(u64::MAX));
-        let [first, second, third] = prompts.each_ref().map(|prompt| {
+        let [first, others @ ..] = prompts.each_ref().map(|prompt| {
             let session = scheduler.session(&session).expect("a session");
             scheduler.add(session, prompt, &options).expect("added")
         });
         scheduler.step();
         drop(scheduler.remove(first));
         let mut texts = cases::texts(&mut scheduler);
-        let cached = [second, third].map(|id| scheduler.statistics(id).expect("a sequence").cached_tokens);
-        assert_eq!(cached, [INTERVAL, 300]);
-        assert_eq!([second, third].map(|id| texts.remove(&id).expect("a text")), want[1..]);
+        let cached = others.map(|id| scheduler.statistics(id).expect("a sequence").cached_tokens);
+        assert_eq!(cached, [INTERVAL, 300, 340]);
+        assert_eq!(others.map(|id| texts.remove(&id).expect("a text")), want[1..]);
     }
 }
 
@@ -506,9 +507,7 @@ fn prefixes_that_share_their_pages_stay() {
 #[test]
 fn a_sequence_does_not_end_for_the_copy_of_a_page() {
     let demo = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
-    };
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let mut rng = StdRng::seed_from_u64(23);
     let session = SessionOptions { kv: KvOptions { max_context: Some(4 * INTERVAL), ..KvOptions::default() } };
     let free = load(None);
@@ -525,9 +524,7 @@ fn a_sequence_does_not_end_for_the_copy_of_a_page() {
 #[test]
 fn a_sequence_that_waits_is_retried_without_a_prefix() {
     let demo = cases::demo().path.join("target");
-    let load = |kv_memory| {
-        Engine::load(&EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(&demo) }).expect("the demo")
-    };
+    let load = |kv_memory| with_memory(&demo, kv_memory);
     let mut rng = StdRng::seed_from_u64(24);
     let session = SessionOptions { kv: KvOptions { max_context: Some(4 * INTERVAL), ..KvOptions::default() } };
     let four_pages = load(None).session(&session).expect("a session").kv().bytes_at(4 * INTERVAL) as u64;

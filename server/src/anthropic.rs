@@ -101,6 +101,16 @@ struct Answer {
     blocks: usize,
 }
 
+/// The tokens so far. Those from the cache may be more after the first token than before.
+fn usage(output: &ChoiceOutput) -> Value {
+    json!({
+        "input_tokens": output.prompt_tokens - output.cached_tokens,
+        "cache_creation_input_tokens": 0, // written tokens are not counted apart
+        "cache_read_input_tokens": output.cached_tokens,
+        "output_tokens": output.tokens.len(),
+    })
+}
+
 impl Answer {
     fn message(output: &ChoiceOutput) -> Value {
         json!({
@@ -111,12 +121,7 @@ impl Answer {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": {
-                "input_tokens": output.prompt_tokens - output.cached_tokens,
-                "cache_creation_input_tokens": 0, // written tokens are not counted apart
-                "cache_read_input_tokens": output.cached_tokens,
-                "output_tokens": 0,
-            },
+            "usage": usage(output),
         })
     }
 
@@ -215,9 +220,8 @@ impl Reply for Answer {
         events += &self.change(None);
         let (reason, sequence) = stop_of(output, ended);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        let usage = json!({"output_tokens": output.tokens.len()});
         events
-            + &named(&json!({"type": "message_delta", "delta": delta, "usage": usage}))
+            + &named(&json!({"type": "message_delta", "delta": delta, "usage": usage(output)}))
             + &named(&json!({"type": "message_stop"}))
     }
 
@@ -232,7 +236,6 @@ impl Reply for Answer {
         message["content"] = json!(content);
         message["stop_reason"] = json!(reason);
         message["stop_sequence"] = json!(sequence);
-        message["usage"]["output_tokens"] = json!(output.tokens.len());
         message
     }
 

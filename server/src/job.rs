@@ -40,8 +40,8 @@ pub(crate) struct Choice {
     pub ticket: Ticket,
 }
 
-/// An update of a generation: `Started`, again if it waited for memory since, any number of `Piece`s, then `Ended`; or
-/// `Failed` at any time, which is the last.
+/// An update of a generation: `Started`, again if it waited for memory since, and before the first of any number of
+/// `Piece`s; then `Ended`; or `Failed` at any time, which is the last.
 #[derive(Debug)]
 pub(crate) enum Update {
     /// It has a sequence, whose prompt has this many tokens from the prefix cache.

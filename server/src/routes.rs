@@ -121,7 +121,7 @@ async fn unless_aborted<T>(
 ) -> Result<T, ApiError> {
     let mut aborting = aborting.subscribe();
     let aborted = async {
-        let _ = aborting.wait_for(|aborting| *aborting).await.is_ok();
+        let _ = aborting.wait_for(|aborting| *aborting).await;
         if generated.load(Ordering::Relaxed) {
             pending::<()>().await;
         }

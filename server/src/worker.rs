@@ -386,7 +386,10 @@ impl EngineThread {
         let started = &mut self.running[at];
         match event.piece {
             Ok(piece) => {
-                if let Some(cached) = started.request.cached.take() {
+                if let Some(before) = started.request.cached.take() {
+                    // It may have waited for a prefix that another sequence read.
+                    let cached = self.scheduler.statistics(event.id).map_or(before, |now| now.cached_tokens);
+                    let _ = started.choice.updates.send(Update::Started(cached));
                     self.metrics.prompt(started.request.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());

@@ -118,7 +118,8 @@ impl Scheduler {
         if self.slots.iter_mut().rev().filter(running).any(release) {
             return None;
         }
-        let newest = self.slots.iter_mut().rev().find(running)?;
+        // One that awaits another's prompt has no pages of its own.
+        let newest = self.slots.iter_mut().rev().find(|slot| running(slot) && slot.awaited.is_none())?;
         Some(newest.fail(error))
     }
 

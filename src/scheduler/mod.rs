@@ -24,7 +24,7 @@ use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
-use shared_prompt::{await_reader, begin_awaiting};
+use shared_prompt::{await_reader, begin_awaiting, least_unread};
 use slot::{PartDone, Slot};
 
 /// Options of a [`Scheduler`].
@@ -175,7 +175,7 @@ impl Scheduler {
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(prompt, cached);
         }
-        let awaited = match takes_prefix && self.prefixes.is_some() {
+        let awaited = match takes_prefix {
             true => await_reader(&mut self.slots, &session, prompt, options),
             false => None,
         };
@@ -273,8 +273,8 @@ impl Scheduler {
         Ok(slot)
     }
 
-    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, or waits
-    /// for memory: if it is exhausted for a sequence's rows, they are retried when another sequence is removed or a
+    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, waits for
+    /// the prefix of another one's prompt to be cached, or waits for memory: if it is exhausted for a sequence's rows, they are retried when another sequence is removed or a
     /// cached prefix is dropped. If all wait, they continue without cached prefixes, then without drafts, then without
     /// draft models, and then the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
@@ -288,7 +288,7 @@ impl Scheduler {
             }
         }
         if let Some(prefixes) = &mut self.prefixes {
-            begin_awaiting(&mut self.slots, prefixes, &mut events);
+            begin_awaiting(&mut self.slots, prefixes);
         }
         let (mode, mut out_of_memory, done) = engine.run(|| {
             let (mode, out_of_memory) = self.plan(&mut events);
@@ -379,13 +379,14 @@ impl Scheduler {
             self.retry_waiting();
         }
         let mut left = self.max_rows;
+        let least_unread = least_unread(&self.slots);
         let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
         if of_prompts > 0 && reading.len() > 1 {
             if self.shortest_prompt_first {
-                reading.sort_by_key(|slot| slot.run.unread());
+                reading.sort_by_key(|slot| least_unread[&slot.id]);
             }
             self.shortest_prompt_first = !self.shortest_prompt_first;
         }

@@ -359,7 +359,7 @@ fn up_to(tokens: &[u32]) -> (Bound<&[u32]>, Bound<&[u32]>) {
 }
 
 /// Leading tokens that two sequences have in common.
-fn shared(a: &[u32], b: &[u32]) -> usize {
+pub(super) fn shared(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

@@ -2,9 +2,11 @@
 //! and continue from the prefix that is cached there.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
-use super::prefix_cache::{MIN_SAVED_TOKENS, PrefixCache};
-use super::slot::{Awaited, Event, Slot};
+use super::prefix_cache::{MIN_SAVED_TOKENS, PrefixCache, shared};
+use super::slot::{Awaited, SequenceId, Slot};
+use crate::Error;
 use crate::options::GenerateOptions;
 use crate::session::Session;
 
@@ -16,41 +18,75 @@ pub(super) fn await_reader(
     prompt: &[u32],
     options: &GenerateOptions,
 ) -> Option<Awaited> {
-    let formats = session.kv_options().without_limits();
     let least = session.tokens().len() + MIN_SAVED_TOKENS;
-    let readers = earlier.iter_mut().filter(|slot| slot.run.is_reading()).filter_map(|slot| {
+    let readers = earlier.iter_mut().filter(|slot| is_cached_for(slot, session)).filter_map(|slot| {
         // At least one token is left to read.
-        let len = slot.run.shared(&slot.session, prompt).min(prompt.len() - 1);
-        let is_cached = !slot.run.cuts.is_empty() && slot.session.kv_options().without_limits() == formats;
-        (len >= least && is_cached && slot.will_read(len)).then_some((len, slot))
+        let len = shared_tokens(slot, prompt).min(prompt.len() - 1);
+        (len >= least && slot.will_read(len)).then_some((len, slot))
     });
     let (len, reader) = readers.max_by_key(|(len, slot)| (*len, Reverse(slot.id)))?;
-    reader.run.cuts.push(len);
-    Some(Awaited { reader: reader.id, len, prompt: prompt.to_vec(), options: options.clone() })
+    let (read, cuts) = (reader.run.read(), &mut reader.run.cuts);
+    let near = cuts.iter().filter(|cut| **cut > read && (len.saturating_sub(MIN_SAVED_TOKENS) + 1..=len).contains(cut));
+    let len = near.max().copied().unwrap_or_else(|| {
+        cuts.push(len);
+        len
+    });
+    Some(Awaited { reader: reader.id, len, options: options.clone() })
 }
 
-/// Lets sequences begin whose reader is cached, or will not be: it ended, or waits for memory. One that cannot continue
-/// from a cached prefix ends.
-pub(super) fn begin_awaiting(slots: &mut [Slot], prefixes: &mut PrefixCache, events: &mut Vec<Event>) {
+/// Whether the sequence is reading a prompt, in passes of any length, whose cached prefixes `session` can continue from.
+fn is_cached_for(slot: &Slot, session: &Session) -> bool {
+    slot.run.is_reading()
+        && !slot.run.scores_prompt()
+        && !slot.run.cuts.is_empty()
+        && slot.session.max_fork_context() >= session.kv().max_context()
+        && slot.session.kv_options().without_limits() == session.kv_options().without_limits()
+}
+
+/// How many tokens of `prompt` a sequence begins with that is reading its own.
+fn shared_tokens(slot: &Slot, prompt: &[u32]) -> usize {
+    let read = &slot.session.tokens()[..slot.run.read()];
+    match shared(read, prompt) {
+        all if all == read.len() => all + shared(slot.run.unread_tokens(), &prompt[all..]),
+        part => part,
+    }
+}
+
+/// Lets sequences begin whose reader is cached, or will not be: it ended, or waits for memory.
+pub(super) fn begin_awaiting(slots: &mut [Slot], prefixes: &mut PrefixCache) {
     for at in 0..slots.len() {
         let (earlier, slots) = slots.split_at_mut(at);
         let slot = &mut slots[0];
         let is_over = |awaited: &mut Awaited| {
             !earlier.iter().any(|slot| slot.id == awaited.reader && slot.will_read(awaited.len))
         };
-        let Some(Awaited { prompt, options, .. }) = slot.awaited.take_if(is_over) else { continue };
+        let Some(Awaited { options, .. }) = slot.awaited.take_if(is_over) else { continue };
         if slot.run.finish_reason().is_some() {
             continue;
         }
+        let prompt = [slot.session.tokens(), slot.run.unread_tokens()].concat();
         let found = prefixes.find(&slot.session, &prompt);
         if let Some(found) = found.filter(|found| found.tokens().len() > slot.session.tokens().len()) {
-            if let Err(error) = slot.run.continue_from(&mut slot.session, found, &options) {
-                events.push(slot.fail(error));
-                continue;
+            let Slot { session, run, .. } = slot;
+            match Error::catch(|| run.continue_from(session, found, &options)) {
+                Ok(()) => slot.keep_before_last(),
+                Err(error) => tracing::warn!(%error, "a cached prefix cannot be used"),
             }
-            slot.run.cuts = prefixes.cuts(&prompt, slot.session.tokens().len());
-            slot.keep_before_last();
         }
         slot.awaited = await_reader(earlier, &slot.session, &prompt, &options);
     }
+}
+
+/// Rows that each sequence has to read until its prompt, or one that awaits it, is read.
+pub(super) fn least_unread(slots: &[Slot]) -> HashMap<SequenceId, usize> {
+    let mut least: HashMap<_, _> = slots.iter().map(|slot| (slot.id, slot.run.unread())).collect();
+    // Readers are earlier than those that await them.
+    for slot in slots.iter().rev().filter(|slot| slot.run.finish_reason().is_none()) {
+        if let Some(Awaited { reader, .. }) = slot.awaited
+            && let Some(of_reader) = least.get(&reader)
+        {
+            least.insert(reader, least[&slot.id].min(*of_reader));
+        }
+    }
+    least
 }

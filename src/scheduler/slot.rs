@@ -30,7 +30,7 @@ pub(super) struct Awaited {
     pub reader: SequenceId,
     /// The length at which the reader is cached.
     pub len: usize,
-    pub prompt: Vec<u32>,
+    /// Those of its generation.
     pub options: GenerateOptions,
 }
 

@@ -257,9 +257,8 @@ impl LogitsProcessor for FailingDevice {
 async fn a_faulty_pass_is_not_a_lost_device() {
     let (engine, fails) = (engine(), Arc::<AtomicBool>::default());
     let worker = start(&engine);
-    let stop = foretoken::Stop { end_of_generation: EndOfGeneration::Ignored, ..Default::default() };
     let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
-    let options = GenerateOptions { max_tokens: 8000, stop, logits_processor, ..GenerateOptions::default() };
+    let options = GenerateOptions { logits_processor, ..of_length(8000) };
     let mut all: Vec<_> = (0..3).map(|_| submit(&worker, options.clone())).collect();
     for running in &mut all {
         while !matches!(running.next().await.expect("an update").1, Update::Piece(_)) {}

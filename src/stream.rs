@@ -16,7 +16,8 @@ use crate::{Error, Result};
 
 /// Yields a [`Piece`] per round: [`Generation::into_stream`] (feature `stream`). Dropping it cancels this generation
 /// before its next pass, and no other with the same [`GenerateOptions::cancel`](crate::GenerateOptions). If it computes
-/// or drafts at the moment, its memory is freed on the engine's threads when that ends.
+/// or drafts at the moment, its memory is freed on the engine's threads when that ends. After its end it holds the
+/// session until it is dropped, or [given back](GenerationStream::into_generation).
 #[must_use = "a stream computes nothing until it is polled"]
 pub struct GenerationStream {
     state: State,
@@ -29,7 +30,9 @@ enum State {
     /// On one of the engine's threads.
     Running(Arc<Mutex<Job>>),
     /// Everything was yielded.
-    Ended,
+    Ended(Box<Generation>),
+    /// It panicked, or was given back.
+    Taken,
 }
 
 /// A generation and its next piece, or its panic.
@@ -43,6 +46,25 @@ struct Job {
 
 impl Generation {
     /// The generation as a stream (feature `stream`). Polling drives it: nothing is computed before the first poll.
+    ///
+    /// ```
+    /// # use foretoken::{GenerateOptions, Session};
+    /// use std::future::poll_fn;
+    /// use std::pin::Pin;
+    ///
+    /// use futures_core::Stream;
+    ///
+    /// # async fn write(session: Session, prompt: &[u32]) -> foretoken::Result<Session> {
+    /// let mut stream = session.into_generation(prompt, &GenerateOptions::default())?.into_stream();
+    /// // `StreamExt::next` of the crates futures and tokio-stream does the same.
+    /// while let Some(piece) = poll_fn(|context| Pin::new(&mut stream).poll_next(context)).await {
+    ///     print!("{}", piece?.text);
+    /// }
+    /// let generation = stream.into_generation().expect("the stream has ended");
+    /// println!("{:?}: {}", generation.finish_reason(), generation.statistics());
+    /// # Ok(generation.into_session())
+    /// # }
+    /// ```
     pub fn into_stream(self) -> GenerationStream {
         GenerationStream { cancel: self.cancel_handle(), state: State::Idle(Box::new(self)) }
     }
@@ -52,6 +74,20 @@ impl GenerationStream {
     /// Stops this generation alone, from anywhere: before the next chunk of the prompt, or before the next round.
     pub fn cancel_handle(&self) -> Cancel {
         self.cancel.clone()
+    }
+
+    /// The generation, between two pieces or after the last: why it ended, its statistics and its session.
+    ///
+    /// # Errors
+    /// The stream itself while a piece is computed and was not polled, or if the generation panicked.
+    pub fn into_generation(mut self) -> Result<Generation, Self> {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Idle(generation) | State::Ended(generation) => Ok(*generation),
+            state => {
+                self.state = state;
+                Err(self)
+            }
+        }
     }
 
     fn submit(mut generation: Box<Generation>, waker: &Waker) -> Arc<Mutex<Job>> {
@@ -79,7 +115,7 @@ impl Stream for GenerationStream {
     /// # Panics
     /// If the generation panicked, with the same payload.
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match std::mem::replace(&mut self.state, State::Ended) {
+        match std::mem::replace(&mut self.state, State::Taken) {
             State::Idle(generation) => {
                 self.state = State::Running(Self::submit(generation, context.waker()));
                 Poll::Pending
@@ -91,7 +127,10 @@ impl Stream for GenerationStream {
                         self.state = State::Idle(generation);
                         Poll::Ready(Some(piece))
                     }
-                    Some(Ok((_, None))) => Poll::Ready(None),
+                    Some(Ok((generation, None))) => {
+                        self.state = State::Ended(generation);
+                        Poll::Ready(None)
+                    }
                     Some(Err(panic)) => resume_unwind(panic),
                     None => {
                         running.waker = Some(context.waker().clone());
@@ -101,15 +140,19 @@ impl Stream for GenerationStream {
                     }
                 }
             }
-            State::Ended => Poll::Ready(None),
+            State::Ended(generation) => {
+                self.state = State::Ended(generation);
+                Poll::Ready(None)
+            }
+            State::Taken => Poll::Ready(None),
         }
     }
 }
 
 impl Drop for GenerationStream {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut self.state, State::Ended);
-        if !matches!(state, State::Ended) {
+        let state = std::mem::replace(&mut self.state, State::Taken);
+        if matches!(state, State::Idle(_) | State::Running(_)) {
             self.cancel.cancel();
         }
         let generation = match state {
@@ -119,7 +162,7 @@ impl Drop for GenerationStream {
                 let done = Arc::into_inner(job).and_then(|job| job.into_inner().done);
                 done.and_then(|done| done.ok()).map(|(generation, _)| generation)
             }
-            State::Ended => None,
+            State::Ended(_) | State::Taken => None,
         };
         if let Some(generation) = generation.filter(|generation| generation.is_drafting()) {
             // Its end waits for the draft's current token, whose job may wait for others: not on this thread.

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use foretoken::speculative::{BlockSize, CustomDrafter, DrafterOptions, Drafters};
 use foretoken::{
-    DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Generation, GenerationStream,
+    DraftPipeline, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Generation, GenerationStream,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use futures_core::Stream;
@@ -103,6 +103,35 @@ fn a_dropped_stream_cancels_no_other() {
     let mut both = [begin(), begin()];
     options.cancel.cancel();
     assert_eq!(both.each_mut().map(rest), [0, 0]);
+}
+
+/// Between two pieces and after the last, a stream gives its generation back, which was not cancelled; while a piece is
+/// computed, itself.
+#[test]
+fn a_stream_gives_its_generation_back() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(demo) }).expect("the demo");
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 6, stop, ..GenerateOptions::default() };
+    let (session, prompt) = (engine.session(&SessionOptions::default()).expect("a session"), [300, 301, 302]);
+    let mut stream = session.into_generation(&prompt, &options).expect("a generation").into_stream();
+    assert!(Pin::new(&mut stream).poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
+    let mut stream = stream.into_generation().expect_err("a piece is computed");
+    let mut tokens = next(Pin::new(&mut stream)).expect("a piece").expect("no error").tokens;
+
+    let mut generation = stream.into_generation().expect("between two pieces");
+    assert_eq!(generation.finish_reason(), None);
+    tokens.extend(generation.next().expect("a piece").expect("no error").tokens);
+
+    let mut stream = generation.into_stream();
+    while let Some(piece) = next(Pin::new(&mut stream)) {
+        tokens.extend(piece.expect("no error").tokens);
+    }
+    assert!(next(Pin::new(&mut stream)).is_none());
+    let generation = stream.into_generation().expect("it has ended");
+    assert_eq!(generation.finish_reason(), Some(FinishReason::MaxTokens));
+    assert_eq!((tokens.len(), generation.statistics().generated_tokens), (6, 6));
+    assert_eq!(generation.into_session().tokens(), [&prompt[..], &tokens].concat());
 }
 
 /// The thread that drops a stream does not wait for the draft that is being made, whether the piece before it was

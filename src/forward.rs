@@ -11,7 +11,8 @@ use crate::{Error, Result};
 impl Engine {
     /// Logits `(rows, vocab)` and hidden states `(rows, hidden)` of the `outputs` rows of `ids`, read as a sequence of
     /// their own on the CPU or the device; for scores and embeddings. Row `i` has the logits of the token after
-    /// `ids[..=i]`. [`OutputRows::All`] keeps `4 * vocab` bytes per id.
+    /// `ids[..=i]`. [`OutputRows::All`] keeps `4 * vocab` bytes per id: for the log-probabilities of long texts, or of
+    /// many, see [`GenerateOptions::prompt_logprobs`](crate::GenerateOptions::prompt_logprobs).
     ///
     /// ```
     /// # use foretoken::{Engine, EngineOptions, OutputRows, SessionOptions};

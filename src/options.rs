@@ -128,6 +128,30 @@ pub struct GenerateOptions {
     /// [`Scheduler`](crate::Scheduler) has a piece. The first token has none in an empty session, nor where the token
     /// before it has been read: after [`Session::rewind`](crate::Session::rewind), or after a prompt from which nothing
     /// was generated. The prompt is read in chunks of at most 32 tokens, and from no cached prefix. Default: none.
+    ///
+    /// ```
+    /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
+    /// # fn main() -> foretoken::Result<()> {
+    /// # let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    /// let engine = Engine::load(&EngineOptions::new(models.join("target")))?;
+    /// let options = GenerateOptions { max_tokens: 0, prompt_logprobs: Some(0), ..GenerateOptions::default() };
+    /// let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    /// for text in ["impl Iterator for Counter {", "fn main() {"] {
+    ///     let ids = engine.tokenizer()?.encode(text)?;
+    ///     scheduler.add(engine.session(&SessionOptions::default())?, &ids, &options)?;
+    /// }
+    /// let mut scores = Vec::new();
+    /// while scheduler.is_active() {
+    ///     for event in scheduler.step() {
+    ///         let score: f32 = event.piece?.prompt_logprobs.iter().map(|of| of.logprob).sum();
+    ///         scores.push((event.id, score));
+    ///         scheduler.remove(event.id);
+    ///     }
+    /// }
+    /// assert!(scores.len() == 2 && scores.iter().all(|(_, score)| *score < 0.0));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub prompt_logprobs: Option<usize>,
     /// Cancels every generation with this handle from any thread, before the next prefill chunk or
     /// round. Default: a new handle.

@@ -5,14 +5,15 @@
 //! (`tests/chat_templates.rs`).
 //!
 //! ```no_run
-//! use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, ReplyPart};
+//! use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, ReplyPart, ToolCall};
 //! use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions};
 //!
 //! # fn main() -> foretoken::Result<()> {
 //! let engine = Engine::load(&EngineOptions::new("gemma-4-E2B-it").with_assistant("gemma-4-E2B-it-assistant"))?;
 //! let tool = r#"{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}"#;
 //! let chat = ChatOptions { tools: vec![Json::parse(tool)?], ..ChatOptions::default() };
-//! let prompt = engine.encode_chat(&[Message::user("What time is it?")], &chat)?;
+//! let mut messages = vec![Message::user("What time is it?")];
+//! let prompt = engine.encode_chat(&messages, &chat)?;
 //!
 //! let mut parser = ReplyParser::new(engine.tokenizer()?, &chat);
 //! let mut parts = Vec::new();
@@ -21,13 +22,19 @@
 //!     parts.extend(parser.push(&piece?));
 //! }
 //! parts.extend(parser.finish());
+//! let (mut text, mut tool_calls) = (String::new(), Vec::new());
 //! for part in parts {
 //!     match part {
-//!         ReplyPart::Text(text) => print!("{text}"),
-//!         ReplyPart::ToolCall(call) => println!("{}({})", call.name, call.arguments),
+//!         ReplyPart::Text(more) => text += &more,
+//!         ReplyPart::ToolCall(call) => tool_calls.push(ToolCall { id: Some("call_0".into()), ..call }),
 //!         _ => {}
 //!     }
 //! }
+//!
+//! // Every prompt has the whole conversation, for a new session. A `Scheduler` with a prefix cache reads what is new.
+//! messages.push(Message { tool_calls, ..Message::assistant(text) });
+//! messages.push(Message::tool("call_0", "time", "12:00"));
+//! let prompt = engine.encode_chat(&messages, &chat)?;
 //! # Ok(())
 //! # }
 //! ```

@@ -9,12 +9,33 @@ use crate::Result;
 ///
 /// On a device it is called within the pass whose logits it modifies, so it must not open or run sessions of the same
 /// engine: they would wait for that pass forever.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use foretoken::{GenerateOptions, LogitsProcessor, Result};
+///
+/// /// Excludes the last token.
+/// #[derive(Debug)]
+/// struct NoRepetition;
+///
+/// impl LogitsProcessor for NoRepetition {
+///     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+///         if let Some(logit) = tokens.last().and_then(|last| logits.get_mut(*last as usize)) {
+///             *logit = f32::NEG_INFINITY;
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let options = GenerateOptions { logits_processor: Some(Arc::new(NoRepetition)), ..GenerateOptions::default() };
+/// ```
 pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
     /// `-inf` excludes a token.
     ///
     /// # Errors
-    /// The implementation's; they end the generation.
+    /// The implementation's, such as an [`Error::Argument`](crate::Error::Argument); they end the generation.
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()>;
 }
 

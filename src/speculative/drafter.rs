@@ -90,9 +90,11 @@ pub enum DraftCost {
 /// A custom drafter is listed with [`DrafterOptions::Custom`](super::DrafterOptions::Custom):
 ///
 /// ```
+/// use foretoken::rand::rngs::StdRng;
 /// use foretoken::speculative::{
 ///     Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
 /// };
+/// use foretoken::{GenerateOptions, Result, Speculation, SpeculationOptions};
 ///
 /// /// Repeats the last token.
 /// struct Repeat;
@@ -104,7 +106,7 @@ pub enum DraftCost {
 ///     fn cost(&self) -> DraftCost {
 ///         DraftCost::Once
 ///     }
-///     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut rand::rngs::StdRng) -> foretoken::Result<()> {
+///     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
 ///         draft.tokens.resize(most, context.tokens[context.tokens.len() - 1]);
 ///         Ok(())
 ///     }
@@ -112,7 +114,8 @@ pub enum DraftCost {
 ///
 /// let repeat = CustomDrafter::new("repeat", || Box::new(Repeat));
 /// let drafters = Drafters::Priority(vec![DrafterOptions::Custom(repeat)]);
-/// # let _ = drafters;
+/// let speculation = Speculation::With(SpeculationOptions { drafters, ..SpeculationOptions::default() });
+/// let options = GenerateOptions { speculation, ..GenerateOptions::default() };
 /// ```
 pub trait Drafter: Send {
     /// Its kind; [`DrafterKind::Custom`] for a custom drafter.
@@ -199,7 +202,8 @@ pub trait Drafter: Send {
         Vec::new()
     }
 
-    /// What it has learnt that other sequences may use.
+    /// What it has learnt that other sequences may use: see
+    /// [`Session::learnt_ngrams`](crate::Session::learnt_ngrams). Default: nothing.
     fn learnt(&self) -> Option<NgramCache> {
         None
     }

@@ -133,7 +133,8 @@ impl FromStr for DrafterOptions {
     }
 }
 
-/// Constructor of a custom drafter, called once per session.
+/// Constructor of a custom drafter, called for a session's first generation that lists it, and again after one that has
+/// other drafters, or in which one failed. A fork has a copy ([`Drafter::fork`]), or calls it again.
 #[derive(Clone)]
 pub struct CustomDrafter {
     pub(super) name: Arc<str>,
@@ -141,7 +142,7 @@ pub struct CustomDrafter {
 }
 
 impl CustomDrafter {
-    /// `make` makes the drafter of an empty sequence; `name` is for messages.
+    /// `make` makes a drafter that has seen no tokens; `name` is for messages.
     pub fn new(name: &str, make: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
         Self { name: name.into(), make: Arc::new(make) }
     }

@@ -7,7 +7,6 @@
 //! * `BatchPlanner`: decides whether the sequences of a batch draft, from measured tokens per second.
 //! * [`DraftChain`]: a drafter whose model drafts for many sequences in one pass.
 //! * [`accept()`]: decides which drafts are accepted; a pure function.
-//! * [`Pending`]: computes the next draft in parallel with the caller.
 //! * [`SpeculationStats`]: statistics; [`Trace`]: a log of every round.
 
 mod accept;
@@ -46,7 +45,10 @@ pub use drafters::{
     ChainedModel, DraftModel, Forced, Mtp, NextN, NgramCache, NgramCacheDrafter, NgramCacheOptions, NgramMapK,
     NgramMapK4v, NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions,
 };
-pub use pipeline::{Cancel, Pending};
+pub use pipeline::Cancel;
+// For tests: callers have no pool to run it on.
+#[doc(hidden)]
+pub use pipeline::Pending;
 pub use planner::{
     AvailableDrafter, BlockSize, Costs, Decision, DecisionInput, DraftOutcome, Estimate, Machine, ModelSteps,
     MtpPreset, Observation, OtherSequences, Plan, Planner, Reason, Tuning,

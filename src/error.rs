@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use foretoken_kernels::UnknownName;
+
 /// `Result` with this library's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -172,6 +174,12 @@ pub enum Error {
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
         Error::Candle(error)
+    }
+}
+
+impl From<UnknownName> for Error {
+    fn from(UnknownName { what, problem }: UnknownName) -> Self {
+        Error::argument(what, problem)
     }
 }
 

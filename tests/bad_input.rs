@@ -14,6 +14,7 @@ use std::io::ErrorKind;
 use std::ops::Deref;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -25,8 +26,8 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    Cancel, DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, Result, Sampling, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+    Cancel, DeviceChoice, ElementType, Engine, EngineOptions, Error, GenerateOptions, Isa, Result, Sampling,
+    SessionOptions, Speculation, SpeculationOptions, Stop, WeightType,
 };
 use refusal::{refused, says};
 use safetensors::Dtype;
@@ -488,6 +489,17 @@ fn draft_models_of_another_vocabulary() {
     refused(Engine::load(&options), &["draft model", "vocab_size is 512", "4096"]);
     let options = EngineOptions { draft_model: Some(smaller.path("nowhere")), ..options };
     refused(Engine::load(&options), &["nowhere", "check the path"]);
+}
+
+/// The kernels' names are parsed with this library's error.
+#[test]
+fn names_of_types_and_instruction_sets() {
+    fn parse<T: FromStr<Err: Into<Error>>>(name: &str) -> Result<()> {
+        name.parse::<T>().map(drop).map_err(Into::into)
+    }
+    refused(parse::<Isa>("q9"), &["instruction set: \"q9\"", "scalar"]);
+    refused(parse::<WeightType>("q9"), &["weight type: \"q9\"", "q4_k"]);
+    refused(parse::<ElementType>("q9"), &["element type: \"q9\"", "bf16"]);
 }
 
 /// Invalid speculation options are rejected without changing the session.

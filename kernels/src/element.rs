@@ -3,6 +3,8 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::UnknownName;
+
 /// The floating-point types that weights and K/V rows are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
@@ -60,14 +62,17 @@ impl ElementType {
 }
 
 impl std::str::FromStr for ElementType {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         match name.to_ascii_lowercase().as_str() {
             "f32" => Ok(ElementType::F32),
             "f16" => Ok(ElementType::F16),
             "bf16" => Ok(ElementType::Bf16),
-            _ => Err(format!("unknown element type {name:?}; known: f32, f16 and bf16")),
+            _ => {
+                let problem = format!("{name:?} is unknown; expected one of f32, f16, bf16");
+                Err(UnknownName { what: "element type", problem })
+            }
         }
     }
 }

@@ -19,12 +19,14 @@ mod ops;
 mod pod;
 pub mod quant;
 mod simd;
+mod unknown_name;
 
 pub use columns::{ColumnsMut, WrittenColumns};
 pub use element::{ElementType, Elements};
 pub use isa::Isa;
 pub use ops::{activation, delta_net, norm, rope, vocabulary};
 pub use pod::Pod;
+pub use unknown_name::UnknownName;
 
 // Compiles its example.
 #[cfg(doctest)]

@@ -14,6 +14,8 @@ pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni};
 pub(crate) use zen::{Zen, zen};
 
+use crate::UnknownName;
+
 /// An instruction set that this processor supports. The variants' fields can only be constructed in this module, so a
 /// value of this type proves that the instructions exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +108,14 @@ impl Isa {
 
 /// Parses an [`Isa::name`] that this processor supports.
 impl std::str::FromStr for Isa {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         let found = Self::available().find(|isa| isa.name().eq_ignore_ascii_case(name));
         found.ok_or_else(|| {
             let names = Self::available().map(Self::name).collect::<Vec<_>>().join(", ");
-            format!("unknown or unsupported instruction set {name:?}; available: {names}")
+            let problem = format!("{name:?} is unknown, or not supported by this processor; expected one of {names}");
+            UnknownName { what: "instruction set", problem }
         })
     }
 }
@@ -128,7 +131,7 @@ mod tests {
             assert_eq!(isa.name().to_uppercase().parse(), Ok(isa));
         }
         for name in ["", "avx", "neon,scalar"] {
-            let message = name.parse::<Isa>().expect_err(name);
+            let message = name.parse::<Isa>().expect_err(name).to_string();
             let lists_all = Isa::available().all(|isa| message.contains(isa.name()));
             assert!(message.contains(&format!("{name:?}")) && lists_all && !message.contains('\n'), "{message}");
         }

@@ -1,5 +1,6 @@
 //! The block types of weights and activations, and their sizes.
 
+use crate::UnknownName;
 use crate::quant::layout::{q8_1, q8k};
 
 /// Declares the types from rows of a number in GGUF files, llama.cpp's name, and the size of a file's block.
@@ -164,12 +165,14 @@ impl WeightType {
 }
 
 impl std::str::FromStr for WeightType {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         let found = Self::ALL.into_iter().find(|weight_type| weight_type.name().eq_ignore_ascii_case(name));
-        let known = || Self::ALL.map(|weight_type| weight_type.name().to_ascii_lowercase()).join(", ");
-        found.ok_or_else(|| format!("unknown weight type {name:?}; known: {}", known()))
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(|weight_type| weight_type.name().to_ascii_lowercase()).join(", ");
+            UnknownName { what: "weight type", problem: format!("{name:?} is unknown; expected one of {names}") }
+        })
     }
 }
 

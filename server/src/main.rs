@@ -15,6 +15,9 @@ use foretoken_tools::prompt::TemplateVariables;
 use foretoken_tools::sampling::{Chain, at_least_minus_one, unlimited_if_negative};
 use foretoken_tools::{arguments, input};
 use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes,
 /// with mimalloc 2 not at all (`benches/record/2026-11-25-epyc-zen4-2vcpu/soak.txt`).
@@ -153,7 +156,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: Args) -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(args.log_level).with_target(false).init();
+    start_log(args.log_level);
     // A panic's message may contain a client's text; its location does not.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
@@ -186,6 +189,14 @@ fn serve(args: Args) -> Result<()> {
     // Tokenizing cannot be interrupted.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     served
+}
+
+/// Logs to stderr what this project's crates log up to `level`, and of others warnings and errors only: tokenizers'
+/// traces contain the text of prompts.
+fn start_log(level: Level) {
+    let levels = Targets::new().with_default(level.min(Level::WARN)).with_target("foretoken", level);
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
+    log.finish().with(levels).init();
 }
 
 /// Checks what can be wrong before a model is loaded, which takes long. Returns the API keys, whose file may be a pipe.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -24,31 +24,56 @@ impl Drop for Running {
     }
 }
 
-#[test]
-fn it_serves_until_a_signal_ends_it() {
-    let mut server =
-        Running(command(&["--port", "0", "--threads", "1"]).stderr(Stdio::piped()).spawn().expect("a run"));
-    let mut log = BufReader::new(server.0.stderr.take().expect("a pipe"));
-    let mut line = String::new();
-    while !line.contains("listening") {
-        line.clear();
-        assert!(log.read_line(&mut line).expect("a line") > 0, "it ended");
+/// A server of the demo model, unless there are other arguments; its log until it listens, and what follows.
+fn start(arguments: &[&str]) -> (Running, String, BufReader<ChildStderr>) {
+    let mut command = command(&[&["--port", "0", "--threads", "1"], arguments].concat());
+    let mut server = Running(command.stderr(Stdio::piped()).spawn().expect("a run"));
+    let mut rest = BufReader::new(server.0.stderr.take().expect("a pipe"));
+    let mut log = String::new();
+    while !log.contains("listening") {
+        assert!(rest.read_line(&mut log).expect("a line") > 0, "it ended: {log}");
     }
-    let url = line.split_once("url=\"").and_then(|(_, rest)| rest.split_once('"')).expect("an address").0;
-    assert!(line.contains("model=\"demo\""), "{line}");
-    let body = json!({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": true}).to_string();
-    let request = agent().post(format!("{url}/v1/completions")).header("content-type", "application/json");
-    let text = request.send(body).expect("an answer").body_mut().read_to_string().expect("a text");
-    let answer: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    (server, log, rest)
+}
 
+/// A completion by the server whose log this is.
+fn complete(log: &str, body: &Value) -> Value {
+    let url = log.split_once("url=\"").and_then(|(_, rest)| rest.split_once('"')).expect("an address").0;
+    let request = agent().post(format!("{url}/v1/completions")).header("content-type", "application/json");
+    let text = request.send(body.to_string()).expect("an answer").body_mut().read_to_string().expect("a text");
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// Ends the server by a signal. The rest of its log.
+fn stop(mut server: Running, mut rest: BufReader<ChildStderr>) -> String {
     let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", server.0.id())]).status();
     assert!(kill.expect("a shell").success());
     wait_until("the end of the process", || server.0.try_wait().expect("a state").is_some());
-    let mut rest = String::new();
-    log.read_to_string(&mut rest).expect("a text");
+    let mut log = String::new();
+    rest.read_to_string(&mut log).expect("a text");
     let status = server.0.wait().expect("a status");
-    assert!(status.success() && rest.contains("stopped"), "{status}: {rest}");
+    assert!(status.success() && log.contains("stopped"), "{status}: {log}");
+    log
+}
+
+#[test]
+fn it_serves_until_a_signal_ends_it() {
+    let (server, log, rest) = start(&[]);
+    assert!(log.contains("model=\"demo\""), "{log}");
+    let answer = complete(&log, &json!({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": true}));
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    stop(server, rest);
+}
+
+/// The normalizer of Qwen3.5's tokenizer traces every character.
+#[test]
+fn the_log_has_no_text_at_any_level() {
+    let model = foretoken_tools::repository().join("models/demo-qwen");
+    let (server, log, rest) = start(&["--model", model.to_str().expect("a path in UTF-8"), "--log-level", "trace"]);
+    let answer = complete(&log, &json!({"prompt": "\u{6f22}", "max_tokens": 1}));
+    assert_eq!(answer["usage"]["completion_tokens"], 1, "{answer}");
+    let log = stop(server, rest);
+    assert!(log.contains("sequence opened") && !log.contains('\u{6f22}'), "{log}");
 }
 
 #[test]

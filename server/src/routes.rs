@@ -72,14 +72,43 @@ fn generates(request: fn(&Served, Fields) -> Result<Generate, ApiError>) -> Meth
     })
 }
 
-/// Gives the request an id, checks its API key, and writes errors in the format of the request's API. The log has the
-/// route's pattern, and nothing of the path, the headers or the body.
+/// A request's line in the log: its route's pattern, and nothing of the path, the headers or the body. Dropped before
+/// the response begins, it says so: the connection is closed then.
+struct Logged {
+    id: String,
+    method: &'static str,
+    route: String,
+    began: Instant,
+    is_answered: bool,
+}
+
+impl Logged {
+    fn answered(mut self, status: StatusCode) {
+        self.is_answered = true;
+        let (request, method, route) = (&self.id, self.method, &self.route);
+        let (status, ms) = (status.as_u16(), self.began.elapsed().as_millis());
+        tracing::info!(request, method, route, status, ms, "answered");
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let (request, method, route) = (&self.id, self.method, &self.route);
+            let ms = self.began.elapsed().as_millis();
+            tracing::info!(request, method, route, ms, "closed before the response");
+        }
+    }
+}
+
+/// Gives the request an id, checks its API key, writes errors in the format of the request's API, and logs it.
 async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
     let api = Api::of_request(request.uri().path(), request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
+    let logged = Logged { id: id.clone(), method, route: route.clone(), began, is_answered: false };
     let generated = Arc::<AtomicBool>::default();
     request.extensions_mut().insert(RequestContext { id: id.clone(), generated: generated.clone() });
     let refused = refusal(&app, &route, request.headers());
@@ -104,8 +133,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         }
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
-    tracing::info!(request = id, method, route, status, ms, "answered");
+    logged.answered(response.status());
     response
 }
 

@@ -299,7 +299,9 @@ async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: 
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::io::Write;
     use std::pin::Pin;
+    use std::sync::Mutex;
     use std::task::{Context, Poll, Waker};
 
     use axum::body::Body;
@@ -321,13 +323,32 @@ mod tests {
         }
     }
 
+    /// A log that is kept.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("the log").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The state of a server of the demo model.
+    async fn app(api_keys: Vec<String>) -> Arc<App> {
+        let engine = Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model");
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = ServerOptions { api_keys, ..ServerOptions::new(any_port, "demo") };
+        Server::bind(&engine, options).await.expect("a server").app
+    }
+
     /// The bodies of refused requests are not waited for after the drain.
     #[tokio::test]
     async fn refused_requests_are_answered_when_the_drain_ends() {
-        let engine = Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model");
-        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-        let options = ServerOptions { api_keys: vec!["a key".into()], ..ServerOptions::new(any_port, "demo") };
-        let app = Server::bind(&engine, options).await.expect("a server").app;
+        let app = app(vec!["a key".into()]).await;
         let request = Request::post("/v1/completions").header("host", "localhost").body(Body::new(Unsent));
         let service = TowerToHyperService::new(router(app.clone()));
         let mut response = pin!(service.call(request.expect("a request")));
@@ -336,5 +357,23 @@ mod tests {
         app.aborting.send_replace(true);
         let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut context) else { panic!("it waits for the body") };
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+    }
+
+    /// Whatever a request waits for, its client's leaving is in the log.
+    #[tokio::test]
+    async fn requests_that_are_not_answered_are_logged() {
+        let service = TowerToHyperService::new(router(app(Vec::new()).await));
+        let request = Request::post("/v1/completions").header("host", "localhost").header("x-request-id", "left");
+        let request = request.header("content-type", "application/json").body(Body::new(Unsent)).expect("a request");
+        let kept = Log::default();
+        let writer = kept.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let mut response = Box::pin(service.call(request));
+        assert!(response.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(response);
+        let log = String::from_utf8(kept.0.lock().expect("the log").clone()).expect("a text");
+        let line = log.lines().find(|line| line.contains("request=\"left\"")).unwrap_or_default();
+        assert!(line.contains("closed before the response") && line.contains("route=\"/v1/completions\""), "{log}");
     }
 }

@@ -23,6 +23,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Number of generations.
+    pub fn choices(&self) -> usize {
+        1 + self.others.len()
+    }
+
     /// Whether its client is gone.
     pub fn is_cancelled(&self) -> bool {
         self.choice.options.cancel.is_cancelled()

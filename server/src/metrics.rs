@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use foretoken::{Engine, Statistics};
+use foretoken::{Engine, FinishReason, Statistics};
 
 /// Upper bounds of time histograms in seconds.
 const SECONDS: [f64; 16] =
@@ -14,6 +14,16 @@ const SECONDS: [f64; 16] =
 
 /// Labels of finished requests.
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// As vLLM's label `finished_reason`, one of [`REASONS`].
+pub(crate) fn finish_name(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Constraint => "stop",
+        FinishReason::MaxTokens | FinishReason::Context => "length",
+        FinishReason::Cancelled => "abort",
+        _ => "error",
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Metrics {
@@ -46,7 +56,7 @@ struct Histogram {
 }
 
 impl Metrics {
-    /// Records the numbers of running and waiting requests.
+    /// Records the numbers of running and waiting requests, each choice counted.
     pub fn queues(&self, running: usize, waiting: usize) {
         self.running.store(running, Relaxed);
         self.waiting.store(waiting, Relaxed);
@@ -116,15 +126,23 @@ impl Metrics {
     }
 
     fn gauges(&self, text: &mut Text, engine: &Engine) {
-        text.gauge("vllm:num_requests_running", "Number of running requests.", self.running.load(Relaxed) as f64);
-        text.gauge("vllm:num_requests_waiting", "Number of waiting requests.", self.waiting.load(Relaxed) as f64);
+        text.gauge(
+            "vllm:num_requests_running",
+            "Number of running requests; every choice counts.",
+            self.running.load(Relaxed) as f64,
+        );
+        text.gauge(
+            "vllm:num_requests_waiting",
+            "Number of waiting requests; every choice counts.",
+            self.waiting.load(Relaxed) as f64,
+        );
         let held = engine.pages().held();
         if let Some(left) = engine.pages().available() {
             let used = held as f64 / (held + left).max(1) as f64;
-            let help = "K/V cache usage as a fraction of --kv-memory (1 is 100 percent).";
+            let help = "K/V cache usage, cached prefixes included, as a fraction of its limit (1 is 100 percent).";
             text.gauge("vllm:kv_cache_usage_perc", help, used);
         }
-        text.gauge("foretoken:kv_cache_bytes", "Bytes of the K/V cache in use.", held as f64);
+        text.gauge("foretoken:kv_cache_bytes", "Bytes of the K/V cache in use, cached prefixes included.", held as f64);
     }
 
     fn totals(&self, text: &mut Text) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use foretoken::{Engine, Event, FinishReason, Piece, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 
 use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, finish_name};
 
 /// Options of the engine thread.
 pub(crate) struct WorkerOptions {
@@ -226,7 +226,7 @@ impl EngineThread {
     fn drop_cancelled(&mut self) {
         let before = self.waiting.len();
         self.waiting.retain(|job| {
-            let choices = if job.is_cancelled() { 1 + job.others.len() } else { 0 };
+            let choices = if job.is_cancelled() { job.choices() } else { 0 };
             (0..choices).for_each(|_| self.metrics.finished("abort"));
             choices == 0
         });
@@ -238,7 +238,7 @@ impl EngineThread {
 
     /// The next job, if there are slots for all of its generations, and may be memory.
     fn next_job(&mut self) -> Option<Job> {
-        let places = 1 + self.waiting.front()?.others.len();
+        let places = self.waiting.front()?.choices();
         let starts = !self.full && self.taken() + places <= self.options.parallel;
         if starts { self.waiting.pop_front() } else { None }
     }
@@ -477,7 +477,9 @@ impl EngineThread {
             };
         }
         *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
-        self.metrics.queues(self.running.len(), self.waiting.len());
+        let (running, queued) = (self.running.len(), self.waiting.iter().map(Job::choices).sum::<usize>());
+        // Forks wait until the prompt is read.
+        self.metrics.queues(running, queued + self.taken() - running);
     }
 }
 
@@ -489,16 +491,6 @@ fn is_clients(error: &foretoken::Error) -> bool {
 
 fn is_memory(error: &foretoken::Error) -> bool {
     matches!(error, foretoken::Error::Memory { .. })
-}
-
-/// As vLLM's label `finished_reason`.
-fn finish_name(finish: FinishReason) -> &'static str {
-    match finish {
-        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Constraint => "stop",
-        FinishReason::MaxTokens | FinishReason::Context => "length",
-        FinishReason::Cancelled => "abort",
-        _ => "error",
-    }
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ fn choices_that_wait_are_aborted_together() {
     let mut two = long(8);
     two["n"] = json!(2);
     let waiting = server.open(TEXT, &two);
-    wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
+    wait_until("two that wait", || server.metric("vllm:num_requests_waiting") == 2.0);
     drop(waiting);
     wait_until("an empty queue", || server.metric("vllm:num_requests_waiting") == 0.0);
     assert_eq!(server.metric(ABORTED), 2.0);
@@ -255,6 +255,24 @@ fn a_pass_that_does_not_end_keeps_no_server() {
     let running = server.open(TEXT, &long(8));
     has_begun.recv().expect("a pass");
     server.join();
+    drop((running, hold));
+}
+
+/// All choices but the first wait until the prompt is read.
+#[test]
+fn choices_wait_for_their_prompt() {
+    let ((begun, has_begun), (hold, let_go)) = (channel(), channel::<()>());
+    let stuck = Stuck { begun, let_go: Mutex::new(let_go) };
+    let defaults = GenerateDefaults { logits_processor: Some(Arc::new(stuck)), ..GenerateDefaults::default() };
+    let mut options = ServerOptions { defaults, ..options() };
+    options.scheduler.max_rows = 8;
+    let server = TestServer::start_on(load(), options);
+    let prompt = [[2].as_slice(), &[300; 39]].concat();
+    let running = server.open(TEXT, &with(&long(1), json!({"prompt": prompt, "n": 3})));
+    // The last of several passes.
+    has_begun.recv().expect("a pass");
+    let number = |state: &str| server.metric(&format!("vllm:num_requests_{state}"));
+    assert_eq!((number("running"), number("waiting")), (1.0, 2.0));
     drop((running, hold));
 }
 

@@ -165,6 +165,7 @@ fn serve(args: Args) -> Result<()> {
     let api_keys = check(&args)?;
     let load = args.load.options(&args.drafting)?;
     let model = load.model.clone();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), model = %model.display(), "loading");
     let engine = Engine::load(&foretoken::EngineOptions { kv_memory: args.kv_memory, ..load })?;
     let options = ServerOptions { api_keys, ..options(&args, &engine, &model)? };
     let (host, has_key) = (args.host, !options.api_keys.is_empty());
@@ -181,7 +182,8 @@ fn serve(args: Args) -> Result<()> {
             tracing::warn!("no API key: anyone who can reach {host} can use the server; set --api-key-file");
         }
         let url = format!("http://{}", server.address());
-        tracing::info!(url, model, context = server.context(), parallel = args.parallel, "listening");
+        let (parallel, max_queue, kv_memory) = (args.parallel, args.max_queue, engine.pages().limit());
+        tracing::info!(url, model, context = server.context(), parallel, max_queue, kv_memory, "listening");
         server.run(stop()?).await;
         tracing::info!("stopped");
         Ok(())

@@ -448,6 +448,7 @@ impl EngineThread {
             request = started.request.id,
             finish = finish_name(finish),
             prompt_tokens = started.request.prompt.len(),
+            cached_tokens = statistics.cached_tokens,
             generated_tokens = statistics.generated_tokens,
             drafted = statistics.drafted,
             accepted = statistics.accepted,

@@ -58,11 +58,17 @@ fn stop(mut server: Running, mut rest: BufReader<ChildStderr>) -> String {
 
 #[test]
 fn it_serves_until_a_signal_ends_it() {
-    let (server, log, rest) = start(&[]);
-    assert!(log.contains("model=\"demo\""), "{log}");
+    let (server, log, rest) = start(&["--kv-memory", "1G"]);
+    let listening = log.lines().last().expect("a line");
+    for part in ["model=\"demo\"", "parallel=4", "max_queue=64", "kv_memory=1073741824"] {
+        assert!(listening.contains(part), "{part}: {log}");
+    }
+    assert!(log.lines().next().is_some_and(|line| line.contains(env!("CARGO_PKG_VERSION"))), "{log}");
     let answer = complete(&log, &json!({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
-    stop(server, rest);
+    let log = stop(server, rest);
+    let prompt = format!("prompt_tokens={} cached_tokens=0", answer["usage"]["prompt_tokens"]);
+    assert!(log.contains(&prompt), "{prompt}: {log}");
 }
 
 /// The normalizer of Qwen3.5's tokenizer traces every character.

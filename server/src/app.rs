@@ -37,10 +37,7 @@ impl App {
     /// # Errors
     /// 429 if fewer are free.
     pub fn admit(&self, places: usize) -> Result<Vec<Ticket>, ApiError> {
-        self.worker.admit(places).ok_or_else(|| {
-            self.metrics.refused();
-            ApiError::queue_full(self.worker.limit())
-        })
+        self.worker.admit(places).ok_or_else(|| ApiError::queue_full(self.worker.limit()))
     }
 
     /// Does work whose time depends on the text of the field `field` on a thread of its own, not on those of

@@ -42,6 +42,12 @@ impl Compilers {
         Self { taken: Arc::default(), running: Arc::new(Semaphore::new(MAX_THREADS)), known: Mutex::default() }
     }
 
+    /// Takes all places of the queue.
+    #[cfg(test)]
+    pub fn fill(&self) -> Vec<Ticket> {
+        Ticket::take_all(&self.taken, MAX_COMPILING, MAX_COMPILING).expect("an empty queue")
+    }
+
     /// Compiles the constraint of the field `field`.
     ///
     /// # Errors

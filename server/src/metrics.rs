@@ -84,7 +84,7 @@ impl Metrics {
         self.finished[at].fetch_add(1, Relaxed);
     }
 
-    /// Counts a request that found the queue full.
+    /// Counts a request that found a queue full.
     pub fn refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
@@ -146,7 +146,7 @@ impl Metrics {
     }
 
     fn totals(&self, text: &mut Text) {
-        let refused = "Number of requests refused because the queue was full (429).";
+        let refused = "Number of requests refused because a queue was full (429).";
         for (name, help, value) in [
             ("vllm:prompt_tokens_total", "Number of prompt tokens.", &self.prompt_tokens),
             ("vllm:prefix_cache_queries_total", "Prefix cache queries, in tokens.", &self.prompt_tokens),

@@ -127,6 +127,9 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         response = error.response(api, &id);
         response.headers_mut().extend(allow.map(|allow| (hyper::header::ALLOW, allow)));
     }
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        app.metrics.refused();
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         if api == Api::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());

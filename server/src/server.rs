@@ -376,4 +376,20 @@ mod tests {
         let line = log.lines().find(|line| line.contains("request=\"left\"")).unwrap_or_default();
         assert!(line.contains("closed before the response") && line.contains("route=\"/v1/completions\""), "{log}");
     }
+
+    /// Also if its constraint finds the queue of compilers full.
+    #[tokio::test]
+    async fn requests_that_find_a_full_queue_are_counted() {
+        let app = app(Vec::new()).await;
+        let service = TowerToHyperService::new(router(app.clone()));
+        let body = Body::from(r#"{"prompt": "a", "guided_regex": "[ab]+"}"#);
+        let request = Request::post("/v1/completions").header("host", "localhost");
+        let request = request.header("content-type", "application/json").body(body).expect("a request");
+        let places = app.compilers.fill();
+        let response = service.call(request).await.expect("a response");
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        let metrics = app.metrics.text("demo", &app.served.engine);
+        assert!(metrics.contains("foretoken:requests_refused_total{model_name=\"demo\"} 1\n"), "{metrics}");
+        drop(places);
+    }
 }

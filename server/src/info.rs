@@ -1,4 +1,4 @@
-//! Models, health, metrics, and the responses of routes that do not exist.
+//! Models, health, version, metrics, and the responses of routes that do not exist.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,6 +65,11 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiE
         return Err(ApiError::device_lost());
     }
     Ok(reply::json(&json!({"status": "ok"})))
+}
+
+/// `GET /version`, as vLLM's.
+pub(crate) async fn version() -> Response {
+    reply::json(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 /// `GET /metrics`.

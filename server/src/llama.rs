@@ -8,6 +8,7 @@ use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
 use foretoken::sampler::{Dry, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{FinishReason, GenerateOptions, Piece};
+use hyper::{StatusCode, Uri};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -293,8 +294,18 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /slots`: counts, and no text.
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
-    let slots = app.worker.slots().into_iter().enumerate().map(|(id, slot)| {
+///
+/// # Errors
+/// 503 if none is free and the query has `fail_on_no_slot` with a value.
+pub(crate) async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, ApiError> {
+    let slots = app.worker.slots();
+    let is_set = |pair: &str| pair.strip_prefix("fail_on_no_slot=").is_some_and(|value| !value.is_empty());
+    let must_have_free = uri.query().is_some_and(|query| query.split('&').any(is_set));
+    if must_have_free && slots.iter().all(|slot| slot.request_id.is_some()) {
+        let message = format!("no slot is free; all {} are processing requests", slots.len());
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("no_slot"));
+    }
+    let slots = slots.into_iter().enumerate().map(|(id, slot)| {
         json!({
             "id": id,
             "n_ctx": app.served.context,
@@ -304,5 +315,5 @@ pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
             "n_decoded": slot.generated_tokens,
         })
     });
-    reply::json(&json!(slots.collect::<Vec<_>>()))
+    Ok(reply::json(&json!(slots.collect::<Vec<_>>())))
 }

@@ -58,6 +58,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(HEALTH, get(info::health))
         .route(V1_HEALTH, get(info::health))
         .route("/metrics", get(info::metrics))
+        .route("/version", get(info::version))
         .method_not_allowed_fallback(info::wrong_method)
         .fallback(info::not_found)
         .layer(from_fn_with_state(app.clone(), middleware))

@@ -54,6 +54,8 @@ fn a_full_queue_is_429() {
     first_event(&mut running);
     let waiting = server.open(TEXT, &long(8));
     wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
+    let slots = || ["", "?fail_on_no_slot=", "?fail_on_no_slot=1"].map(|query| server.get(&format!("/slots{query}")).0);
+    assert_eq!(slots(), [200, 200, 503]);
     let post = || {
         let request = agent().post(server.url(TEXT)).header("content-type", "application/json");
         request.send(long(8).to_string()).expect("an answer")
@@ -69,6 +71,7 @@ fn a_full_queue_is_429() {
     drop(running);
     assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
     wait_until("an empty queue", || server.busy_slots() == 0);
+    assert_eq!(slots(), [200; 3]);
     assert_eq!(post().status().as_u16(), 200);
 }
 

@@ -299,6 +299,7 @@ fn metrics_count_what_was_generated() {
 fn routes_that_are_not_there() {
     let server = TestServer::start(options());
     assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
+    assert_eq!(server.get("/version"), (200, json!({"version": env!("CARGO_PKG_VERSION")}).to_string()));
     let (status, error) = server.post("/v1/embeddings", &json!({"input": "x"}));
     let message = error["error"]["message"].as_str().expect("a message");
     assert!(status == 501 && message.contains("embeddings"), "{error}");

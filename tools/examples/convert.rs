@@ -15,7 +15,7 @@ use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::arguments::resolve;
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
-use foretoken_tools::report::count;
+use foretoken_tools::report::{count, size};
 
 /// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also
 /// read, or a floating-point GGUF file to a directory.
@@ -102,8 +102,7 @@ fn element(outtype: Outtype) -> Result<ElementType> {
 }
 
 fn print(report: &Report, destination: &std::path::Path) {
-    let mebibytes = report.bytes as f64 / f64::from(1 << 20);
-    println!("{}: {}, {mebibytes:.1} MiB", destination.display(), count(report.tensors, "tensor"));
+    println!("{}: {}, {}", destination.display(), count(report.tensors, "tensor"), size(report.bytes));
     let mut left_out: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, why) in &report.left_out {
         left_out.entry(why).or_default().push(name);

@@ -12,7 +12,7 @@ use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::arguments::resolve;
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
-use foretoken_tools::report::count;
+use foretoken_tools::report::{count, size};
 
 /// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.
 ///
@@ -73,9 +73,8 @@ fn command(args: Args) -> Result<()> {
     if options.importance.is_some() && without > 0 {
         println!("not in the importance matrix, so quantized without importance: {}", count(without, "tensor"));
     }
-    let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
-    let (mebibytes, seconds) = (bytes as f64 / f64::from(1 << 20), start.elapsed().as_secs_f64());
     let (path, written) = (args.destination.display(), count(tensors.len(), "tensor"));
-    println!("{path}: {written}, {mebibytes:.1} MiB in {seconds:.1} s");
+    let (bytes, seconds) = (size(tensors.iter().map(|tensor| tensor.bytes).sum()), start.elapsed().as_secs_f64());
+    println!("{path}: {written}, {bytes} in {seconds:.1} s");
     Ok(())
 }

@@ -12,6 +12,30 @@ pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
+/// A number of bytes in MiB or GiB.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}
+
+/// With three significant digits.
+pub fn significant(x: f64) -> String {
+    let exponent = format!("{x:.2e}").rsplit('e').next().and_then(|exponent| exponent.parse().ok());
+    format!("{x:.*}", (2 - exponent.unwrap_or(0)).max(0) as usize)
+}
+
+/// A word of a command, quoted for a shell.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
 /// Why passes read weights faster than the best read bandwidth; `None` if none does. NaN: the bandwidth is unknown.
 pub fn above_bandwidth(percent_of_best: &[f64]) -> Option<&'static str> {
     percent_of_best.iter().any(|percent| *percent > 100.0).then_some(
@@ -59,12 +83,12 @@ pub fn details(s: &Statistics, kv_bytes: usize) -> String {
         drafted => format!("{:.0} % of {} accepted", 100.0 * s.acceptance_rate(), count(drafted, "draft")),
     };
     let mut text = format!(
-        "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {accepted}; {:.1} MiB of KV cache\n",
+        "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {accepted}; {} of KV cache\n",
         count(s.prompt_tokens, "prompt token"),
         s.prefill_tokens_per_second(),
         count(s.rounds, "round"),
         s.tokens_per_round(),
-        kv_bytes as f64 / f64::from(1 << 20),
+        size(kv_bytes as u64),
     );
     if !s.speculation.drafters.is_empty() {
         text += &drafters(s);
@@ -149,7 +173,7 @@ pub fn json(mut report: Value, s: &Statistics, session: &Session) -> Value {
 }
 
 /// Peak memory of the process in bytes, if the system reports it.
-fn peak_rss_bytes() -> Option<u64> {
+pub fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
@@ -158,6 +182,19 @@ fn peak_rss_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_and_sizes_units() {
+        let figures = [0.01234, 0.9996, 1.0, 9.994, 9.996, 99.96, 1234.5, f64::NAN].map(significant);
+        assert_eq!(figures, ["0.0123", "1.00", "1.00", "9.99", "10.0", "100", "1234", "NaN"]);
+        assert_eq!([0, 5 << 19, (1 << 30) - 1, 1 << 30].map(size), ["0.0 MiB", "2.5 MiB", "1024.0 MiB", "1.00 GiB"]);
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        let words = ["--kv", "f16,q8_0", "", "Why?", "it's", "a\nb", "\u{e4}"].map(shell_word);
+        assert_eq!(words, ["--kv", "f16,q8_0", "''", "'Why?'", r"'it'\''s'", "'a\nb'", "'\u{e4}'"]);
+    }
 
     #[test]
     fn shares_above_the_bandwidth_are_explained() {

@@ -1,10 +1,9 @@
 //! Machine and commit of a measurement.
 
-use std::path::Path;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use foretoken::Isa;
+use foretoken_tools::report::shell_word;
 use foretoken_tools::repository;
 
 use crate::journal::Origin;
@@ -47,42 +46,17 @@ fn commit() -> String {
 
 /// The command line, without the executable's directory.
 pub fn command() -> String {
-    let quoted = |argument: String| match argument.contains(|c: char| c.is_whitespace() || "\"'$&|;<>()*".contains(c)) {
-        true => format!("'{}'", argument.replace('\'', "'\\''")),
-        false => argument,
-    };
-    std::iter::once("bench_matrix".into()).chain(std::env::args().skip(1).map(quoted)).collect::<Vec<_>>().join(" ")
+    let arguments = std::env::args().skip(1).map(|argument| shell_word(&argument));
+    std::iter::once("bench_matrix".into()).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
 /// Now, as `2026-11-21 20:15 UTC`.
 pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let (mut year, mut day) = (1970, seconds / 86_400);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for days in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if day < days {
-            break;
-        }
-        (day, month) = (day - days, month + 1);
-    }
-    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
+    jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string()
 }
 
 /// Resets the process's peak memory counter, if the system supports it.
 pub fn forget_peak() {
     // 5 resets the peak resident set size (proc_pid_clear_refs(5)); elsewhere the peak is that of the whole process.
-    let _ = std::fs::write(Path::new("/proc/self/clear_refs"), "5");
-}
-
-/// Peak resident memory since then.
-pub fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

@@ -11,7 +11,7 @@ use foretoken::kv::KvOptions;
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Speculation, Statistics, Stop,
 };
-use foretoken_tools::measure;
+use foretoken_tools::{measure, report};
 use tempfile::TempDir;
 
 /// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens
@@ -117,7 +117,7 @@ impl<'a> Ours<'a> {
             weights_gb_per_second: Some(read / all.speculation.verify.as_secs_f64().max(1e-9)),
             read_gb_per_second: turn.read_gb_per_second,
             kv_bytes: Some(kv_bytes),
-            peak_rss_bytes: machine::peak_rss_bytes(),
+            peak_rss_bytes: report::peak_rss_bytes(),
             drafted_at: all.drafted_at,
             accepted_at: all.accepted_at,
             written,

@@ -4,8 +4,8 @@ use crate::journal::{Event, Origin, Record, Run, Turn};
 use crate::matrix::LLAMA;
 use crate::plot::{self, Bar, escape};
 use crate::summary::{Row, Section, Spread};
-use crate::tables::{rates, speed};
-use foretoken_tools::report::count;
+use crate::tables::rates;
+use foretoken_tools::report::{count, significant};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -87,27 +87,25 @@ fn simulated(section: &Section) -> String {
 
 /// Our drafting cell with the largest speed-up, and the speed-up.
 fn best<'s, 'a>(section: &'s Section<'a>) -> Option<(&'s Row<'a>, Spread)> {
-    let drafting = section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
-    drafting.filter_map(|row| Some((row, row.speedup?))).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
+    section.drafting().filter_map(|row| Some((row, row.speedup?))).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
 }
 
 /// The result in one line.
 fn verdict(section: &Section) -> String {
     let Some((best, speedup)) = best(section) else { return String::new() };
     let of_best = |row: &&Row| row.is_off() && row.cell.prompt == best.cell.prompt && row.cell.kv == best.cell.kv;
-    let off = section.rows.iter().find(of_best).map_or(String::new(), |row| speed(row.speed.median));
-    let drafting = || section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
-    let slower = drafting().filter(|row| row.speedup.is_some_and(|times| times.median < 1.0)).count();
+    let off = section.rows.iter().find(of_best).map_or(String::new(), |row| significant(row.speed.median));
+    let slower = section.drafting().filter(|row| row.speedup.is_some_and(|times| times.median < 1.0)).count();
     let (class, says) = speedup_class(speedup);
     format!(
         "<div class=\"verdict {class}\"><strong>{:.2}\u{d7}</strong><p><b>{says}:</b> {off} \u{2192} {} tokens/s with {}, \
          {}, K/V {}.<br><span>{}</span></p></div>",
         speedup.median,
-        speed(best.speed.median),
+        significant(best.speed.median),
         escape(&best.cell.mode),
         best.cell.prompt,
         escape(&best.cell.kv),
-        match (slower, drafting().count()) {
+        match (slower, section.drafting().count()) {
             (0, all) => format!("All {all} cells that draft are at least as fast as plain decoding."),
             (some, all) => format!("{some} of {all} cells that draft are slower than plain decoding."),
         },
@@ -143,7 +141,7 @@ fn speedups(section: &Section, modes: &[&str]) -> String {
     let line = |group: &[Row]| {
         let cell = |mode: &&str| {
             let Some(row) = group.iter().find(|row| row.cell.mode == **mode) else { return "<td></td>".into() };
-            let tokens = speed(row.speed.median);
+            let tokens = significant(row.speed.median);
             match row.speedup {
                 Some(times) if !row.is_off() => format!(
                     "<td style=\"{}\"><b>{:.2}\u{d7}</b><small>{:.2}\u{2013}{:.2}</small>\
@@ -155,8 +153,8 @@ fn speedups(section: &Section, modes: &[&str]) -> String {
                 ),
                 _ => format!(
                     "<td><b>{tokens}</b><small>{}\u{2013}{}</small><small>tokens/s</small></td>",
-                    speed(row.speed.min),
-                    speed(row.speed.max)
+                    significant(row.speed.min),
+                    significant(row.speed.max)
                 ),
             }
         };
@@ -184,7 +182,7 @@ fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
     let bar = |row: &Row| {
         let times =
             row.speedup.filter(|_| !row.is_off()).map_or(String::new(), |times| format!("  {:.2}\u{d7}", times.median));
-        let label = format!("{}{times}", speed(row.speed.median));
+        let label = format!("{}{times}", significant(row.speed.median));
         (class(&row.cell.mode, modes), row.speed, label)
     };
     let figures: Vec<_> = group.iter().map(bar).collect();
@@ -264,18 +262,15 @@ fn table(section: &Section, modes: &[&str]) -> String {
         let mebibytes = |bytes: f64| bytes / f64::from(1 << 20);
         let at_best = |run: &Run| Some(100.0 * run.weights_gb_per_second? / run.read_gb_per_second?);
         let cells = [
-            figure(Some(row.speed), speed),
+            figure(Some(row.speed), significant),
             figure(row.speedup, plain(2)),
-            figure(
-                row.spread(|run| (run.drafted > 0).then(|| 100.0 * run.accepted as f64 / run.drafted as f64)),
-                plain(1),
-            ),
+            figure(row.acceptance(), |share| format!("{:.1}", 100.0 * share)),
             figure(row.spread(|run| Some(run.tokens_per_round)), plain(2)),
             figure(row.spread(|run| run.draft_ms), plain(2)),
             figure(row.spread(|run| run.verify_ms), plain(2)),
             figure(row.spread(|run| run.weights_gb_per_second), plain(1)),
             figure(row.spread(at_best), plain(0)),
-            figure(row.spread(|run| Some(run.prefill_tokens_per_second)), speed),
+            figure(row.spread(|run| Some(run.prefill_tokens_per_second)), significant),
             figure(row.spread(|run| Some(mebibytes(run.kv_bytes? as f64))), plain(1)),
             figure(row.spread(|run| Some(mebibytes(run.peak_rss_bytes? as f64))), plain(0)),
         ];

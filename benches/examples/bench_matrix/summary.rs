@@ -65,11 +65,6 @@ impl Row<'_> {
     pub fn is_off(&self) -> bool {
         self.cell.mode == OFF
     }
-
-    /// Whether llama.cpp computed it.
-    pub fn is_llama(&self) -> bool {
-        self.cell.mode.starts_with(LLAMA)
-    }
 }
 
 impl<'a> Section<'a> {
@@ -87,6 +82,11 @@ impl<'a> Section<'a> {
             Some(ms(rows)? / ms(1)?)
         };
         rows.filter_map(|rows| Some((rows, Spread::of(self.turns.iter().filter_map(|turn| v(turn, rows)))?))).collect()
+    }
+
+    /// Our rows that draft.
+    pub fn drafting(&self) -> impl Iterator<Item = &Row<'a>> {
+        self.rows.iter().filter(|row| !row.is_off() && !row.cell.mode.starts_with(LLAMA))
     }
 
     /// The rows by prompt and KV cache format.

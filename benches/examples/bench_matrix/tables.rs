@@ -3,6 +3,7 @@
 use crate::journal::{Event, Origin, Record};
 use crate::matrix::Setting;
 use crate::summary::{Row, Section, Spread};
+use foretoken_tools::report::significant;
 
 /// A line per cell: medians with minimum and maximum, machine and commit.
 pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String {
@@ -96,8 +97,8 @@ pub fn markdown(sections: &[Section]) -> String {
             let cell = |mode: &&str| {
                 let row = group.iter().find(|row| row.cell.mode == **mode);
                 row.map_or(String::new(), |row| match row.speedup {
-                    Some(times) if !row.is_off() => format!("{} ({:.2}x)", speed(row.speed.median), times.median),
-                    _ => speed(row.speed.median),
+                    Some(times) if !row.is_off() => format!("{} ({:.2}x)", significant(row.speed.median), times.median),
+                    _ => significant(row.speed.median),
                 })
             };
             let name = format!("{}, {}, K/V {}", section.setting.pair, group[0].cell.prompt, group[0].cell.kv);
@@ -114,13 +115,4 @@ pub fn markdown(sections: &[Section]) -> String {
         + &format!(
             "\nMedians of {runs} runs, none further than {far:.0} % from its median; in parentheses, the speed-up over off (plain decoding).\n"
         )
-}
-
-/// With three significant digits.
-pub fn speed(tokens_per_second: f64) -> String {
-    match tokens_per_second {
-        fast if fast >= 99.95 => format!("{fast:.0}"),
-        slow if slow >= 9.995 => format!("{slow:.1}"),
-        slower => format!("{slower:.2}"),
-    }
 }

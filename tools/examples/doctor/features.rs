@@ -8,7 +8,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
 use foretoken::{Error, OwnDrafter, TargetFacts};
 use foretoken_tools::println;
-use foretoken_tools::report::count;
+use foretoken_tools::report::{count, size};
 
 /// A target and its features; `assistant` is the one that it is used with.
 pub fn target(
@@ -102,12 +102,4 @@ fn file(checkpoint: &Checkpoint, role: &str) {
 
 pub fn line(name: &str, text: &str) {
     println!("  {name:10} {text}");
-}
-
-/// A number of bytes in MiB or GiB.
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
-        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-    }
 }

@@ -8,9 +8,9 @@ use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
 use foretoken::{Error, Isa, OwnDrafter, TargetFacts};
 use foretoken_tools::measure::processor_bandwidth;
 use foretoken_tools::println;
-use foretoken_tools::report::count;
+use foretoken_tools::report::{count, shell_word, significant, size};
 
-use crate::features::{line, size};
+use crate::features::line;
 
 /// Share of the bandwidth that decoding achieves.
 const REACHED: f64 = 0.8;
@@ -129,12 +129,6 @@ fn tokens_per_second(
     Ok(())
 }
 
-/// With three significant digits.
-fn significant(x: f64) -> String {
-    let decimals = 2 - x.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
-    format!("{x:.*}", decimals.max(0) as usize)
-}
-
 /// The command that generates text with it.
 fn command(
     checkpoint: &Checkpoint,
@@ -142,7 +136,7 @@ fn command(
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     preset: KvPreset,
 ) -> Result<String> {
-    let path = |checkpoint: &Checkpoint| quoted(&checkpoint.path().display().to_string());
+    let path = |checkpoint: &Checkpoint| shell_word(&checkpoint.path().display().to_string());
     let mut words = vec![format!("cargo run --release --example generate -- --model {}", path(checkpoint))];
     if let Some((assistant, _)) = assistant {
         words.push(format!("--assistant {}", path(assistant)));
@@ -158,14 +152,4 @@ fn command(
         _ => "'fn main() {'".into(),
     });
     Ok(words.join(" "))
-}
-
-/// Quoted for a shell.
-fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics};
-use foretoken_tools::arguments::{CentroidChoice, pair};
+use foretoken_tools::arguments::{CentroidChoice, Pair};
 use foretoken_tools::measure::generate;
 use foretoken_tools::println;
 use foretoken_tools::report::count;
@@ -19,12 +19,8 @@ use foretoken_tools::{demo, input};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Target checkpoint. Default: the demo pair.
-    #[arg(short, long)]
-    model: Option<PathBuf>,
-    /// Assistant checkpoint; not needed if the target has a NextN head.
-    #[arg(long)]
-    assistant: Option<PathBuf>,
+    #[command(flatten)]
+    pair: Pair,
     /// File with a JSON list of prompts; - is stdin. Default: the demo pair's held-out prompts.
     #[arg(long)]
     prompts: Option<PathBuf>,
@@ -60,7 +56,7 @@ fn command(args: Args) -> Result<()> {
     let engine = Engine::load(&EngineOptions {
         centroids: args.centroids.with_cache(None),
         threads: args.threads,
-        ..pair(args.model.as_deref(), args.assistant.as_deref())?
+        ..args.pair.options()?
     })?;
     ensure!(
         engine.has_mtp() || args.blocks.iter().all(|rows| *rows == 1),

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::kv::KvOptions;
-use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
-use foretoken_tools::arguments::{NamedKv, target};
+use foretoken::{Engine, EngineOptions, Probe, SessionOptions};
+use foretoken_tools::arguments::{Compute, NamedKv, target};
 use foretoken_tools::measure::median;
 use foretoken_tools::println;
 
@@ -26,15 +26,8 @@ struct Args {
     /// Presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced,turbo3,q8_0")]
     kv: Vec<NamedKv>,
-    /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: DeviceChoice,
-    /// Number of threads. Default: physical cores.
-    #[arg(short, long)]
-    threads: Option<usize>,
-    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
-    #[arg(long, value_name = "NAME")]
-    isa: Option<Isa>,
+    #[command(flatten)]
+    compute: Compute,
     /// Measurements of each, interleaved; the median is reported.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
@@ -52,12 +45,7 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
-    let options = EngineOptions {
-        threads: args.threads,
-        device: args.device.clone(),
-        isa: args.isa,
-        ..EngineOptions::new(target(args.model.as_deref())?)
-    };
+    let options = args.compute.options(EngineOptions::new(target(args.model.as_deref())?));
     measure(&args, &Engine::load(&options)?)
 }
 

@@ -9,7 +9,7 @@ use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
-use foretoken_tools::arguments::{Pipelining, pair};
+use foretoken_tools::arguments::{Pair, Pipelining};
 use foretoken_tools::measure::{generate, median};
 use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, demo, input, println};
@@ -21,12 +21,8 @@ use serde_json::json;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Target checkpoint. Default: the demo pair.
-    #[arg(short, long)]
-    model: Option<PathBuf>,
-    /// Assistant checkpoint; not needed if the target has a NextN head.
-    #[arg(long)]
-    assistant: Option<PathBuf>,
+    #[command(flatten)]
+    pair: Pair,
     /// Block sizes of the assistant alone.
     #[arg(long, value_delimiter = ',', default_value = "2,3,4,6,8")]
     blocks: Vec<usize>,
@@ -86,10 +82,7 @@ fn command(args: Args) -> Result<()> {
     if let Some(out) = &args.out {
         check_directory_of(out)?;
     }
-    let engine = Engine::load(&EngineOptions {
-        threads: args.threads,
-        ..pair(args.model.as_deref(), args.assistant.as_deref())?
-    })?;
+    let engine = Engine::load(&EngineOptions { threads: args.threads, ..args.pair.options()? })?;
     ensure!(engine.has_mtp(), "--assistant: is missing, and the target has no NextN head; pass the target's assistant");
     let mut kinds = Vec::new();
     for (kind, text) in texts()? {

@@ -1,15 +1,14 @@
 //! Cost of verification: `cargo run --release --example verify_curve -- --threads 1`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
+use foretoken::{Engine, Probe, SessionOptions};
 use foretoken_kernels::measure::int8_multiply_adds;
-use foretoken_tools::arguments::pair;
+use foretoken_tools::arguments::{Compute, Pair};
 use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
 use foretoken_tools::progress::StatusLine;
@@ -23,21 +22,10 @@ use serde_json::json;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Target checkpoint. Default: the demo pair.
-    #[arg(short, long)]
-    model: Option<PathBuf>,
-    /// Assistant checkpoint, to measure its draft step.
-    #[arg(long)]
-    assistant: Option<PathBuf>,
-    /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: DeviceChoice,
-    /// Number of threads. Default: physical cores.
-    #[arg(short, long)]
-    threads: Option<usize>,
-    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
-    #[arg(long, value_name = "NAME")]
-    isa: Option<Isa>,
+    #[command(flatten)]
+    pair: Pair,
+    #[command(flatten)]
+    compute: Compute,
     /// Positions in the cache during the measurement.
     #[arg(long, default_value_t = 64)]
     depth: usize,
@@ -62,12 +50,7 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.repeats > 0, "--repeats must be at least 1");
-    let engine = Engine::load(&EngineOptions {
-        threads: args.threads,
-        device: args.device.clone(),
-        isa: args.isa,
-        ..pair(args.model.as_deref(), args.assistant.as_deref())?
-    })?;
+    let engine = Engine::load(&args.compute.options(args.pair.options()?))?;
     check_depth(&args, &engine)?;
     let measured = measure_all(&args, &engine)?;
     print(&args, &engine, &measured);

@@ -15,9 +15,10 @@ use foretoken::{
     WeightType, hub,
 };
 
+use crate::environment::{hub_cache, hub_token, own_cache};
 use crate::progress::ProgressLine;
 
-/// Checkpoints and compute device.
+/// Checkpoints, and what computes.
 #[derive(Args)]
 pub struct Load {
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name (owner/name, or
@@ -51,16 +52,9 @@ pub struct Load {
     /// types of the file.
     #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     pub quantize: Option<WeightType>,
-    /// Compute device: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU if one works and otherwise the CPU (build
-    /// with --features cuda, cuda-prebuilt or metal).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub device: DeviceChoice,
-    /// Number of threads. Default: physical cores.
-    #[arg(short, long)]
-    pub threads: Option<usize>,
-    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
-    #[arg(long, value_name = "NAME")]
-    pub isa: Option<Isa>,
+    /// Compute device, threads and instruction set.
+    #[command(flatten)]
+    pub compute: Compute,
 }
 
 impl Load {
@@ -89,17 +83,14 @@ impl Load {
             None if self.no_assistant || drafting.no_speculation => None,
             None => found_assistant(&model)?,
         };
-        Ok(EngineOptions {
+        Ok(self.compute.options(EngineOptions {
             assistant,
             centroids: self.centroids.with_cache(own_cache().filter(|_| !self.no_cache)),
             draft_model: self.draft_model.as_deref().map(|path| hub::resolve(path, &from)).transpose()?,
-            threads: self.threads,
-            device: self.device.clone(),
-            isa: self.isa,
             quantize: self.quantize,
             progress: Some(Arc::new(move |progress| load.set(progress.loaded, progress.total))),
             ..EngineOptions::new(model)
-        })
+        }))
     }
 
     /// Reports on stderr that the assistant has no centroids, unless `--centroids` was given.
@@ -111,6 +102,49 @@ impl Load {
                  them if that is faster)"
             );
         }
+    }
+}
+
+/// Compute device, threads and instruction set.
+#[derive(Args)]
+pub struct Compute {
+    /// Compute device: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU if one works and otherwise the CPU (build
+    /// with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
+    /// Number of threads. Default: physical cores.
+    #[arg(short, long)]
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<Isa>,
+}
+
+impl Compute {
+    /// `options` with these.
+    pub fn options(&self, options: EngineOptions) -> EngineOptions {
+        EngineOptions { device: self.device.clone(), threads: self.threads, isa: self.isa, ..options }
+    }
+}
+
+/// The checkpoints of a command without [`Load`].
+#[derive(Args)]
+pub struct Pair {
+    /// Target checkpoint. Default: the demo pair.
+    #[arg(short, long)]
+    model: Option<PathBuf>,
+    /// Assistant checkpoint; not needed if the target has a NextN head.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+}
+
+impl Pair {
+    /// The engine's options.
+    ///
+    /// # Errors
+    /// As [`pair`].
+    pub fn options(&self) -> Result<EngineOptions> {
+        pair(self.model.as_deref(), self.assistant.as_deref())
     }
 }
 
@@ -126,21 +160,6 @@ pub fn quantized_type(name: &str) -> Result<WeightType, String> {
         let names: Vec<_> = written.map(|weight_type| weight_type.name().to_ascii_lowercase()).collect();
         format!("{what}; use one of {}", names.join(", "))
     })
-}
-
-/// The directory that Hugging Face's own tools use.
-fn hub_cache() -> Option<PathBuf> {
-    path_variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))
-}
-
-/// The directory of the Hub's files.
-fn hub_home() -> Option<PathBuf> {
-    path_variable("HF_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
-}
-
-/// The path in an environment variable.
-fn path_variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// The options of the Hub, with a progress bar on a terminal.
@@ -162,7 +181,7 @@ pub fn resolve(checkpoint: &Path) -> Result<PathBuf> {
     Ok(hub::resolve(checkpoint, &hub_options(None))?)
 }
 
-/// The checkpoints of a command without [`Load`]; without a model, the demo pair. Hub names are resolved.
+/// The options for a target and its assistant; without a model, the demo pair. Hub names are resolved.
 ///
 /// # Errors
 /// If one cannot be downloaded.
@@ -181,21 +200,6 @@ pub fn pair(model: Option<&Path>, assistant: Option<&Path>) -> Result<EngineOpti
 /// If it cannot be downloaded.
 pub fn target(model: Option<&Path>) -> Result<PathBuf> {
     model.map_or_else(|| Ok(crate::demo("target")), resolve)
-}
-
-/// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
-fn hub_token() -> Option<String> {
-    let variable = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
-    let file =
-        || std::fs::read_to_string(path_variable("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?).ok();
-    let token = variable.or_else(file)?;
-    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
-}
-
-/// The user's cache directory.
-fn own_cache() -> Option<PathBuf> {
-    let directory = path_variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
-    Some(directory.join("foretoken"))
 }
 
 /// The value of `--centroids`.

@@ -17,7 +17,7 @@ use foretoken::{
     Statistics, Stop,
 };
 use foretoken::{Model, OutputRows};
-use foretoken_tools::arguments::pair;
+use foretoken_tools::arguments::Pair;
 use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, input, println, repository};
 
@@ -30,19 +30,16 @@ use foretoken_tools::{check_directory_of, input, println, repository};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Target checkpoint. Default: the demo pair.
-    #[arg(short, long)]
-    model: Option<PathBuf>,
-    /// Assistant checkpoint; if given, its acceptance is also measured.
-    #[arg(long)]
-    assistant: Option<PathBuf>,
+    #[command(flatten)]
+    pair: Pair,
     /// Text file; - is stdin. Default: this project's sources.
     #[arg(long)]
     text: Option<PathBuf>,
     /// Tokens to read.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
-    /// Tokens to generate for measuring acceptance, in pieces of 64 after prompts from the text; 0 does not measure it.
+    /// Tokens to generate for measuring an assistant's acceptance, in pieces of 64 after prompts from the text; 0 does
+    /// not measure it.
     #[arg(long, default_value_t = 2048)]
     generate: usize,
     /// Only these presets and formats; the exact cache is always included. Default: all, and variants of balanced.
@@ -134,8 +131,7 @@ fn command(args: Args) -> Result<()> {
 /// The checkpoint, and the ids of the text.
 fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
     let text = text(args.text.as_deref())?;
-    let engine =
-        Engine::load(&EngineOptions { isa: args.isa, ..pair(args.model.as_deref(), args.assistant.as_deref())? })?;
+    let engine = Engine::load(&EngineOptions { isa: args.isa, ..args.pair.options()? })?;
     let ids = engine.tokenizer()?.encode(&text)?;
     Ok((engine, ids))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::{Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics};
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, Pair};
 use foretoken_tools::measure::generate;
 use foretoken_tools::println;
@@ -71,7 +71,7 @@ fn command(args: Args) -> Result<()> {
                 block_size => Speculation::With(SpeculationOptions::mtp(block_size)),
             };
             let options = GenerateOptions { max_tokens: args.max_tokens, speculation, ..GenerateOptions::default() };
-            total.add(&generate(&engine, &prompt, &options)?.1);
+            total.add(&generate(&mut engine.session(&SessionOptions::default())?, &prompt, &options)?.1);
         }
     }
     if args.json {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, Speculation, Statistics};
+use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
 use foretoken_tools::arguments;
 use foretoken_tools::measure::{generate, median};
 use foretoken_tools::println;
@@ -102,8 +102,8 @@ fn measure(args: Args) -> Result<()> {
         // The first turn warms up caches and cost estimates, and is not counted.
         let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
         for turn in 0..=args.turns {
-            let (want, alone) = generate(&engine, &prompt, &plain)?;
-            let (got, drafted) = generate(&engine, &prompt, &speculative)?;
+            let measured = |options| generate(&mut engine.session(&SessionOptions::default())?, &prompt, options);
+            let ((want, alone), (got, drafted)) = (measured(&plain)?, measured(&speculative)?);
             ensure!(want == got, "{name}: the text with speculation differs");
             tokens = want.len();
             if turn > 0 {

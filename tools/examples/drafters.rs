@@ -7,7 +7,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Speculation, SpeculationOptions, Statistics, Stop,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
+    Statistics, Stop,
 };
 use foretoken_tools::arguments::{Pair, Pipelining};
 use foretoken_tools::measure::{generate, median};
@@ -117,7 +118,7 @@ fn measure(args: &Args, engine: &Engine, kind: &str, prompt: &[u32], modes: &mut
         let mut written: Option<Vec<u32>> = None;
         for mode in modes.iter_mut() {
             let options = GenerateOptions { speculation: mode.speculation.clone(), ..plain.clone() };
-            let (ids, statistics) = generate(engine, prompt, &options)?;
+            let (ids, statistics) = generate(&mut engine.session(&SessionOptions::default())?, prompt, &options)?;
             let same = written.get_or_insert_with(|| ids.clone()) == &ids;
             ensure!(same, "{kind}: {} generates a different text", mode.name);
             if turn > 0 {

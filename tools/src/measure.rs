@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use foretoken::nn::Arena;
-use foretoken::{Engine, GenerateOptions, Isa, Probe, SessionOptions, Statistics};
+use foretoken::{Engine, GenerateOptions, Isa, Probe, Session, SessionOptions, Statistics};
 use foretoken_kernels::measure;
 
 /// Medians in milliseconds.
@@ -83,12 +83,11 @@ pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeat
     Ok(results.collect())
 }
 
-/// The tokens and the statistics of a whole generation in a session of its own.
+/// The tokens and the statistics of a whole generation.
 ///
 /// # Errors
 /// As [`foretoken::Session::generate`], or if the generation fails.
-pub fn generate(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {
-    let mut session = engine.session(&SessionOptions::default())?;
+pub fn generate(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<(Vec<u32>, Statistics)> {
     let mut generation = session.generate(prompt, options)?;
     let mut ids = Vec::new();
     for piece in generation.by_ref() {

@@ -90,13 +90,8 @@ impl<'a> Ours<'a> {
                 stop,
                 ..GenerateOptions::default()
             };
-            let mut generation = session.generate(rest, &options)?;
-            let mut ids = Vec::new();
-            for piece in generation.by_ref() {
-                ids.extend(piece?.tokens);
-            }
-            all.add(generation.statistics());
-            drop(generation);
+            let (ids, statistics) = measure::generate(&mut session, rest, &options)?;
+            all.add(&statistics);
             kv_bytes = session.kv().bytes();
             written.push(checksum(&ids));
         }

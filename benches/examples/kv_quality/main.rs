@@ -19,7 +19,7 @@ use foretoken::{
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::Pair;
 use foretoken_tools::report::count;
-use foretoken_tools::{check_directory_of, input, println, repository};
+use foretoken_tools::{check_directory_of, input, measure, println, repository};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
@@ -251,9 +251,7 @@ fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Res
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         let speculation = Speculation::With(SpeculationOptions::mtp(4));
         let options = GenerateOptions { max_tokens: PIECE, stop, speculation, ..GenerateOptions::default() };
-        let mut generation = session.generate(&ids[..len], &options)?;
-        generation.by_ref().try_for_each(|piece| piece.map(drop))?;
-        total.add(generation.statistics());
+        total.add(&measure::generate(&mut session, &ids[..len], &options)?.1);
     }
     Ok(total.acceptance_rate())
 }

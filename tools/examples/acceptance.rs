@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
 use foretoken_tools::arguments::{CentroidChoice, Pair};
@@ -49,9 +49,7 @@ fn command(args: Args) -> Result<()> {
     // Speeds are measured after the first token.
     ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
-    let prompts = input::text(&path)?;
-    let prompts: Vec<String> =
-        serde_json::from_str(&prompts).with_context(|| format!("{}: is not a JSON list of prompts", path.display()))?;
+    let prompts = input::prompts(&path)?;
     ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());
     let engine = Engine::load(&EngineOptions {
         centroids: args.centroids.with_cache(None),

@@ -108,7 +108,7 @@ fn listed(args: &Args) -> Result<Option<Vec<String>>> {
             ensure!(!prompts.is_empty(), "{}: has no prompts; put one on each line", path.display());
             Ok(Some(prompts))
         }
-        None if args.load.model.is_none() => Ok(Some(serde_json::from_str(&input::file(&demo("prompts.json"))?)?)),
+        None if args.load.model.is_none() => Ok(Some(input::prompts(&demo("prompts.json"))?)),
         None => Ok(None),
     }
 }

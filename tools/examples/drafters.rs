@@ -133,9 +133,7 @@ fn measure(args: &Args, engine: &Engine, kind: &str, prompt: &[u32], modes: &mut
 
 /// The kinds of text, from the demo pair's held-out prompts and this repository.
 fn texts() -> Result<Vec<(&'static str, String)>> {
-    let path = demo("prompts.json");
-    let prompts = input::file(&path)?;
-    let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
+    let prompts = input::prompts(&demo("prompts.json"))?;
     let prompt = |index: usize| prompts.get(index).cloned().context("prompts.json has too few prompts");
     Ok(vec![
         ("code that repeats", prompt(1)?),

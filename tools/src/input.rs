@@ -1,10 +1,12 @@
-//! Texts from files and stdin.
+//! Texts from files and stdin, and this project's.
 
-use std::fs::File;
+use std::fs::{File, read_dir};
 use std::io::{Read, stdin};
 use std::path::Path;
 
 use foretoken::{Error, Result};
+
+use crate::repository;
 
 /// The text of a file, or of stdin if `path` is `-`.
 ///
@@ -39,6 +41,34 @@ pub fn file(path: &Path) -> Result<String> {
 /// As [`file()`], or if it is longer.
 pub fn file_within(path: &Path, limit: u64) -> Result<String> {
     read(path, File::open(path).map_err(|cause| error(path, cause.to_string()))?, limit)
+}
+
+/// The prompts of a file with a JSON list of them, or of stdin if `path` is `-`.
+///
+/// # Errors
+/// As [`text`], or if it is not such a list.
+pub fn prompts(path: &Path) -> Result<Vec<String>> {
+    let text = text(path)?;
+    serde_json::from_str(&text).map_err(|cause| error(path, format!("is not a JSON list of prompts: {cause}")))
+}
+
+/// Sources of this project, in a fixed order: a long text that needs no download.
+///
+/// # Errors
+/// If one cannot be read.
+pub fn sources() -> Result<String> {
+    let mut text = String::new();
+    for folder in ["kernels/src/quant", "src/checkpoint", "src/gemma4", "src/speculative"] {
+        let folder = repository().join(folder);
+        let entries = read_dir(&folder).map_err(|cause| error(&folder, cause.to_string()))?;
+        let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        files.sort();
+        for path in files {
+            text += &file(&path)?;
+        }
+    }
+    Ok(text)
 }
 
 fn read(path: &Path, source: impl Read, limit: u64) -> Result<String> {

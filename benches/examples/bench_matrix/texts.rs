@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use foretoken::Engine;
-use foretoken_tools::{demo, input, measure, report, repository};
+use foretoken_tools::{demo, input, measure, report};
 
 use crate::matrix::Prompt;
 
@@ -13,18 +13,7 @@ pub fn text(path: Option<&Path>) -> Result<String> {
     if let Some(path) = path {
         return Ok(input::text(path)?);
     }
-    let prompts: Vec<String> = serde_json::from_str(&input::file(&demo("prompts.json"))?)?;
-    let mut text = prompts.concat();
-    for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {
-        let mut files: Vec<_> =
-            std::fs::read_dir(repository().join(folder))?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-        files.sort();
-        for path in files {
-            text += &input::file(&path)?;
-        }
-    }
-    Ok(text)
+    Ok(input::prompts(&demo("prompts.json"))?.concat() + &input::sources()?)
 }
 
 /// The first `count` prompts of a length: consecutive pieces of the text, each after a BOS token. For a

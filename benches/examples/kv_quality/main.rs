@@ -5,7 +5,7 @@ mod plot;
 mod synthetic;
 mod verdict;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,7 +19,7 @@ use foretoken::{
 use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::Pair;
 use foretoken_tools::report::count;
-use foretoken_tools::{check_directory_of, input, measure, println, repository};
+use foretoken_tools::{check_directory_of, input, measure, println};
 
 /// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
@@ -130,27 +130,17 @@ fn command(args: Args) -> Result<()> {
 
 /// The checkpoint, and the ids of the text.
 fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
-    let text = text(args.text.as_deref())?;
+    let text = match &args.text {
+        Some(path) => {
+            let text = input::text(path)?;
+            ensure!(!text.is_empty(), "{}: is empty; use another text", path.display());
+            text
+        }
+        None => input::sources()?,
+    };
     let engine = Engine::load(&EngineOptions { isa: args.isa, ..args.pair.options()? })?;
     let ids = engine.tokenizer()?.encode(&text)?;
     Ok((engine, ids))
-}
-
-/// The text: a file, or this project's sources in a fixed order.
-fn text(path: Option<&Path>) -> Result<String> {
-    if let Some(path) = path {
-        let text = input::text(path)?;
-        ensure!(!text.is_empty(), "{}: is empty; use another text", path.display());
-        return Ok(text);
-    }
-    let mut files = Vec::new();
-    for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {
-        let folder = repository().join(folder);
-        files.extend(std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())));
-    }
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    files.sort();
-    files.iter().map(|path| Ok(input::file(path)?)).collect()
 }
 
 /// The exact cache first, which the others are compared with; presets; every format; and variants

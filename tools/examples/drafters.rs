@@ -144,25 +144,43 @@ fn texts() -> Result<Vec<(&'static str, String)>> {
     ])
 }
 
+/// Two blocks that are adapted to a type, NAME.
+const BLOCKS: &str = r#"impl Serialize for NAME {
+    #[inline]
+    fn serialize<S>(&self, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+    {
+        // The width goes first, so that a reader of another width can refuse.
+        let width = std::mem::size_of::<NAME>();
+        let mut state = serializer.serialize_struct("NAME", 2)?;
+        state.serialize_field("width", &width)?;
+        state.serialize_field("value", &self.to_le_bytes())?;
+        state.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for NAME {
+    #[inline]
+    fn deserialize<D>(deserializer: D) -> Result<Self, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        let (width, bytes) = deserializer.deserialize_struct("NAME", FIELDS, PairVisitor)?;
+        if width != std::mem::size_of::<NAME>() {
+            return Err(Error::custom("another width"));
+        }
+        Ok(NAME::from_le_bytes(bytes))
+    }
+}
+
+"#;
+
 /// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, up to the start of
 /// the next: an edit that the demo pair, which does not follow instructions, can continue.
 fn edited_file() -> String {
-    let block = |name: &str| {
-        format!(
-            "impl Serialize for {name} {{\n    #[inline]\n    fn serialize<S>(&self, serializer: S) -> Result<S::Ok, S::Error>\n    \
-             where\n        S: Serializer,\n    {{\n        // The width goes first, so that a reader of another width can \
-             refuse.\n        let width = std::mem::size_of::<{name}>();\n        let mut state = \
-             serializer.serialize_struct(\"{name}\", 2)?;\n        state.serialize_field(\"width\", &width)?;\n        \
-             state.serialize_field(\"value\", &self.to_le_bytes())?;\n        state.end()\n    }}\n}}\n\n\
-             impl<'de> Deserialize<'de> for {name} {{\n    #[inline]\n    fn deserialize<D>(deserializer: D) -> \
-             Result<Self, D::Error>\n    where\n        D: Deserializer<'de>,\n    {{\n        let (width, bytes) = \
-             deserializer.deserialize_struct(\"{name}\", FIELDS, PairVisitor)?;\n        if width != \
-             std::mem::size_of::<{name}>() {{\n            return Err(Error::custom(\"another width\"));\n        }}\n        \
-             Ok({name}::from_le_bytes(bytes))\n    }}\n}}\n\n"
-        )
-    };
-    let done: String = ["u8", "u16", "u32", "u64", "usize", "i8", "i16"].map(block).concat();
-    done + "impl Serialize for i32 {"
+    let done = ["u8", "u16", "u32", "u64", "usize", "i8", "i16"].map(|name| BLOCKS.replace("NAME", name));
+    done.concat() + "impl Serialize for i32 {"
 }
 
 fn modes(args: &Args) -> Vec<Mode> {

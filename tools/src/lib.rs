@@ -3,6 +3,7 @@
 pub mod arguments;
 mod environment;
 mod errors;
+pub mod html;
 pub mod input;
 pub mod interrupt;
 pub mod measure;

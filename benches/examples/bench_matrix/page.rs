@@ -2,9 +2,10 @@
 
 use crate::journal::{Event, Origin, Record, Run, Turn};
 use crate::matrix::LLAMA;
-use crate::plot::{self, Bar, escape};
+use crate::plot::{self, Bar};
 use crate::summary::{Row, Section, Spread};
 use crate::tables::rates;
+use foretoken_tools::html::escape;
 use foretoken_tools::report::{count, significant};
 
 const STYLE: &str = include_str!("page.css");

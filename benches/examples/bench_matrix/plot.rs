@@ -1,6 +1,7 @@
 //! Plots as SVG, in the page's colours: marks are medians, whiskers reach from minimum to maximum.
 
 use crate::summary::Spread;
+use foretoken_tools::html::escape;
 
 const WIDTH: f64 = 540.0;
 /// Approximate width of a character of a label.
@@ -201,9 +202,4 @@ fn shortened(text: &str, most: usize) -> String {
         return text.to_owned();
     }
     text.chars().take(most - 1).chain(['\u{2026}']).collect()
-}
-
-/// Text as HTML.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -8,9 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use foretoken_tools::html::escape;
 use foretoken_tools::report::count;
 use foretoken_tools::{input, println};
-use plot::{Series, bars, escape, steps};
+use plot::{Series, bars, steps};
 use serde_json::Value;
 
 /// Render a trace (generate --trace FILE) as one self-contained HTML file: the text coloured by the drafter of each
@@ -42,6 +43,9 @@ fn command(args: Args) -> Result<()> {
     println!("{}", out.display());
     Ok(())
 }
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
 
 /// Background colours for black text, safe for colour-blind readers.
 const COLOURS: [&str; 7] = ["#8ecae6", "#ffb703", "#b5e48c", "#f4acb7", "#cdb4db", "#f9dcc4", "#9bf6ff"];
@@ -165,33 +169,3 @@ fn phases(rounds: &[&Value]) -> String {
         [("draft", "us_draft", "#fb8500"), ("verify", "us_verify", "#219ebc"), ("accept", "us_accept", "#8a817c")];
     steps(&phases.map(phase))
 }
-
-const STYLE: &str = "body{font:15px system-ui,sans-serif;margin:2em;max-width:70em;padding-right:24em}\
-    .text{font:14px/1.7 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}\
-    .token{border-radius:3px;outline:1px solid #fff}.token.same{outline:2px solid #d00000}.key{padding:2px 8px;margin-right:6px}\
-    .begin{color:#666}aside{position:fixed;top:2em;right:2em;width:21em;max-height:90vh;overflow:auto;background:#fff;\
-    border:1px solid #ccc;border-radius:6px;padding:1em;font:13px ui-monospace,monospace;white-space:pre-wrap}\
-    svg{background:#fafafa;max-width:100%}svg text{font:11px system-ui}";
-
-const SCRIPT: &str = r#"
-const rounds = JSON.parse(document.getElementById("data").textContent);
-const panel = document.getElementById("round");
-const show = (r) => {
-  const e = r.expected, draft = r.draft.map((d, i) =>
-    `  ${i < r.accepted ? "+" : "-"} ${d.id}${d.p === undefined || d.p === null ? "" : "  p " + d.p.toFixed(3)}`).join("\n");
-  panel.textContent = `round ${r.iteration} of session ${r.session}, ${r.us} us\n` +
-    `position ${r.position}, after token ${r.last}\n` +
-    `${r.drafter ?? "no drafter"}, ${r.path}\n` +
-    `${r.rows} rows because: ${r.reason}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
-    `expected ${e.tokens.toFixed(2)} tokens in ${e.ms.toFixed(2)} ms\n` +
-    `a plain step takes ${e.plain_ms.toFixed(2)} ms\nsaved so far: ${e.balance.toFixed(1)} plain steps\n\n` +
-    `draft ${r.us_draft} us, waited ${r.us_wait}\nverify ${r.us_verify} us\naccept ${r.us_accept} us`;
-};
-document.addEventListener("mouseover", (event) => {
-  const token = event.target.closest("[data-round]");
-  if (!token) return;
-  document.querySelectorAll(".same").forEach((other) => other.classList.remove("same"));
-  document.querySelectorAll(`[data-round="${token.dataset.round}"]`).forEach((own) => own.classList.add("same"));
-  show(rounds[token.dataset.round]);
-});
-"#;

@@ -1,5 +1,6 @@
 //! Plots as SVG.
 
+use foretoken_tools::html::escape;
 use foretoken_tools::report::count;
 
 /// A line or a set of bars.
@@ -76,9 +77,4 @@ fn frame(series: &[Series<'_>], most: f64, marks: String) -> String {
          <line x1={LEFT} x2={WIDTH} y1={base} y2={base} stroke=\"#999\" />{marks}</svg>",
         HEIGHT + 20.0
     )
-}
-
-/// Text as HTML.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,6 +1,5 @@
 //! Perplexity over a text: `cargo run --release --example perplexity -- README.md`.
 
-use std::io::{IsTerminal, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +9,7 @@ use foretoken::kv::{ExactZones, KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::arguments::{quantized_type, target};
+use foretoken_tools::progress::StatusLine;
 use foretoken_tools::report::count;
 use foretoken_tools::{input, println};
 
@@ -67,15 +67,12 @@ fn command(args: Args) -> Result<()> {
     // The default zones would hold a whole window.
     let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, exact: none, ..defaults };
     let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
-    let on_terminal = stderr().is_terminal();
+    let status = StatusLine::new("");
     let result = perplexity(&engine, &tokens, &options, |so_far| {
-        if on_terminal {
-            eprint!("\r{}: {:.4} ", count(so_far.windows, "window"), so_far.value());
-        }
-    })?;
-    if on_terminal {
-        eprintln!();
-    }
+        status.set(&format!("{}: {:.4}", count(so_far.windows, "window"), so_far.value()));
+    });
+    drop(status);
+    let result = result?;
     if args.json {
         let report = serde_json::json!({
             "perplexity": result.value(),

@@ -167,15 +167,14 @@ def top_margin(row):
     return int(top.indices[0]), float(top.values[0] - top.values[1])
 
 
-def build(name, spec, seed, out):
-    gen = torch.Generator().manual_seed(seed)
+def random_pair(spec, gen):
+    """A trunk and its head, and the configurations of both."""
     model, text, (layer_class, norm_class) = modules(spec)
     model = model.float().eval()
-    decoder = model.get_decoder()
     cfg1 = copy.deepcopy(text)
     cfg1.num_hidden_layers, cfg1.layer_types = 1, ["full_attention"]
     cfg1._attn_implementation = text._attn_implementation = "eager"
-    decoder.config._experts_implementation = cfg1._experts_implementation = "eager"
+    model.get_decoder().config._experts_implementation = cfg1._experts_implementation = "eager"
     head = MtpLayer(cfg1, layer_class, norm_class, 0).float().eval()
     randomise(model, gen, text.tie_word_embeddings)
     randomise(head, gen, False)
@@ -184,6 +183,22 @@ def build(name, spec, seed, out):
         for p in [*model.parameters(), *head.parameters()]:
             p.data = p.data.bfloat16().float()
     model.tie_weights()
+    return model, head, text, cfg1
+
+
+def write_expected(out, name, seed, spec, expected):
+    as_stored = lambda v: (v.to(torch.float32) if v.is_floating_point() else v.long()).contiguous().clone()
+    d = os.path.join(out, name)
+    save_file({k: as_stored(v) for k, v in expected.items()}, os.path.join(d, "expected.safetensors"))
+    json.dump(dict(case=name, seed=seed, transformers=transformers.__version__, torch=torch.__version__, spec=spec),
+              open(os.path.join(d, "case.json"), "w"), indent=1)
+
+
+def build(name, spec, seed, out):
+    """Writes a case; false, with nothing but its checkpoint written, if the seed does not meet the limits above."""
+    gen = torch.Generator().manual_seed(seed)
+    model, head, text, cfg1 = random_pair(spec, gen)
+    decoder = model.get_decoder()
     ids = torch.randint(3, text.vocab_size, (1, spec["T"]), generator=gen)
     T = spec["T"]
 
@@ -238,11 +253,7 @@ def build(name, spec, seed, out):
                     draft_ids=torch.tensor(ids_of), draft_margins=torch.tensor(margins_of),
                     draft_logits=torch.stack(logits_of), draft_hidden=torch.stack(hidden_of))
     assert logits.dtype == hidden.dtype == recurrent.dtype == read.dtype == torch.float64
-    as_stored = lambda v: (v.to(torch.float32) if v.is_floating_point() else v.long()).contiguous().clone()
-    d = os.path.join(out, name)
-    save_file({k: as_stored(v) for k, v in expected.items()}, os.path.join(d, "expected.safetensors"))
-    json.dump(dict(case=name, seed=seed, transformers=transformers.__version__, torch=torch.__version__, spec=spec),
-              open(os.path.join(d, "case.json"), "w"), indent=1)
+    write_expected(out, name, seed, spec, expected)
     print(name, "seed", seed, "logit std %.2f" % logits.std(), "rounding %.1e %.1e" % tuple(rounding), "least margins",
           "%.2f %.2f" % (min(margins), min(margins_of)), "greedy", greedy[:6], "draft", ids_of, flush=True)
     return True

@@ -12,14 +12,14 @@ Stages run in the order given and read what earlier ones left in --work and --ou
 given time, save a checkpoint every minute and continue from it when started again.  A smoke run on a CPU:
 --target-minutes 1 --assistant-minutes 1 --batch-tokens 2048 --generate 2 --held-windows 1.
 """
-import argparse, collections, copy, json, os, re, time, unicodedata
+import copy, json, os, re, time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from demo_corpus import WORK, documents
+from demo_training import Trainer, continue_text, load_ids, parser, run, windows, write_ids
 
 S, FULL = "sliding_attention", "full_attention"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"]
@@ -86,24 +86,6 @@ def tokenizer(a):
     write_ids(a.work, a.work, tok, EOS)
 
 
-def write_ids(corpus, work, tok, eos, every=1):
-    """The splits of the corpus as 16-bit ids, every text followed by `eos`; of training text every `every`th file."""
-    same = lambda text: unicodedata.normalize("NFC", text)
-    for split in ("heldout", "heldout_crates", "train"):
-        texts = [d["text"] for d in documents(corpus) if d["split"] == split]
-        texts, ids = texts[:: every if split == "train" else 1], []
-        for i in range(0, len(texts), 256):
-            part = texts[i: i + 256]
-            encoded = [e.ids for e in tok.encode_batch(part)]
-            if split != "train":  # lossless, bytes without a piece included
-                decoded = [tok.decode(e, skip_special_tokens=False) for e in encoded]
-                assert all(same(d).endswith(same(t)) for d, t in zip(decoded, part))  # <bos> first
-            ids += [np.array(e + [eos], dtype=np.uint16) for e in encoded]
-        ids, size = np.concatenate(ids), sum(len(text.encode()) for text in texts)
-        ids.tofile(work / f"{split}.u16")
-        print(f"{split}: {len(ids)} tokens, {size} bytes, {size / len(ids):.3f} bytes per token")
-
-
 def token_bytes(pair):
     """Bytes of text per id."""
     vocab = json.loads((pair / "target/tokenizer.json").read_text())["model"]["vocab"]
@@ -113,14 +95,9 @@ def token_bytes(pair):
     return size
 
 
-def load_ids(a, split):
-    return torch.from_numpy(np.fromfile(a.work / f"{split}.u16", dtype=np.uint16).astype(np.int32)).to(a.device)
-
-
 def sample(ids, batch, length):
     """Random windows; half of them start with <bos>, as every prompt does, wherever they were cut."""
-    start = torch.randint(len(ids) - length, (batch, 1), device=ids.device)
-    x = ids[start + torch.arange(length, device=ids.device)].long()
+    x = windows(ids, batch, length)
     x[:, 0] = torch.where(torch.rand(batch, device=ids.device) < 0.5, BOS, x[:, 0])
     return x
 
@@ -240,98 +217,6 @@ def init(model):
                 p.normal_(0, p.shape[-1] ** -0.5)
 
 
-class Muon:
-    """Momentum orthogonalised by Newton-Schulz for the matrices, all of one shape in one batch."""
-
-    def __init__(self, params, momentum=0.95, decay=0.1):
-        self.shapes, self.momentum, self.decay = collections.defaultdict(list), momentum, decay
-        for p in params:
-            self.shapes[p.shape].append(p)
-        self.buffers = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.shapes.items()}
-
-    @torch.no_grad()
-    def step(self, lr):
-        for shape, params in self.shapes.items():
-            g, buf = torch.stack([p.grad for p in params]), self.buffers[shape]
-            buf.lerp_(g, 1 - self.momentum)
-            x = g.lerp(buf, self.momentum).bfloat16()
-            if shape[0] > shape[1]:
-                x = x.mT
-            x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)
-            for c0, c1, c2 in [(3.4445, -4.7750, 2.0315)] * 5:
-                y = x @ x.mT
-                x = c0 * x + (c1 * y + c2 * y @ y) @ x
-            if shape[0] > shape[1]:
-                x = x.mT
-            x = x.float() * (lr * max(1, shape[0] / shape[1]) ** 0.5)
-            torch._foreach_mul_(params, 1 - lr * self.decay)
-            torch._foreach_sub_(params, list(x))
-
-
-class Trainer:
-    """Muon for matrices, AdamW for the rest; a schedule over a wall-clock budget; checkpoints to continue from."""
-
-    def __init__(self, a, name, model, minutes, muon_lr=0.012, adam_lr=2.5e-3, warmup=200):
-        self.a, self.path, self.model, self.budget = a, a.work / f"{name}.pt", model, minutes * 60
-        self.muon_lr, self.adam_lr, self.warmup = muon_lr, adam_lr, warmup
-        named = dict(model.named_parameters())  # a tied head appears once
-        table = lambda n: "embed" in n or "centroids" in n
-        matrices = [p for n, p in named.items() if p.dim() == 2 and not table(n)]
-        self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(
-            [dict(params=[p for n, p in named.items() if table(n)], weight_decay=0.1),
-             dict(params=[p for p in named.values() if p.dim() != 2], weight_decay=0.0)],
-            lr=adam_lr, betas=(0.9, 0.95), fused=a.device.type == "cuda")
-        self.used, self.steps, self.tokens = 0.0, 0, 0
-        if self.path.exists():
-            c = torch.load(self.path, map_location=a.device)
-            model.load_state_dict(c["model"])
-            if "adam" in c:
-                self.adam.load_state_dict(c["adam"])
-                for s, b in c["muon"].items():
-                    self.muon.buffers[s].copy_(b)
-            self.used, self.steps, self.tokens = c["used"], c["steps"], c["tokens"]
-        self.mark = self.saved = self.logged = time.time()
-
-    @property
-    def progress(self):
-        return self.used / self.budget
-
-    def step(self, loss, tokens):
-        """Backward and update; the rate holds to 40 % of the budget, then falls linearly to zero."""
-        rate = min(1.0, (self.steps + 1) / self.warmup, max(0.0, (1 - self.progress) / 0.6))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.muon.step(self.muon_lr * rate)
-        for g in self.adam.param_groups:
-            g["lr"] = self.adam_lr * rate
-        self.adam.step()
-        self.model.zero_grad(set_to_none=True)
-        self.steps, self.tokens = self.steps + 1, self.tokens + tokens
-        if self.a.device.type == "cuda" and self.steps % 8 == 0:
-            torch.cuda.synchronize()  # else the clock would run ahead of the device
-        now = time.time()
-        self.used, self.mark = self.used + now - self.mark, now
-
-    def log_due(self, seconds=20):
-        if time.time() - self.logged < seconds:
-            return False
-        self.logged = time.time()
-        return True
-
-    def log(self, text):
-        print(f"{self.path.stem} {self.used:6.0f} s  step {self.steps}  {self.tokens / 1e6:.1f} M tokens  {text}",
-              flush=True)
-
-    def save(self, final=False):
-        state = dict(model=self.model.state_dict(), used=self.used, steps=self.steps, tokens=self.tokens)
-        if not final:
-            state |= dict(adam=self.adam.state_dict(), muon=dict(self.muon.buffers))
-        torch.save(state, self.path.with_suffix(".tmp"))
-        os.replace(self.path.with_suffix(".tmp"), self.path)
-        self.saved = time.time()
-
-
 def compiled(a, f):
     return torch.compile(f, dynamic=False) if a.device.type == "cuda" and not a.eager else f
 
@@ -395,39 +280,20 @@ def balanced_clusters(rows, count, rounds=15):
     return owner.argsort(stable=True).view(count, room), centre
 
 
-@torch.no_grad()
-def continue_text(model, prompts, count, temperature=0.0):
-    """The target's own continuations, greedy or sampled; <eos> does not stop them, the next file begins."""
-    out, past, x = [prompts], None, prompts
-    for _ in range(count):
-        o = model(x, past_key_values=past, use_cache=True, logits_to_keep=1)
-        logits, past = o.logits[:, -1].float(), o.past_key_values
-        x = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature else logits.argmax(-1, keepdim=True)
-        out.append(x)
-    return torch.cat(out, 1)
-
-
-def assistant(a):
-    base = build_target()
-    base.load_state_dict(torch.load(a.work / "target.pt", map_location="cpu")["model"])
-    base = base.to(a.device).requires_grad_(False).eval()
-    for w in base.parameters():
-        w.data = w.data.bfloat16().float()  # the exported weights (the RoPE frequencies, buffers, stay exact)
+def initial_assistant(table):
+    """The head is initialised with the target's table, projected on its principal directions."""
     model = build_assistant()
-    table = base.model.embed_tokens.weight.cpu()
     order, centre = balanced_clusters(table, CENTROIDS)
     with torch.no_grad():
-        # The head is initialised with the target's table, projected on its principal directions.
         axes = torch.linalg.svd(table, full_matrices=False)[2][: ASSISTANT["hidden_size"]].T
         model.model.embed_tokens.weight.copy_(table @ axes)
         model.masked_embedding.centroids.weight.copy_(centre @ axes)
         model.masked_embedding.token_ordering.copy_(order.flatten())
-    model.to(a.device)
-    tr = Trainer(a, "assistant", model, a.assistant_minutes)
-    order = model.masked_embedding.token_ordering  # as in the checkpoint, if there was one
-    text, length = load_ids(a, "train"), 512
+    return model
 
-    # Acceptance is measured on the target's own output, so most of the text is generated by it.
+
+def own_text(a, base, text, length):
+    """Beginnings of `text` with the target's continuations: acceptance is measured on its own output."""
     cache = a.work / "generated.pt"
     if not cache.exists():
         start, parts = time.time(), []
@@ -440,8 +306,22 @@ def assistant(a):
             print(f"generated {parts[-1].numel()} tokens at temperature {temperature}, {time.time() - start:.0f} s",
                   flush=True)
         torch.save(torch.cat(parts).cpu(), cache)
-        del lower
-    own = torch.load(cache).to(a.device)
+    return torch.load(cache).to(a.device)
+
+
+def assistant(a):
+    base = build_target()
+    base.load_state_dict(torch.load(a.work / "target.pt", map_location="cpu")["model"])
+    base = base.to(a.device).requires_grad_(False).eval()
+    for w in base.parameters():
+        w.data = w.data.bfloat16().float()  # the exported weights (the RoPE frequencies, buffers, stay exact)
+    model = initial_assistant(base.model.embed_tokens.weight.cpu())
+    model.to(a.device)
+    tr = Trainer(a, "assistant", model, a.assistant_minutes)
+    order = model.masked_embedding.token_ordering  # as in the checkpoint, if there was one
+    text, length = load_ids(a, "train"), 512
+
+    own = own_text(a, base, text, length)
 
     # Anchors 1..n: each starts a draft of DRAFT_STEPS tokens inside the window.
     n = (length - DRAFT_STEPS - 1) // 8 * 8
@@ -536,11 +416,8 @@ def check(a):
 STAGES = [tokenizer, check, target, assistant, export]
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
+    p = parser(__doc__, STAGES)
     p.add_argument("--work", type=Path, default=WORK, help="corpus, token ids and checkpoints")
-    p.add_argument("--out", type=Path, help="output directory; default: pair/ in --work")
-    p.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     p.add_argument("--target-minutes", type=float, default=13.5, help="compilation included")
     p.add_argument("--assistant-minutes", type=float, default=8.0,
                    help="generation of its text and compilation included")
@@ -548,15 +425,7 @@ if __name__ == "__main__":
     p.add_argument("--dropout", type=float, default=0.05)
     p.add_argument("--generate", type=int, default=4096, help="continuations per round of on-policy text")
     p.add_argument("--held-windows", type=int, default=128, help="windows of 1024 in the progress figure")
-    p.add_argument("--threads", type=int, help="CPU threads")
     p.add_argument("--eager", action="store_true", help="no torch.compile")
-    a = p.parse_args()
-    a.out = a.out or a.work / "pair"
-    a.work.mkdir(parents=True, exist_ok=True)
-    if a.threads:
-        torch.set_num_threads(a.threads)
-    torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)  # the two others take these masks and head sizes without a plan search
-    for name in a.stages:
-        globals()[name](a)
+    run(p, STAGES)

@@ -12,7 +12,7 @@ Stages run in the order given and read what earlier ones left in --work and --ou
 `own_text` the head alone on what the trunk writes; each for a given time, with a checkpoint every minute (`train`) from
 which it continues when started again.
 """
-import argparse, copy, json, time
+import copy, json, time
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from demo_corpus import WORK, documents
-from train_demo import Trainer, continue_text, load_ids, write_ids
+from demo_training import Trainer, continue_text, load_ids, parser, run, windows, write_ids
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
            "<tool_response>", "</tool_response>"]
@@ -230,11 +230,6 @@ def losses(pair, x, n, chain):
     return trunk, nextn_steps(pair, x[:n], hidden[:n], logits[:n], chain)
 
 
-def sample(ids, batch, length):
-    start = torch.randint(len(ids) - length, (batch, 1), device=ids.device)
-    return ids[start + torch.arange(length, device=ids.device)].long()
-
-
 def train(a):
     pair = Pair()
     init(pair)
@@ -249,7 +244,7 @@ def train(a):
         length = 256 if tr.progress < 0.8 else 512  # longer ones at the end so that longer contexts work
         batch = max(1, a.batch_tokens // length)
         with mixed:
-            trunk, steps = losses(pair, sample(ids, batch, length + 1), max(1, int(batch * a.nextn_share)),
+            trunk, steps = losses(pair, windows(ids, batch, length + 1), max(1, int(batch * a.nextn_share)),
                                   tr.progress >= CHAIN_FROM)
             loss = trunk + NEXTN_WEIGHT * sum(part for part, _ in steps)
         tr.step(loss, batch * length)
@@ -272,7 +267,7 @@ def own_text(a):
     for w in pair.trunk.parameters():
         w.data = w.data.bfloat16().float()
     ids, embed = load_ids(a, "train"), pair.trunk.model.embed_tokens
-    x = continue_text(pair.trunk, sample(ids, a.own_windows, 160), 128)
+    x = continue_text(pair.trunk, windows(ids, a.own_windows, 160), 128)
     with torch.no_grad():
         hidden = torch.cat([run_trunk(pair.trunk, part[:, :-1]) for part in x.split(32)])
     tr = Trainer(a, "head", pair.head, a.own_minutes, muon_lr=a.muon_lr / 2, adam_lr=a.adam_lr / 2, warmup=20)
@@ -341,12 +336,9 @@ def check(a):
 STAGES = [tokenizer, check, train, own_text, export]
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
+    p = parser(__doc__, STAGES)
     p.add_argument("--corpus", type=Path, default=WORK, help="directory of corpus.jsonl")
     p.add_argument("--work", type=Path, default=WORK / "qwen", help="token ids and checkpoints")
-    p.add_argument("--out", type=Path, help="output directory; default: pair/ in --work")
-    p.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     p.add_argument("--every", type=int, default=1, help="use every Nth training file")
     p.add_argument("--minutes", type=float, default=17.4)
     p.add_argument("--own-minutes", type=float, default=3.5)
@@ -356,12 +348,4 @@ if __name__ == "__main__":
     p.add_argument("--muon-lr", type=float, default=0.02)
     p.add_argument("--adam-lr", type=float, default=4e-3)
     p.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
-    p.add_argument("--threads", type=int, help="CPU threads")
-    a = p.parse_args()
-    a.out = a.out or a.work / "pair"
-    a.work.mkdir(parents=True, exist_ok=True)
-    if a.threads:
-        torch.set_num_threads(a.threads)
-    torch.manual_seed(0)
-    for name in a.stages:
-        globals()[name](a)
+    run(p, STAGES)

@@ -167,6 +167,16 @@ def top_margin(row):
     return int(top.indices[0]), float(top.values[0] - top.values[1])
 
 
+def continuation(trunk, ids):
+    """The greedy tokens and their margins, up to the first one that is too small."""
+    tokens, margins = [], []
+    while len(tokens) < N_GREEDY and min(margins, default=LEAST_MARGIN) >= LEAST_MARGIN:
+        token, margin = top_margin(trunk(ids, use_cache=False)[0][0, -1])
+        tokens.append(token), margins.append(margin)
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    return tokens, margins
+
+
 def random_pair(spec, gen):
     """A trunk and its head, and the configurations of both."""
     model, text, (layer_class, norm_class) = modules(spec)
@@ -227,14 +237,8 @@ def build(name, spec, seed, out):
             recurrent = torch.stack([cache.get_recurrent_state(i, state_idx=0)[0] for i in linear])
             taps = text.linear_conv_kernel_dim - 1
             convolution = torch.stack([cache.get_conv_state(i, state_idx=0)[0][:, -taps:] for i in linear])
-            greedy, margins, current = [], [], ids
-            for _ in range(N_GREEDY):
-                token, margin = top_margin(trunk(current, use_cache=False)[0][0, -1])
-                greedy.append(token), margins.append(margin)
-                if margin < LEAST_MARGIN:
-                    return False
-                current = torch.cat([current, torch.tensor([[token]])], 1)
-            if len(set(greedy)) < N_GREEDY // 2:
+            greedy, margins = continuation(trunk, ids)
+            if min(margins) < LEAST_MARGIN or len(set(greedy)) < N_GREEDY // 2:
                 return False  # a repetitive text tests little
             drafts = DynamicCache(config=cfg1)
             read = nextn(ids[:, 1:], hidden[:, :-1], 0, drafts)

@@ -24,6 +24,11 @@ WEATHER = {
 done = []
 
 
+class Size(pydantic.BaseModel):
+    width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+    unit: typing.Literal["mm", "cm"]
+
+
 def shows(test):
     test()
     done.append(test.__name__)
@@ -34,9 +39,13 @@ def text_of(stream):
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 
-def with_openai(url, caller_url):
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    caller = openai.OpenAI(base_url=f"{caller_url}/v1", api_key="none", max_retries=0)
+def openai_client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def with_openai_chats(url):
+    """Returns the text that greedy chats and completions have."""
+    client = openai_client(url)
     model = client.models.list().data[0].id
     create = client.chat.completions.create
     want = create(model=model, messages=MESSAGES, max_tokens=48, temperature=0).choices[0]
@@ -74,19 +83,27 @@ def with_openai(url, caller_url):
         biased = create(model=model, messages=MESSAGES, max_tokens=24, temperature=0, logit_bias={"300": -100})
         assert biased.choices[0].message.content
 
+    return want.message.content
+
+
+def with_openai_texts(url, want):
+    client = openai_client(url)
+    model = client.models.list().data[0].id
+    create = client.chat.completions.create
+
     @shows
     def openai_completions():
         completion = client.completions.create(model=model, prompt=PROMPT, max_tokens=48, temperature=0, logprobs=2)
-        assert completion.choices[0].text == want.message.content
+        assert completion.choices[0].text == want
         assert len(completion.choices[0].logprobs.tokens) == 48
 
     @shows
     def openai_responses():
         response = client.responses.create(model=model, input=PROMPT, max_output_tokens=48, temperature=0)
-        assert response.output_text == want.message.content and response.status == "incomplete"
+        assert response.output_text == want and response.status == "incomplete"
         with client.responses.stream(model=model, input=PROMPT, max_output_tokens=48, temperature=0) as stream:
             deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        assert deltas == want.message.content
+        assert deltas == want
 
     @shows
     def openai_errors():
@@ -101,6 +118,18 @@ def with_openai(url, caller_url):
                 assert error.body["message"]
             else:
                 raise AssertionError(kind)
+
+    @shows
+    def openai_json_schema():
+        parse = client.chat.completions.parse
+        size = parse(model=model, messages=MESSAGES, max_tokens=300, response_format=Size).choices[0].message.parsed
+        assert size.unit in ("mm", "cm")
+        size = client.responses.parse(model=model, input=PROMPT, max_output_tokens=300, text_format=Size).output_parsed
+        assert size.unit in ("mm", "cm")
+
+
+def with_openai_calls(url):
+    caller = openai_client(url)
 
     @shows
     def openai_tools():
@@ -135,18 +164,6 @@ def with_openai(url, caller_url):
             assert call.function.name in names and 0 <= json.loads(call.function.arguments)["n"] <= 99
 
     @shows
-    def openai_json_schema():
-        class Size(pydantic.BaseModel):
-            width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
-            unit: typing.Literal["mm", "cm"]
-
-        parse = client.chat.completions.parse
-        size = parse(model=model, messages=MESSAGES, max_tokens=300, response_format=Size).choices[0].message.parsed
-        assert size.unit in ("mm", "cm")
-        size = client.responses.parse(model=model, input=PROMPT, max_output_tokens=300, text_format=Size).output_parsed
-        assert size.unit in ("mm", "cm")
-
-    @shows
     def openai_responses_call_functions():
         # Not strict: the tiny caller writes the city without quotes.
         tools = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}]
@@ -156,8 +173,6 @@ def with_openai(url, caller_url):
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
         items = [{"role": "user", "content": "Umbrella?"}, call.model_dump(exclude_none=True), output]
         assert caller.responses.create(model="caller", input=items, tools=tools).output_text == "It is sunny."
-
-    return want.message.content
 
 
 def with_anthropic(url, caller_url, want):
@@ -215,10 +230,6 @@ def with_pydantic_ai(caller_url):
 
     @shows
     def pydantic_ai_output_is_of_its_type():
-        class Size(pydantic.BaseModel):
-            width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
-            unit: typing.Literal["mm", "cm"]
-
         # The default: the output is the arguments of a required tool call.
         provider = OpenAIProvider(base_url=f"{caller_url}/v1", api_key="none")
         agent = pydantic_ai.Agent(OpenAIChatModel("caller", provider=provider), output_type=Size)
@@ -228,8 +239,10 @@ def with_pydantic_ai(caller_url):
 
 if __name__ == "__main__":
     demo, caller = sys.argv[1:]
-    text = with_openai(demo, caller)
+    text = with_openai_chats(demo)
+    with_openai_texts(demo, text)
+    with_openai_calls(caller)
     with_anthropic(demo, caller, text)
     with_litellm(demo, text)
     with_pydantic_ai(caller)
-    print(f"{len(done)} of {len(done)} passed")
+    print(f"passed: {len(done)} tests")

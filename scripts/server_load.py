@@ -15,15 +15,15 @@ import asyncio
 import json
 import os
 import pathlib
-import re
 import signal
 import socket
 import statistics
 import sys
 import time
 
-PROMPTS = [prompt["text"] if isinstance(prompt, dict) else prompt
-           for prompt in json.loads((pathlib.Path(__file__).parent.parent / "models/demo/prompts.json").read_text())]
+from server_soak import Server
+
+PROMPTS = json.loads((pathlib.Path(__file__).parent.parent / "models/demo/prompts.json").read_text())
 TOKENS = 128
 
 
@@ -33,23 +33,21 @@ def percentile(values, share):
 
 
 class Load:
-    def __init__(self, port, llama, pid, prompts):
-        self.port, self.llama, self.pid, self.prompts, self.sent, self.read = port, llama, pid, prompts, 0, 0
+    def __init__(self, server, llama, prompts):
+        self.server, self.llama, self.prompts, self.sent, self.read = server, llama, prompts, 0, 0
 
     def processor_seconds(self):
         """CPU time used by the server."""
-        ticks = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        ticks = pathlib.Path(f"/proc/{self.server.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def request(self, prompt, tokens, drafts):
         """Times of a text's events since its request, and its tokens."""
         body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         body |= {"cache_prompt": False} if self.llama else {} if drafts else {"speculative": {"enabled": False}}
-        body = json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
-        head = "POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        # Its lines may be longer than asyncio's default limit.
+        reader, writer = await self.server.open("/completion", json.dumps(body).encode(), limit=1 << 22)
         start = time.perf_counter()
-        writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
         times, last = [], None
         async for line in reader:
             if line.startswith(b"data: {"):
@@ -79,7 +77,8 @@ class Load:
     async def disturbed(self, seconds, drafts, prompt_tokens):
         """Gaps between events of four clients: while no prompt is read, and while others' are; and the times of those."""
         text = "".join(f"let x{i} = {i};\n" for i in range(prompt_tokens))
-        ids = json.loads(await self.tokens(text))["tokens"][:prompt_tokens]
+        _, answer = await self.server.ask("/tokenize", json.dumps({"content": text}).encode())
+        ids = json.loads(answer)["tokens"][:prompt_tokens]
         begin, done, read, over = time.perf_counter(), [], [], asyncio.Event()
         clients = [asyncio.create_task(self.client(lambda: not over.is_set(), drafts, done)) for _ in range(4)]
         await asyncio.sleep(seconds)
@@ -102,16 +101,6 @@ class Load:
                     gaps[0].append(1e3 * (b - a))
         return *gaps, [1e3 * (end - start) for start, end in read]
 
-    async def tokens(self, text):
-        body = json.dumps({"content": text}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
-        answer = await reader.read()
-        writer.close()
-        found = re.search(rb"\{.*\}", answer.partition(b"\r\n\r\n")[2], re.S)
-        return found[0].replace(b"\r\n", b"")
-
 
 async def main(arguments):
     with socket.socket() as free:
@@ -119,7 +108,7 @@ async def main(arguments):
         port = free.getsockname()[1]
     log = open(os.devnull, "w")
     process = await asyncio.create_subprocess_exec(*arguments.command, "--port", str(port), stdout=log, stderr=log)
-    load = Load(port, arguments.llama, process.pid, [prompt[:arguments.characters] for prompt in PROMPTS])
+    load = Load(Server(process, port), arguments.llama, [prompt[:arguments.characters] for prompt in PROMPTS])
     try:
         for _ in range(600):
             try:

@@ -79,8 +79,8 @@ class Server:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1])
 
-    async def open(self, path, body, method="POST"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def open(self, path, body, method="POST", limit=1 << 16):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
         writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
         return reader, writer

@@ -1,6 +1,5 @@
 //! Generates text: `cargo run --release --example generate -- "fn main() {"`.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,7 +12,7 @@ use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::sampling::GenerateArgs;
-use foretoken_tools::{arguments, check_directory_of, report};
+use foretoken_tools::{arguments, check_directory_of, println, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
@@ -97,9 +96,9 @@ fn generate(args: Args) -> Result<ExitCode> {
         if let Err(error) = &written {
             own["error"] = serde_json::json!(error.to_string());
         }
-        writeln!(std::io::stdout(), "{}", report::json(own, &statistics, &session))?;
+        println!("{}", report::json(own, &statistics, &session));
     } else {
-        writeln!(std::io::stdout())?;
+        println!("");
         let context = session.kv().max_context();
         let limit = finish_reason.and_then(|reason| args.generate.limit_reached(reason, context, args.kv.context));
         limit.iter().for_each(|limit| eprintln!("{limit}"));

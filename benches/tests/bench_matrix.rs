@@ -37,8 +37,11 @@ fn fails(out: &Path, further: &[&str]) -> String {
     String::from_utf8_lossy(&run.stderr).into_owned()
 }
 
-/// The runs in the journal by prompt, mode and number.
-fn runs(out: &Path) -> BTreeMap<(u64, String, u64), Value> {
+/// Runs by prompt, mode and number.
+type Runs = BTreeMap<(u64, String, u64), Value>;
+
+/// The runs in the journal.
+fn runs(out: &Path) -> Runs {
     let mut runs = BTreeMap::new();
     for line in read_to_string(out.join("runs.ndjson")).expect("a journal").lines() {
         let line: Value = serde_json::from_str(line).expect("JSON");
@@ -102,6 +105,26 @@ fn a_matrix_is_measured_once_and_told_thrice() {
         assert!(number("kv_bytes") > 0.0 && number("weights_gb_per_second") > 0.0);
     }
 
+    check_table(out, &all);
+    check_page(out, modes);
+
+    // Nothing is missing, so nothing is measured; an incomplete last line is measured again.
+    let journal = out.join("runs.ndjson");
+    let before = read_to_string(&journal).expect("a journal");
+    let printed = succeeds(out, &[&prompts[..], &["--markdown"]].concat());
+    assert_eq!(read_to_string(&journal).expect("a journal"), before);
+    assert!(printed.contains("| tokens/s | off | B = 3 | auto |"), "{printed}");
+    assert!(printed.contains("| demo, 1100 tokens, K/V f16 |"), "{printed}");
+    std::fs::write(&journal, &before[..before.len() - 40]).expect("a file");
+    succeeds(out, &prompts);
+    let after = read_to_string(&journal).expect("a journal");
+    let whole = before[..before.len() - 40].rfind('\n').expect("lines") + 1;
+    assert!(after.starts_with(&before[..whole]));
+    assert!(runs(out).keys().eq(all.keys()));
+}
+
+/// The table has the medians and ranges of the two runs.
+fn check_table(out: &Path, all: &Runs) {
     let table = csv(out);
     assert_eq!(table.len(), 6);
     for row in &table {
@@ -118,7 +141,10 @@ fn a_matrix_is_measured_once_and_told_thrice() {
             assert!((number("acceptance") - sum("accepted") / sum("drafted")).abs() < 1e-9);
         }
     }
+}
 
+/// The report has every cell, and needs no other file.
+fn check_page(out: &Path, modes: [&str; 3]) {
     let page = read_to_string(out.join("report.html")).expect("a page");
     for foreign in ["http:", "https:", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(foreign), "the report has an external reference: {foreign}");
@@ -129,20 +155,6 @@ fn a_matrix_is_measured_once_and_told_thrice() {
         }
     }
     assert_eq!(page.matches("<svg").count(), 2 * 2 + 1);
-
-    // Nothing is missing, so nothing is measured; an incomplete last line is measured again.
-    let journal = out.join("runs.ndjson");
-    let before = read_to_string(&journal).expect("a journal");
-    let printed = succeeds(out, &[&prompts[..], &["--markdown"]].concat());
-    assert_eq!(read_to_string(&journal).expect("a journal"), before);
-    assert!(printed.contains("| tokens/s | off | B = 3 | auto |"), "{printed}");
-    assert!(printed.contains("| demo, 1100 tokens, K/V f16 |"), "{printed}");
-    std::fs::write(&journal, &before[..before.len() - 40]).expect("a file");
-    succeeds(out, &prompts);
-    let after = read_to_string(&journal).expect("a journal");
-    let whole = before[..before.len() - 40].rfind('\n').expect("lines") + 1;
-    assert!(after.starts_with(&before[..whole]));
-    assert!(runs(out).keys().eq(all.keys()));
 }
 
 /// Answers `replies` completions like llama.cpp's server, then closes. Returns its address.

@@ -37,9 +37,11 @@ build() (
     for example in synthesize verify_curve depth generate batch; do executable "$example" build --example "$example"; done
 )
 
+limited() { timeout "${LIMIT:-600}" "$@"; }
+
 stage() { # NAME COMMAND: prints its output, and remembers a failure
     printf '\n== %s\n' "$1"
-    timeout "${LIMIT:-600}" "${@:2}" 2>&1 || { echo "FAILED: $1: status $?" && failed+=("$1"); }
+    limited "${@:2}" 2>&1 || { echo "FAILED: $1: status $?" && failed+=("$1"); }
 }
 
 check() {
@@ -94,7 +96,7 @@ pair() { # VARIANT TYPE
 
 curve() {
     for depth in 64 512; do
-        out=$(timeout "${LIMIT:-600}" "$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}" --depth "$depth" 2>&1)
+        out=$(limited "$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}" --depth "$depth" 2>&1)
         echo "$out"
         target "$name: depth $depth: % of the bandwidth, one row" "$(awk '$1 == "1" { print $5 }' <<<"$out")" ">=" 60
         target "$name: depth $depth: v(4)" "$(awk '$1 == "4" { print $3 }' <<<"$out")" "<=" 1.15
@@ -103,7 +105,7 @@ curve() {
 
 rates() {
     rate() { # GENERATE'S ARGUMENTS: tokens per second
-        timeout "${LIMIT:-600}" "$folder/generate" "${both[@]}" --prompt-ids 400,500,600,700 --ignore-eos --max-tokens "$tokens" \
+        limited "$folder/generate" "${both[@]}" --prompt-ids 400,500,600,700 --ignore-eos --max-tokens "$tokens" \
             --context 4096 --json "$@" 2>/dev/null | sed -n 's/.*"decode_tokens_per_second":\([0-9.eE+-]*\).*/\1/p'
     }
     local plain all some
@@ -115,12 +117,12 @@ rates() {
 }
 
 many() {
-    timeout "${LIMIT:-600}" "$folder/batch" "${both[@]}" --measure 3 --sequences "${SEQUENCES:-1,4,16}" --prompt-tokens 64 \
-        --ignore-eos --max-tokens "$tokens" --context 4096 --no-speculation 2>&1
+    stage "$name: batches" "$folder/batch" "${both[@]}" --measure 3 --sequences "${SEQUENCES:-1,4,16}" --prompt-tokens 64 \
+        --ignore-eos --max-tokens "$tokens" --context 4096 --no-speculation
 }
 
 depth() {
-    out=$(timeout "${LIMIT:-600}" "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131068}" --kv f16,turbo3,balanced \
+    out=$(limited "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131068}" --kv f16,turbo3,balanced \
         --repeats "${REPEATS:-7}" 2>&1)
     echo "$out"
     # The last depth is the deepest.

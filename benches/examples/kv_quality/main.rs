@@ -13,10 +13,9 @@ use clap::Parser;
 use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::F32View;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
-    Statistics, Stop,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, Model, OutputRows, SessionOptions, Speculation,
+    SpeculationOptions, Statistics, Stop,
 };
-use foretoken::{Model, OutputRows};
 use foretoken_tools::arguments::Pair;
 use foretoken_tools::report::count;
 use foretoken_tools::{check_directory_of, input, measure, println};

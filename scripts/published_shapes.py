@@ -92,8 +92,6 @@ def randomized(model):
             new = uniform(value.shape, 0.05, 0.3)
         elif value.dim() < 2:
             new = uniform(value.shape, 0.5, 1.5)
-        elif "embed_tokens" in name:
-            new = normal(value.shape) / value.shape[-1] ** 0.5
         else:
             new = normal(value.shape) / value.shape[-1] ** 0.5
         state[name] = new.to(torch.bfloat16)

@@ -16,15 +16,12 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tiny_caller import CONTROL
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/tokenizer_cases"
 TEXTS = 1000
 
-CONTROL = {
-    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
-    49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>", 100: "<|channel>",
-    101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
-}  # fmt: skip
 STRIKE_END, NEWLINE, BYTES, VOCABULARY = 212, 107, 238, 512
 
 PARTS = {
@@ -62,7 +59,7 @@ def texts():
 def twin(corpus):
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
-    own = [control for control in CONTROL.values()] + ["</s>"]
+    own = [*CONTROL.values(), "</s>"]
     pieces = VOCABULARY - len(own) - 3 - 256
     plain = [text for text in corpus if not any(token in text for token in own)]
     trainer = trainers.BpeTrainer(vocab_size=pieces, limit_alphabet=pieces - 60, max_token_length=12, show_progress=False)

@@ -66,7 +66,7 @@ pub struct Args {
 }
 
 fn main() -> ExitCode {
-    foretoken_tools::run(command)
+    foretoken_tools::run(|args: Args| run(&args))
 }
 
 /// Writes a file's metadata.
@@ -80,8 +80,8 @@ pub struct File {
 }
 
 /// Writes the files of the variant.
-fn command(args: Args) -> Result<()> {
-    let files = args.variant.files(&args)?;
+pub fn run(args: &Args) -> Result<()> {
+    let files = args.variant.files(args)?;
     let directory = &args.out_dir;
     std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be created", directory.display()))?;
     let all = files.iter().flat_map(|file| &file.tensors);

@@ -929,6 +929,50 @@ fn draft_models() {
     same(&pair, short, &with(DraftPipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
 }
 
+/// A draft model with a shorter window than the target, in a session that is rewound several times, each time by less
+/// than a round: rows that were overwritten before the last time are read again, as on the CPU.
+#[test]
+fn draft_models_of_sessions_that_are_rewound_again() {
+    let (case, files) = (cases::named("nested"), tempfile::tempdir().expect("a folder"));
+    let [target, draft] =
+        ["target", "draft"].map(|name| widen(&case.path.join("target"), &files.path().join(name), NARROW));
+    let path = target.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+    let of_text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+    of_text["sliding_window"] = json!(1024);
+    std::fs::write(&path, config.to_string()).expect("a file");
+    let pair = load(EngineOptions { draft_model: Some(draft), ..EngineOptions::new(target) }, Vec::new(), files);
+    let drafts = |engine: &Engine| {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let trace = Trace::file(file.path()).expect("a trace");
+        let generate = |session: &mut Session, prompt: &[u32], tokens| {
+            let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::DraftModel]), BlockSize::Fixed(4));
+            let pipeline = DraftPipeline::InTurn;
+            let with = SpeculationOptions { drafters, block, pipeline, ..SpeculationOptions::default() };
+            let (speculation, trace) = (Speculation::With(with), Some(trace.clone()));
+            let options = GenerateOptions { speculation, trace, ..plain(tokens) };
+            let pieces = session.generate(prompt, &options).expect("a generation");
+            pieces.for_each(|piece| drop(piece.expect("a piece")));
+        };
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        generate(&mut session, &text(200), 3);
+        for len in [168, 135, 102, 69] {
+            session.rewind(len).expect("fewer tokens");
+            generate(&mut session, &[7], if len > 69 { 2 } else { 12 });
+        }
+        let lines = std::fs::read_to_string(file.path()).expect("a trace");
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let rounds = lines.filter(|line| line["event"] == "round");
+        let drafted = rounds.flat_map(|line| line["draft"].as_array().expect("a draft").clone());
+        let probable = |token: Value| (token["id"].as_u64().expect("an id"), token["p"].as_f64().expect("a number"));
+        drafted.map(probable).collect::<Vec<_>>()
+    };
+    let [on_cpu, on_device] = [&pair.cpu, &pair.device].map(drafts);
+    let same = |((id, p), (other, q)): (&(u64, f64), &(u64, f64))| id == other && (p - q).abs() < 1e-2 * p;
+    let all_same = on_cpu.len() == on_device.len() && on_cpu.iter().zip(&on_device).all(same);
+    assert!(all_same && on_cpu.len() > 8, "{on_device:?} on the device, {on_cpu:?} on the CPU");
+}
+
 /// Changes every weight of a file, by up to `part` of it.
 fn blur(path: &Path, part: f32) {
     let mut bytes = std::fs::read(path).expect("a file");

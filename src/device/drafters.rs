@@ -131,7 +131,8 @@ pub(crate) struct DeviceDraftModel {
     max_context: usize,
     max_round_rows: usize,
     read: Vec<u32>,  // tokens whose rows are on the device
-    matching: usize, // number of them known to match the text
+    written: usize,  // positions below it may have been written since there were none
+    matching: usize, // number of tokens known to match the text
 }
 
 /// Maximum tokens read one by one, in recorded passes: what a fully accepted round adds.
@@ -150,7 +151,7 @@ impl DeviceDraftModel {
         let max_context = context.min(own).min(sequence.plan().context());
         let max_round_rows = kv.max_round_rows.min(fits);
         let (models, sequence) = (models.clone(), Mutex::new(sequence));
-        Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), matching: 0 })
+        Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), written: 0, matching: 0 })
     }
 
     /// Drops the rows that do not match `text`, and that of its last token, whose scores are needed.
@@ -158,9 +159,9 @@ impl DeviceDraftModel {
         let (read, text_behind) = (&self.read[self.matching..], &text[self.matching..]);
         let same = self.matching + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
         self.matching = same.min(text.len().saturating_sub(1));
-        // A ring retains one dropped round, and nothing older.
-        if self.read.len() - self.matching > self.max_round_rows {
-            self.matching = 0;
+        // Rows of a sliding window that later ones overwrote are read again, with all others.
+        if self.matching == 0 || !self.sequence.get_mut().plan().holds(self.matching, self.written) {
+            (self.matching, self.written) = (0, 0);
         }
         self.read.truncate(self.matching);
     }
@@ -189,7 +190,8 @@ impl DeviceDraftModel {
         Ok(())
     }
 
-    fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
+    fn run(&mut self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
+        self.written = self.written.max(self.read.len() + ids.len());
         let rows = StepRows { ids: ids.to_vec(), position: self.read.len(), states: Vec::new() };
         DevicePass::run(&self.models, vec![PassPart::of_draft(&self.sequence, rows, outputs)])
     }

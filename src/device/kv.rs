@@ -184,9 +184,12 @@ impl KvPlan {
         })
     }
 
-    /// Whether rows overwrite earlier ones, so that only few can be dropped.
-    pub fn has_rings(&self) -> bool {
-        self.held(0).any(|(table, _)| table.retention.ring().is_some())
+    /// Whether all rows that a query at `position` reads remain after positions below `written` were written.
+    pub fn holds(&self, position: usize, written: usize) -> bool {
+        self.stores.iter().all(|store| {
+            let oldest = store.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            [&store.keys, &store.values].into_iter().all(|side| side.holds(oldest..position, written, store.zones))
+        })
     }
 
     /// Identifies it among all plans of its models.
@@ -495,7 +498,37 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use foretoken_kernels::{ElementType, Isa};
+
     use super::*;
+    use crate::device::addresses::Addresses;
+    use crate::kv::{CodeFormat, ExactZones, KvCache, LayerFormat};
+
+    /// Of windows and of exact zones, in exact and in quantized pages.
+    #[test]
+    fn rows_remain_where_the_cache_of_the_host_has_them() {
+        let store = |window| StoreLayout { num_kv_heads: 1, head_dim: 32, window, k_eq_v: None };
+        let stores = vec![store(Some(100)), store(None)];
+        let layout = KvLayout { stores, store_of_layer: vec![0, 1], inverse_frequencies: Vec::new() };
+        let quantized = |layer| LayerFormat { layer, key: CodeFormat::Tqc5.into(), value: CodeFormat::Tqc4.into() };
+        for layers in [vec![], vec![quantized(1)], vec![quantized(0), quantized(1)]] {
+            let (key, value) = (ElementType::F16.into(), ElementType::F16.into());
+            let exact = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
+            let options = KvOptions { key, value, exact, layers, max_round_rows: 40, ..KvOptions::default() };
+            let plan = KvPlan::new(&Addresses::default(), &layout, &options, 4096, 0).expect("a plan");
+            let mut cache = KvCache::new(layout.clone(), &options, 4096, Isa::best()).expect("a cache");
+            let mut lost = 0;
+            for written in (0..1000).step_by(37) {
+                for position in (0..=written).step_by(9) {
+                    cache.set_len(written, written);
+                    let remain = plan.holds(position, written);
+                    assert_eq!(remain, cache.rewind(position).is_ok(), "{position} of {written}, {:?}", options.layers);
+                    lost += usize::from(!remain);
+                }
+            }
+            assert!(lost > 0, "{:?}", options.layers);
+        }
+    }
 
     /// Rows of each launch over a pass of sequences with these positions and rows: 32 heads of 512 channels.
     fn launches(sequences: &[(usize, usize)]) -> Vec<usize> {

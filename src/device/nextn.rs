@@ -38,6 +38,7 @@ pub(crate) struct DeviceNextN {
     max_round_rows: usize,
     first: usize,                     // the position of the sequence's first row
     rows: usize,                      // rows from the target's states; those after them are a draft's
+    written: usize,                   // rows below it may have been written since there were none
     states: Buffer<f32>,              // (MAX_UNREAD, hidden)
     held: Range<usize>,               // their positions: those that are not read, or the last one
     target: Option<Arc<Buffer<u32>>>, // the state of the target's sequence; `None` until a pass is observed
@@ -113,6 +114,7 @@ impl DeviceNextN {
             max_round_rows: options.max_round_rows.min(fits),
             first: 0,
             rows: 0,
+            written: 0,
             states,
             held: 0..0,
             target: None,
@@ -132,7 +134,7 @@ impl DeviceNextN {
 
     /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) {
-        (self.first, self.rows, self.held, self.chain) = (first, 0, first..first, None);
+        (self.first, self.rows, self.written, self.held, self.chain) = (first, 0, 0, first..first, None);
     }
 
     /// Drops the rows from position `rows` on, and the states from position `states` on.
@@ -141,9 +143,7 @@ impl DeviceNextN {
         if dropped == 0 && self.held.end <= states {
             return;
         }
-        // A ring retains one dropped round, and nothing older.
-        let is_lost = dropped > self.max_round_rows && self.sequence.lock().plan().has_rings();
-        if is_lost || rows < self.first {
+        if rows < self.first {
             return self.restart(rows);
         }
         (self.rows, self.chain) = (self.rows - dropped, None);
@@ -152,11 +152,14 @@ impl DeviceNextN {
         self.held = if self.held.start <= self.unread() { self.held.start..end } else { self.unread()..self.unread() };
     }
 
-    /// Drops the rows of a draft, and, if the context has less than `rows` rows left, those before as well.
-    fn free_rows(&mut self, rows: usize) {
+    /// Drops the rows of a draft, to write those of `positions`; and those before as well, if the context has no room
+    /// for both, or if some that the new ones read were overwritten.
+    fn free_rows(&mut self, positions: Range<usize>) {
         self.chain = None;
-        if self.rows + rows > self.max_context {
-            (self.first, self.rows) = (self.unread(), 0);
+        let before = positions.start - self.first;
+        let fits = positions.end - self.first <= self.max_context;
+        if before == 0 || !fits || !self.sequence.lock().plan().holds(before, self.written) {
+            (self.first, self.rows, self.written) = (positions.start, 0, 0);
         }
     }
 
@@ -190,6 +193,7 @@ impl DeviceNextN {
         while self.unread() < end {
             let positions = self.unread()..end.min(self.unread() + self.max_round_rows);
             let rows = positions.len();
+            self.written = self.written.max(self.rows + rows);
             let part = PassPart::of_draft(&self.sequence, self.rows_of(positions, tokens, new), OutputRows::None);
             DevicePass::run(&self.head.models, vec![part])?;
             self.rows += rows;
@@ -216,10 +220,10 @@ impl DeviceNextN {
             return Ok(None);
         }
         let none = DeviceSlice::new(0, 0);
-        self.free_rows(end - self.unread());
+        self.free_rows(self.unread().min(end - 1)..end);
         self.read(tokens, end.saturating_sub(self.max_round_rows), none)?;
         let begin = self.unread().min(end - 1);
-        self.step = end - self.first;
+        self.begin_step(end - self.first);
         Ok(Some(self.rows_of(begin..end, tokens, none)))
     }
 
@@ -231,8 +235,15 @@ impl DeviceNextN {
         if token == DRAFTED && !sequence.is_at((position, token)) {
             return None;
         }
-        self.step = position + 1;
-        Some(StepRows { ids: vec![token], position, states: vec![sequence.hidden()] })
+        let states = vec![sequence.hidden()];
+        drop(sequence);
+        self.begin_step(position + 1);
+        Some(StepRows { ids: vec![token], position, states })
+    }
+
+    /// Begins a step after which there are `rows` rows.
+    fn begin_step(&mut self, rows: usize) {
+        (self.step, self.written) = (rows, self.written.max(rows));
     }
 
     /// Drafts `tokens` tokens after `position` rows from any state, and waits for them: a measurement.
@@ -321,7 +332,7 @@ impl Drafter for DeviceNextN {
         if !after_prompt && end - begin <= MAX_UNREAD {
             return self.hold(seen.first..end, states);
         }
-        self.free_rows(end - 1 - self.unread());
+        self.free_rows(self.unread()..end - 1);
         self.read(seen.tokens, end - 1, states)?;
         let last = subslice(states, states.len() - width, width);
         self.held = end - 1..end - 1;

@@ -75,7 +75,7 @@ impl Retention {
 
     /// Whether the rows at `positions` are retained after positions below `written` were written: a row overwrites only
     /// that of the same place in the page that its slot had before.
-    pub(super) fn holds(self, positions: Range<usize>, written: usize) -> bool {
+    pub(crate) fn holds(self, positions: Range<usize>, written: usize) -> bool {
         let Retention::Ring { pinned, newest } = self else { return true };
         let oldest = positions.start.max(pinned * PAGE);
         oldest >= positions.end || oldest.saturating_add(newest.saturating_mul(PAGE)) >= written

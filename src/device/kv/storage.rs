@@ -1,5 +1,7 @@
 //! Where and in which formats a store keeps K and V on the device.
 
+use std::ops::Range;
+
 use foretoken_gpu::plan::attention::Zones;
 use foretoken_gpu::plan::attention_mixed::KvPages;
 use foretoken_gpu::plan::pages::{HEAD_DIMS, exact_page_bytes};
@@ -136,6 +138,19 @@ impl Storage {
         let quantized_pages = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
         let quantized = self.quantized.iter().map(move |(_, table)| (table, table.retention.held(quantized_pages)));
         [(&self.exact, self.exact.retention.held(end.div_ceil(PAGE)))].into_iter().chain(quantized)
+    }
+
+    /// Whether the rows at `visible` remain after positions below `written` were written, for a query at `visible.end`.
+    /// In whole pages where a page may be quantized later.
+    pub(super) fn holds(&self, visible: Range<usize>, written: usize, zones: Option<Zones>) -> bool {
+        let exact = self.exact.retention;
+        let Some(((_, table), Zones { tail, .. })) = self.quantized.as_ref().zip(zones) else {
+            return exact.holds(visible, written);
+        };
+        let (oldest, exact_from) = (visible.start / PAGE * PAGE, first_exact_page(visible.end, tail) * PAGE);
+        let quantized = first_exact_page(written, tail) * PAGE;
+        exact.holds(oldest.max(exact_from)..visible.end, written)
+            && table.retention.holds(oldest..exact_from, quantized)
     }
 
     pub(super) fn bytes_at(&self, end: usize, zones: Option<Zones>) -> usize {

@@ -112,6 +112,8 @@ impl DraftSteps {
         models: &LoadedModels,
         rows: &[DraftRow<'_>],
     ) -> Result<Vec<Arc<Mutex<Sequence>>>> {
+        // After an error the lists may be new, or have sequences of either draft: none goes on with them.
+        (self.sequences, self.done) = (Vec::new(), 0);
         self.grow(workspace, models, rows.len())?;
         let (mut segments, mut sequences) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (i, row) in rows.iter().enumerate() {
@@ -123,7 +125,7 @@ impl DraftSteps {
         if let Some(lists) = &mut self.lists {
             lists.segments.set(workspace.launcher(), &segments)?;
         }
-        (self.sequences, self.done) = (sequences, 0);
+        self.sequences = sequences;
         Ok(rows.iter().map(|row| row.sequence.clone()).collect())
     }
 
@@ -185,5 +187,67 @@ impl DraftSteps {
         let both = models.assistant.as_ref().zip(workspace.ops.draft.as_deref());
         let (assistant, outputs) = both.ok_or_else(no_assistant)?;
         assistant.read_scores(outputs, row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_gpu::DeviceSlice;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::device::addresses::Addresses;
+    use crate::device::device_model::DeviceModel;
+    use crate::device::kv::KvPlan;
+    use crate::device::outputs::DraftOutputs;
+    use crate::device::pages::PageMemory;
+    use crate::device::readback::Readback;
+    use crate::device::weights::DeviceEmbedding;
+    use crate::kv::{KvLayout, KvOptions, PagePool};
+    use crate::model::Request;
+
+    /// A target without layers.
+    struct Target;
+
+    impl DeviceModel for Target {
+        fn hidden_size(&self) -> usize {
+            4
+        }
+
+        fn vocab_size(&self) -> usize {
+            16
+        }
+
+        fn kv_layout(&self) -> KvLayout {
+            KvLayout { stores: Vec::new(), store_of_layer: Vec::new(), inverse_frequencies: Vec::new() }
+        }
+
+        fn embed_tokens(&self) -> &DeviceEmbedding {
+            unreachable!("not called")
+        }
+
+        fn forward(&self, _: &DeviceOps, _: DeviceSlice<u32>, _: &mut PassKv<'_>, _: &Request) -> Result<()> {
+            unreachable!("not called")
+        }
+    }
+
+    #[test]
+    fn a_draft_that_cannot_begin_ends_the_one_before() {
+        let device: Arc<dyn Device> = Arc::new(Addresses::default());
+        let readback = Readback::new(&*device, Vec::new(), 0, 1, 1).expect("memory");
+        let mut workspace = Workspace::new(&device, &Target, 1, None, readback).expect("memory");
+        workspace.ops.draft = Some(Arc::new(DraftOutputs::new(&*device, MIN_ROWS, 4, 1, 16).expect("memory")));
+        let plan = KvPlan::new(&*device, &Target.kv_layout(), &KvOptions::default(), 64, 0).expect("a plan");
+        let pages = Arc::new(PageMemory::new(device.clone(), PagePool::new(None)));
+        let sequence = Arc::new(Mutex::new(Sequence::new(&pages, Arc::new(plan), 4, None).expect("memory")));
+        let models = LoadedModels { device, target: Box::new(Target), assistant: None, suppressed: None };
+        let row = |position| DraftRow { sequence: &sequence, position, tokens: &[7] };
+        let mut steps = DraftSteps::default();
+        steps.begin(&mut workspace, &models, &[row(1)]).expect("a draft");
+        steps.done = 1;
+        assert!(steps.continued(&[row(1)], 1).is_some());
+        // No state has this length.
+        assert!(steps.begin(&mut workspace, &models, &[row(usize::MAX)]).is_err());
+        assert!(steps.continued(&[row(1)], 1).is_none());
     }
 }

@@ -51,6 +51,11 @@ impl<R: Running> InFlight<R> {
         self.check()
     }
 
+    /// Fails the device, unless a batch has: launches that belong together were not all added.
+    pub fn fail(&self, problem: String) {
+        self.failure.get_or_init(|| problem);
+    }
+
     /// # Errors
     /// If a batch of the device has failed.
     pub fn check(&self) -> Result<(), String> {
@@ -92,6 +97,15 @@ mod tests {
         // Not lost with its stream either.
         drop((first, second));
         assert_eq!(check(&failure).expect_err("a failure"), "a page fault");
+    }
+
+    #[test]
+    fn launches_that_were_not_all_added_fail_the_device() {
+        let failure = Failure::default();
+        let [first, mut second] = [(); 2].map(|()| InFlight::<Batch>::new(failure.clone()));
+        first.fail("half a recording".into());
+        assert_eq!(first.check().expect_err("a failure"), "half a recording");
+        assert_eq!(second.push(Batch(Ok(())), 4).expect_err("a failure"), "half a recording");
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub trait Recording: Send {
     /// Runs them in order, after all earlier launches. It may return before they are done.
     ///
     /// # Errors
-    /// If the driver fails.
+    /// If the driver fails. None of them runs then, or all later calls of the device fail.
     ///
     /// # Safety
     /// As for [`Device::launch`], for each of them, at every replay.

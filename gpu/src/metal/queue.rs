@@ -67,6 +67,26 @@ impl StreamState {
         if open.launches < BATCH { Ok(()) } else { self.submit() }
     }
 
+    /// Launches a whole recording: if it fails after the first launch, so do all later calls of the device.
+    ///
+    /// # Safety
+    /// As [`super::Stream::replay`].
+    pub(super) unsafe fn replay(
+        &mut self,
+        memories: &Mutex<Memories>,
+        launches: &[Recorded],
+    ) -> Result<(), MetalError> {
+        launches.iter().enumerate().try_for_each(|(i, launch)| {
+            // SAFETY: the caller guarantees each launch's memory, and that accesses do not conflict, until it ends.
+            let launched = unsafe { self.launch(memories, launch) };
+            launched.inspect_err(|error| {
+                if i > 0 {
+                    self.in_flight.fail(format!("a recording was launched in part: {error}"));
+                }
+            })
+        })
+    }
+
     /// Submits the open batch.
     fn submit(&mut self) -> Result<(), MetalError> {
         let submitted = self.batch.take().map(|open| open.batch.commit());

@@ -77,14 +77,14 @@ impl Stream {
     /// Replays a graph after the stream's earlier launches.
     ///
     /// # Errors
-    /// If the system fails; [`MetalError::Poisoned`] if an earlier launch failed.
+    /// If the system fails; [`MetalError::Poisoned`] if an earlier launch failed. If some of the graph's launches were
+    /// made, all later calls of the device fail.
     ///
     /// # Safety
     /// As [`Stream::launch`], for every recorded launch.
     pub unsafe fn replay(&self, graph: &Graph) -> Result<(), MetalError> {
-        let mut state = lock(&self.state);
         // SAFETY: the caller guarantees each launch's memory, and that accesses do not conflict, until it ends.
-        graph.launches.iter().try_for_each(|launch| unsafe { state.launch(&self.device.0.memories, launch) })
+        unsafe { lock(&self.state).replay(&self.device.0.memories, &graph.launches) }
     }
 }
 

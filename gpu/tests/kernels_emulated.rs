@@ -28,6 +28,7 @@ use foretoken_gpu::plan::pointwise::{Gate, GateNorm, Strided, normed_silu_gate};
 use foretoken_gpu::plan::rows::{Domain, Heads, Order, Pairing, Results, Rotary, Steps, rows};
 use foretoken_gpu::plan::segments::Segments;
 use foretoken_gpu::plan::turboquant::encode;
+use foretoken_gpu::plan::vocabulary::{Chosen, Grouped, Scores, argmax_parts};
 use foretoken_gpu::{DeviceSlice, Launch, Params};
 use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 use foretoken_kernels::quant::{ActivationType, WeightType};
@@ -303,6 +304,13 @@ fn what_does_not_exist_is_refused() {
         (Pages::all(1), 3..4, false),
     ] {
         assert_eq!(encoded(codes, of.clone()).is_ok(), exist, "pages {of:?} of {codes:?}");
+    }
+    // Scores of two groups.
+    for (ids, exist) in [(32, true), (31, false), (16, false)] {
+        let grouped = Some(Grouped { groups: slice.cast(), ordering: DeviceSlice::new(0, ids), len: 16 });
+        let scores = Scores { x: slice.cast(), rows: 1, n: 32, stride: 32, cap: None, suppressed: None, grouped };
+        let chosen = argmax_parts(&scores, slice.cast(), &Chosen::Ids(slice.cast()));
+        assert_eq!(chosen.is_ok(), exist, "{ids} ids in groups of 16");
     }
 }
 

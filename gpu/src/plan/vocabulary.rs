@@ -77,9 +77,9 @@ pub struct Scores {
 /// Element `i` of a row has the id `ordering[groups[row][i / len] * len + i % len]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped {
-    /// `(rows, n / len)`: each row's groups in order.
+    /// `(rows, n / len)`: each row's groups in order, none twice, all within `ordering`.
     pub groups: DeviceSlice<i32>,
-    /// All ids, group by group.
+    /// All ids, group by group: at least `n`.
     pub ordering: DeviceSlice<u32>,
     /// Ids per group.
     pub len: usize,
@@ -153,7 +153,7 @@ impl Scores {
             x: x.checked("the scores", (rows - 1) * stride + n)?,
             suppressed: optional(suppressed, "the suppressed ids", num_suppressed)?,
             groups: optional(grouped.map(|grouped| grouped.groups), "the groups", rows * (n / group))?,
-            ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", group)?,
+            ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", n)?,
             partial: partial.checked("the partial results", Self::partial_len(rows, n))?,
             ids,
             segments,

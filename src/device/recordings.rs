@@ -51,6 +51,8 @@ impl Recordings {
     /// of the next power of two, and all recordings are dropped: recording takes about as long as a few rounds. It
     /// shrinks when no pass has needed a quarter of it for long.
     pub fn reach(&mut self, end: usize) -> usize {
+        // A query that sees no position has a split as well.
+        let end = end.max(1);
         let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);
         let horizon = end.next_multiple_of(step);
         self.shallow = if horizon <= self.horizon / 4 { self.shallow + 1 } else { 0 };
@@ -122,6 +124,7 @@ mod tests {
     #[test]
     fn the_horizon_follows_the_passes() {
         let mut recordings = Recordings::default();
+        assert_eq!([recordings.reach(0), recordings.reach(MIN_HORIZON)], [MIN_HORIZON; 2]);
         let deep = recordings.reach(200_000);
         assert!((200_000..230_000).contains(&deep));
         // Of two sequences, one is deep.

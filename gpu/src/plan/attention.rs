@@ -144,6 +144,9 @@ impl Queries {
         if self.split_pages == 0 {
             return Err(LaunchError("a split must have at least one page".into()));
         }
+        if partials.splits == 0 {
+            return Err(LaunchError("there must be at least one split".into()));
+        }
         let all = self.count * self.heads;
         let slots = self.page_kinds() * partials.splits * all;
         dimension("the queries' size", all * self.head_dim)?;
@@ -170,7 +173,7 @@ impl Queries {
 
     pub(super) fn grid(&self, splits: usize, columns: usize) -> Result<[u32; 3], LaunchError> {
         let tiles = self.segments.count * self.columns().div_ceil(columns);
-        Ok([dimension("splits", splits.max(1))? as u32, blocks("K/V heads", self.kv_heads)?, blocks("queries", tiles)?])
+        Ok([dimension("splits", splits)? as u32, blocks("K/V heads", self.kv_heads)?, blocks("queries", tiles)?])
     }
 }
 
@@ -477,5 +480,14 @@ mod tests {
         assert_eq!(queries.splits(0, 300), 3); // as with one page
         let error = planned(&queries, ElementType::F32).expect_err("splits without pages");
         assert!(error.to_string().contains("a split must have at least one page"), "{error}");
+    }
+
+    #[test]
+    fn no_splits_are_an_error() {
+        let partials = SplitPartials { softmax: DeviceSlice::new(0, 0), output: DeviceSlice::new(0, 0), splits: 0 };
+        let y = DeviceSlice::new(0, 16 * 64);
+        let launch = combine(&pass(1, 1, 64), &partials, Domain::Unrotated, Order::Model, y);
+        let error = launch.expect_err("no memory for a split");
+        assert!(error.to_string().contains("at least one split"), "{error}");
     }
 }

@@ -498,11 +498,16 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use foretoken_kernels::{ElementType, Isa};
 
     use super::*;
+    use crate::Error;
     use crate::device::addresses::Addresses;
-    use crate::kv::{CodeFormat, ExactZones, KvCache, LayerFormat};
+    use crate::device::pages::PageMemory;
+    use crate::device::temporaries::Temporaries;
+    use crate::kv::{CodeFormat, ExactZones, KvCache, LayerFormat, PagePool};
 
     /// Of windows and of exact zones, in exact and in quantized pages.
     #[test]
@@ -528,6 +533,21 @@ mod tests {
             }
             assert!(lost > 0, "{:?}", options.layers);
         }
+    }
+
+    /// Kernels would read the next table's entries.
+    #[test]
+    fn tables_end_at_their_context() {
+        let device: Arc<dyn Device> = Arc::new(Addresses::default());
+        let stores = vec![StoreLayout { num_kv_heads: 1, head_dim: 32, window: None, k_eq_v: None }];
+        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let plan = KvPlan::new(&*device, &layout, &KvOptions::default(), 300, 0).expect("a plan");
+        let memory = Arc::new(PageMemory::new(device.clone(), PagePool::new(None)));
+        let launcher = Launcher::new(device.clone(), Temporaries::new(device));
+        let mut kv = DeviceKv::new(memory, Arc::new(plan)).expect("tables");
+        kv.reserve(&launcher, 0, 300).expect("pages");
+        let error = kv.reserve(&launcher, 300, 400).expect_err("no entries");
+        assert!(matches!(error, Error::Context { needed: 400, limit: 300 }), "{error}");
     }
 
     /// Rows of each launch over a pass of sequences with these positions and rows: 32 heads of 512 channels.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use foretoken_gpu::DeviceSlice;
 
 use super::KvPlan;
-use crate::Result;
 use crate::device::buffer::Buffer;
 use crate::device::launcher::Launcher;
 use crate::device::pages::{Contents, Page, PageMemory, page_memory_error};
 use crate::kv::HeldPage;
+use crate::{Error, Result};
 
 /// The K and V of a sequence.
 pub(crate) struct DeviceKv {
@@ -85,8 +85,12 @@ impl DeviceKv {
     /// writes the addresses to the tables.
     ///
     /// # Errors
-    /// If the device is out of memory; earlier allocations stay until [`DeviceKv::trim`].
+    /// If the tables do not hold so many positions, or the device is out of memory; earlier allocations stay until
+    /// [`DeviceKv::trim`].
     pub fn reserve(&mut self, launcher: &Launcher, first: usize, end: usize) -> Result<()> {
+        if end > self.plan.context {
+            return Err(Error::Context { needed: end, limit: self.plan.context });
+        }
         if Arc::strong_count(&self.tables) > 1 && self.bytes_to_reserve(first, end) > 0 {
             let own = Buffer::new(&**self.memory.device(), self.addresses.len())?;
             (self.tables, self.written) = (Arc::new(own), false);

@@ -75,12 +75,12 @@ impl Partial {
         self.checked(result)
     }
 
-    /// Syncs the file and renames it.
+    /// Syncs the file, where the file system can, and renames it.
     pub(crate) fn publish(mut self) -> Result<()> {
         if self.broken {
             return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
         }
-        let result = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        let result = self.file.flush().and_then(|()| sync(self.file.get_ref()));
         self.checked(result)?;
         let renamed = std::fs::rename(&self.partial, &self.path);
         self.checked(renamed)?;
@@ -161,6 +161,19 @@ fn lock(path: &Path, file: File) -> Result<File> {
     }
 }
 
+/// Syncs `file`, where its file system can.
+fn sync(file: &File) -> io::Result<()> {
+    file.sync_all().or_else(|cause| if cannot_sync(&cause) { Ok(()) } else { Err(cause) })
+}
+
+/// Whether a sync failed because the file system has none, not because of the file. On Apple's systems `sync_all` also
+/// flushes the drive's cache, which network shares refuse.
+fn cannot_sync(cause: &io::Error) -> bool {
+    const REFUSALS: [i32; 3] = [22, 25, 45]; // EINVAL, ENOTTY, ENOTSUP of these systems
+    let is_refused = |code| cfg!(target_vendor = "apple") && REFUSALS.contains(&code);
+    cause.kind() == ErrorKind::Unsupported || cause.raw_os_error().is_some_and(is_refused)
+}
+
 fn busy(path: &Path) -> Error {
     Error::file(path, "is being written by another process; wait for it, or use another name")
 }
@@ -204,5 +217,18 @@ mod tests {
             refused(file);
         }
         assert_eq!(std::fs::read(&path).expect("the file"), b"whole");
+    }
+
+    #[test]
+    fn a_missing_sync_is_told_from_a_failed_one() {
+        assert!(cannot_sync(&ErrorKind::Unsupported.into()));
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::Other] {
+            assert!(!cannot_sync(&kind.into()), "{kind}");
+        }
+        let input_output = 5;
+        assert!(!cannot_sync(&io::Error::from_raw_os_error(input_output)));
+        for code in [22, 25] {
+            assert_eq!(cannot_sync(&io::Error::from_raw_os_error(code)), cfg!(target_vendor = "apple"), "{code}");
+        }
     }
 }

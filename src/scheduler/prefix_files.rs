@@ -69,7 +69,8 @@ fn names(directory: &Path, ending: &str) -> io::Result<Vec<String>> {
 
 /// The lock, taken, if no process held it.
 fn abandoned(lock: &Path) -> Option<File> {
-    File::open(lock).ok().filter(|file| file.try_lock().is_ok())
+    // For writing: NFS has exclusive locks only of files that are open for that.
+    File::options().write(true).open(lock).ok().filter(|file| file.try_lock().is_ok())
 }
 
 #[cfg(test)]

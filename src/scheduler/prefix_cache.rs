@@ -21,6 +21,9 @@ pub(super) const MIN_SAVED_TOKENS: usize = 32;
 /// Regular cuts of a prompt after which their distance doubles.
 const CUTS: usize = 64;
 
+/// Default of [`PrefixCacheOptions::max_bytes`] where the free memory is unknown.
+const UNKNOWN_MEMORY_MAX_BYTES: u64 = 4 << 30;
+
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
@@ -31,7 +34,8 @@ pub struct PrefixCacheOptions {
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, and of the prefixes' recurrent
     /// states and tokens, which are in no page and take at most half of it; beyond it the least recently used prefixes
-    /// are dropped. Default: [`EngineOptions::kv_memory`](crate::EngineOptions), or half of the free memory.
+    /// are dropped. Default: [`EngineOptions::kv_memory`](crate::EngineOptions), or half of the free memory, or 4 GiB
+    /// where the system does not report it (other systems than Linux).
     pub max_bytes: Option<u64>,
     /// Directory in which dropped prefixes are saved as session files, except prefixes of other cached ones. The files
     /// are deleted with the scheduler, those of a killed process by the next scheduler. Default: none.
@@ -80,8 +84,8 @@ enum SessionStorage {
 impl PrefixCache {
     pub fn new(engine: &Engine, options: PrefixCacheOptions) -> Self {
         let pages = engine.pages();
-        let most = || pages.limit().unwrap_or_else(|| pages.available_memory().map_or(u64::MAX, |bytes| bytes / 2));
-        let max_bytes = options.max_bytes.unwrap_or_else(most);
+        let max_bytes = options.max_bytes.or(pages.limit());
+        let max_bytes = max_bytes.unwrap_or_else(|| default_max_bytes(pages.available_memory()));
         let files = options.directory.as_ref().and_then(|directory| {
             let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
             PrefixFiles::new(directory).map_err(problem).ok()
@@ -347,6 +351,11 @@ impl Drop for SessionStorage {
     }
 }
 
+/// The default limit without one of the pages: half of the `available` memory.
+fn default_max_bytes(available: Option<u64>) -> u64 {
+    available.map_or(UNKNOWN_MEMORY_MAX_BYTES, |bytes| bytes / 2)
+}
+
 /// Multiples of `interval`: the first [`CUTS`], then as many of twice the distance, and so on, because every cached
 /// prefix has a copy of its tokens.
 fn regular_cuts(interval: usize) -> impl Iterator<Item = usize> {
@@ -366,6 +375,12 @@ pub(super) fn shared(a: &[u32], b: &[u32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefixes_are_limited_where_memory_is_unknown() {
+        assert_eq!(default_max_bytes(Some(10 << 30)), 5 << 30);
+        assert_eq!(default_max_bytes(None), 4 << 30);
+    }
 
     #[test]
     fn the_distance_of_cuts_doubles() {

@@ -301,14 +301,21 @@ fn stop() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// Ready with Ctrl-C.
+/// Ready with Ctrl-C. A second one ends the process at once.
 #[cfg(not(unix))]
 fn stop() -> Result<impl Future<Output = ()>> {
-    Ok(async {
+    async fn interrupt() {
         // Without the signal, the server runs until it is killed.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+    Ok(async {
+        interrupt().await;
+        tokio::spawn(async {
+            interrupt().await;
+            std::process::exit(1);
+        });
     })
 }
 

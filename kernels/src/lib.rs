@@ -9,6 +9,11 @@
 //!   chooses an order of summation from the number of rows, of columns in the call, or of threads.
 //! * The caller divides the work: kernels with a wide output write to a [`ColumnsMut`], a column range of it.
 
+// Weights in files and packed blocks are little-endian and read in place, and sizes are multiplied as `usize` after
+// checks that each is below 2^31.
+#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
+compile_error!("foretoken needs a little-endian target with 64-bit pointers");
+
 pub mod attention;
 mod columns;
 mod element;

@@ -25,6 +25,10 @@ impl Conversation {
         let reasoning = self.reasoning.take();
         if message.role == Role::Assistant {
             message.reasoning = message.reasoning.or(reasoning);
+            // A text after calls is part of their message: templates look for the results right behind that.
+            if let Some(last) = self.messages.last_mut().filter(|last| !last.tool_calls.is_empty()) {
+                return join(last, message);
+            }
         }
         // Templates have one system message, and refuse another.
         if let (Role::System, Content::Text(text)) = (message.role, &message.content)
@@ -71,6 +75,17 @@ impl Conversation {
     pub fn into_messages(self) -> Vec<Message> {
         self.messages
     }
+}
+
+/// Adds a message of the model to the one before it.
+fn join(last: &mut Message, message: Message) {
+    if let Some(reasoning) = message.reasoning {
+        append(&mut last.reasoning, &reasoning);
+    }
+    if let (Content::Text(text), Content::Text(more)) = (&mut last.content, message.content) {
+        text.push_str(&more);
+    }
+    last.tool_calls.extend(message.tool_calls);
 }
 
 /// Adds to a text that may not have begun.

@@ -567,6 +567,30 @@ fn parts_are_in_order() {
     );
 }
 
+/// The model's texts after a call are of the call's message, so that results follow their calls.
+#[test]
+fn texts_between_calls_and_results() {
+    let (server, script) = start();
+    script.set("Yes.");
+    let question = json!({"role": "user", "content": "Umbrella?"});
+    let text = |text: &str| json!({"role": "assistant", "content": text});
+    let item = |id: &str| json!({"type": "function_call", "call_id": id, "name": "now", "arguments": "{}"});
+    let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "1"});
+    let call = |id: &str| json!({"id": id, "function": {"name": "now", "arguments": "{}"}});
+    let with_calls = |content: &str, calls: &[Value]| with(&text(content), json!({"tool_calls": calls}));
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "name": "now", "content": "1"});
+    let one = with_calls("twothreefour", &[call("a"), call("b")]);
+    let want = prompt_tokens(json!([question, one, result("a"), result("b")]), Thinking::Off);
+    let items = [text("two"), item("a"), text("three"), item("b"), text("four"), output("a"), output("b")];
+    let input: Vec<Value> = [question.clone()].into_iter().chain(items).collect();
+    let answer = server.ask(RESPONSES, &json!({"input": input, "tools": flat_tools()}));
+    assert_eq!(answer["usage"]["input_tokens"], want);
+    let several = [with_calls("two", &[call("a")]), with_calls("three", &[call("b")]), text("four")];
+    let messages: Vec<Value> = [question].into_iter().chain(several).chain([result("a"), result("b")]).collect();
+    let answer = server.ask(CHAT, &json!({"messages": messages, "tools": tools()}));
+    assert_eq!(answer["usage"]["prompt_tokens"], want);
+}
+
 /// A final message is continued if it is asked for, on Anthropic's route always; the prompt is as transformers cuts it.
 #[test]
 fn a_final_message_is_continued() {

@@ -270,8 +270,14 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
                 conversation.result(id, content, &block.name("tool_use_id"))?;
             }
             (kind, role) => {
+                let supported = match role {
+                    Role::Assistant => "text, thinking, redacted_thinking, tool_use",
+                    Role::User => "text, tool_result",
+                    _ => "text",
+                };
                 let role = format!("{role:?}").to_lowercase();
-                let problem = format!("{:?} is not supported in a message of role {role}", shown(kind));
+                let problem =
+                    format!("{:?} is not supported in a message of role {role}, only {supported}", shown(kind));
                 return Err(block.error("type", problem));
             }
         }

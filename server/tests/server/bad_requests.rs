@@ -305,6 +305,7 @@ fn content_of_other_types_than_text_is_named() {
         let message = refusal(&server, path, &more, &format!("{list}[0].content[0].type"));
         let kind = part["type"].as_str().expect("a type");
         assert!(message.contains(&format!("{kind:?} is not supported")), "{message}");
+        assert!(message.contains(", only text"), "{message}");
     }
 }
 

@@ -8,7 +8,8 @@ use super::message::ToolCall;
 const MAX_DEPTH: usize = 100;
 
 /// Parses the call in `text`, with `<|"|>` tokens at `quotes`, ascending; `None` if it is malformed. Bare values that
-/// are not literals and values in JSON quotes are strings: models write both.
+/// are not literals and values in JSON quotes are strings: models write both. A bare `None` is null, as Gemma 4's
+/// templates write it in earlier calls.
 pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     let mut cursor = Cursor { text, at: 0, quotes };
     cursor.skip_space();
@@ -112,7 +113,10 @@ impl<'t> Cursor<'t> {
                 Some(())
             }
             _ => {
-                let bare = self.until(&[',', '}', ']', '{', '['])?.trim();
+                let bare = match self.until(&[',', '}', ']', '{', '['])?.trim() {
+                    "None" => "null",
+                    bare => bare,
+                };
                 let is_literal = !bare.is_empty() && serde_json::from_str::<serde_json::Value>(bare).is_ok();
                 match is_literal {
                     true => out.push_str(bare),
@@ -195,6 +199,7 @@ mod tests {
             ("call:f{a:'{\"}[],:\\ \n'}", r#"{"a":"{\"}[],:\\ \n"}"#),
             ("call:f{a:{'x y':[1,'two',[]],z:{}}}", r#"{"a":{"x y":[1,"two",[]],"z":{}}}"#),
             ("call:f{ a : 'x' , b : [ 1 , 2 ] }", r#"{"a":"x","b":[1,2]}"#),
+            ("call:f{a:None,b:[ None ],c:'None'}", r#"{"a":null,"b":[null],"c":"None"}"#),
             (r#"call:f{"a":"x\"}"}"#, r#"{"a":"x\"}"}"#),
             ("call:f{city:New York,at:12:30,n:1.}", r#"{"city":"New York","at":"12:30","n":"1."}"#),
         ] {

@@ -27,7 +27,8 @@ impl Tool {
         let tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
         let function = tool.get("function").unwrap_or(&tool);
         let name = function["name"].as_str().unwrap_or_default().to_owned();
-        let mut parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
+        let given = function.get("parameters").filter(|schema| !schema.is_null()).cloned();
+        let mut parameters = given.unwrap_or_else(|| json!({"properties": {}}));
         rewrite::document(&mut parameters);
         Self { name, parameters }
     }

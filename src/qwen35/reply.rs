@@ -350,6 +350,13 @@ mod tests {
     }
 
     #[test]
+    fn null_parameters_are_absent_ones() {
+        let [null, absent] =
+            [r#"{"name": "f", "parameters": null}"#, r#"{"name": "f"}"#].map(|text| tool(text).parameters);
+        assert_eq!(null, absent);
+    }
+
+    #[test]
     fn parameters_may_be_a_reference() {
         let schema = r##"{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"properties": {"n": {"type": "integer"}}}}}"##;
         let function = format!(r#"{{"name": "f", "parameters": {schema}}}"#);

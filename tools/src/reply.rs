@@ -19,6 +19,8 @@ pub enum Shown {
 pub struct Reply {
     parser: Option<ReplyParser>,
     shown: Shown,
+    /// Whether what was printed does not end with a line end.
+    in_line: bool,
     text: String,
     reasoning: String,
     calls: Vec<serde_json::Value>,
@@ -27,7 +29,7 @@ pub struct Reply {
 impl Reply {
     /// An empty output. Without a parser, everything is text.
     pub fn new(parser: Option<ReplyParser>, shown: Shown) -> Self {
-        Self { parser, shown, text: String::new(), reasoning: String::new(), calls: Vec::new() }
+        Self { parser, shown, in_line: false, text: String::new(), reasoning: String::new(), calls: Vec::new() }
     }
 
     /// Adds a piece.
@@ -51,15 +53,19 @@ impl Reply {
         self.take(parts)
     }
 
-    /// Text and tool calls (one per line) go to stdout, reasoning to stderr.
     fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
-        let mut out = std::io::stdout().lock();
+        self.write(parts, &mut std::io::stdout().lock())
+    }
+
+    /// Text and tool calls (one per line) go to `out`, reasoning to stderr.
+    fn write(&mut self, parts: Vec<ReplyPart>, out: &mut impl Write) -> Result<()> {
         for part in parts {
             match part {
                 ReplyPart::Text(text) => {
                     if self.shown == Shown::AsItArrives {
                         write!(out, "{text}")?;
                         out.flush()?;
+                        self.in_line = text.chars().next_back().map_or(self.in_line, |last| last != '\n');
                     }
                     self.text += &text;
                 }
@@ -73,7 +79,8 @@ impl Reply {
                     let arguments: serde_json::Value = serde_json::from_str(&call.arguments.to_string())?;
                     let call = serde_json::json!({"name": call.name, "arguments": arguments});
                     if self.shown == Shown::AsItArrives {
-                        writeln!(out, "{call}")?;
+                        let line_end = if std::mem::take(&mut self.in_line) { "\n" } else { "" };
+                        writeln!(out, "{line_end}{call}")?;
                     }
                     self.calls.push(call);
                 }
@@ -93,5 +100,25 @@ impl Reply {
             own["tool_calls"] = serde_json::json!(self.calls);
         }
         own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken::chat::{Json, ToolCall};
+
+    use super::*;
+
+    #[test]
+    fn calls_have_lines_of_their_own() {
+        let arguments = Json::parse("{}").expect("JSON");
+        let call = ReplyPart::ToolCall(ToolCall { id: None, name: "f".into(), arguments });
+        let text = |text: &str| ReplyPart::Text(text.into());
+        let parts = vec![text("a"), call.clone(), call.clone(), text("b\n"), text(""), call];
+        let (mut reply, mut out) = (Reply::new(None, Shown::AsItArrives), Vec::new());
+        reply.write(parts, &mut out).expect("no error");
+        let out = String::from_utf8(out).expect("a text");
+        let are_calls: Vec<_> = out.lines().map(|line| line.starts_with('{')).collect();
+        assert_eq!(are_calls, [false, true, true, false, true], "{out}");
     }
 }

@@ -306,14 +306,17 @@ fn blank_templates_are_none() {
 #[test]
 fn a_template_for_tools_is_used_with_tools() {
     let with_tools = ChatOptions { tools: vec![Json::parse("{}").expect("JSON")], ..ChatOptions::default() };
-    let prompts = |files: &[(&str, &str)]| {
+    let read = |files: &[(&str, &str)]| {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, content) in files {
             let path = directory.path().join(name);
             std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
             std::fs::write(path, content).expect("a file");
         }
-        let template = ChatTemplate::read(directory.path()).expect("no error").expect("a template");
+        ChatTemplate::read(directory.path()).expect("no error").expect("a template")
+    };
+    let prompts = |files: &[(&str, &str)]| {
+        let template = read(files);
         [ChatOptions::default(), with_tools.clone()]
             .map(|options| template.render(&[Message::user("Hi")], &options).expect("a prompt"))
     };
@@ -325,6 +328,10 @@ fn a_template_for_tools_is_used_with_tools() {
     assert_eq!(prompts(&[("tokenizer_config.json", listed)]), ["default", "with 1"]);
     assert_eq!(prompts(&[own, ("tokenizer_config.json", listed)]), ["default", "default"]);
     assert_eq!(prompts(&[own]), ["default", "default"]);
+    // It says whether a prompt with tools opens the reasoning.
+    let reasoning = read(&[own, (of_tools.0, "<think>")]);
+    let starts = [ChatOptions::default(), with_tools.clone()].map(|options| reasoning.reasoning_start(&options));
+    assert_eq!(starts, [ReasoningStart::Reply, ReasoningStart::Prompt]);
 }
 
 /// As in transformers: texts or objects, of either file; others than `bos_token` and `eos_token`

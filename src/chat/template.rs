@@ -235,7 +235,9 @@ impl ChatTemplate {
         if options.generation_prompt == GenerationPrompt::Continue {
             return ReasoningStart::Reply;
         }
-        let options = ChatOptions { tools: Vec::new(), ..options.clone() };
+        // One tool is enough for the template that is used with tools, none for another.
+        let mut options = options.clone();
+        options.tools.truncate(usize::from(self.environment.get_template(TOOL_TEMPLATE).is_ok()));
         match self.render(&[Message::user("a")], &options) {
             Ok(prompt) if prompt.trim_end().ends_with("<think>") => ReasoningStart::Prompt,
             Ok(_) => ReasoningStart::Reply,

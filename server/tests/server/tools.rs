@@ -275,6 +275,18 @@ fn late_system_messages_are_the_users() {
     assert_eq!(anthropic_input(&server.ask(MESSAGES, &body)), want);
     let prompt = server.ask("/apply-template", &json!({"messages": all("system")}))["prompt"].clone();
     assert!(prompt.as_str().is_some_and(|prompt| prompt.contains("<|turn>user\nIt rains.<turn|>")), "{prompt}");
+
+    // The template for tools may refuse what the other one takes.
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(directory.path().join("additional_chat_templates")).expect("a directory");
+    let plain = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    for (name, source) in [("chat_template.jinja", plain), ("additional_chat_templates/tool_use.jinja", TEMPLATE)] {
+        std::fs::write(directory.path().join(name), source).expect("a file");
+    }
+    let chat_template = ChatTemplate::read(directory.path()).expect("no error");
+    let server = TestServer::start_on(engine().clone(), ServerOptions { chat_template, ..options() });
+    let body = json!({"messages": all("system"), "tools": tools(), "max_tokens": 1});
+    assert_eq!(server.ask(CHAT, &body)["usage"]["prompt_tokens"], want);
 }
 
 /// What Claude Code sends beside the conversation does not change the prompt; a reference to a tool is its name.

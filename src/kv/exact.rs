@@ -69,8 +69,10 @@ impl ExactRows {
         let pages = positions.start / PAGE..positions.end.div_ceil(PAGE);
         let missing = self.retention.held(pages.end).saturating_sub(self.pages.len());
         let held = pages.filter_map(|page| self.pages.get(self.retention.slot(page)));
-        // A prompt may be longer than a ring, which is copied once.
-        let most = self.pages.iter().filter(|page| is_shared(page)).count();
+        // A prompt may be longer than a ring, which is copied once. Otherwise no two pages are one, and counting all
+        // would take time for the whole context.
+        let of_ring = |_| self.pages.iter().filter(|page| is_shared(page)).count();
+        let most = self.retention.ring().map_or(usize::MAX, of_ring);
         (missing + held.filter(|page| is_shared(page)).count().min(most)) * self.page_bytes()
     }
 

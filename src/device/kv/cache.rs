@@ -76,7 +76,8 @@ impl DeviceKv {
             let (all, is_shared) = (&self.pages[table.index], |page: &&Arc<Page>| Arc::strong_count(page) > 1);
             let held = pages.filter_map(|page| all.get(table.retention.slot(page)));
             // A prompt may be longer than a ring, which is copied once.
-            held.filter(is_shared).count().min(all.iter().filter(is_shared).count()) * table.page_bytes
+            let most = table.retention.ring().map_or(usize::MAX, |_| all.iter().filter(is_shared).count());
+            held.filter(is_shared).count().min(most) * table.page_bytes
         });
         new.chain(copied).sum()
     }

@@ -27,8 +27,10 @@ pub(crate) struct Run {
     rng: StdRng,
     pub pipeline: DraftPipeline,
     pub cancel: Cancel,
-    /// Unread tokens of the prompt, preceded by the last token of the sequence.
+    /// The tokens of the prompt, preceded by the last token of the sequence.
     prompt: Vec<u32>,
+    /// How many of them are read, or in the next pass.
+    taken: usize,
     /// Length of the sequence including the prompt.
     pub prompt_end: usize,
     /// Lengths of the sequence at which a pass over the prompt ends.
@@ -99,6 +101,7 @@ impl Run {
             cancel: options.cancel.child(),
             prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
+            taken: 0,
             cuts: Vec::new(),
             kept_at: None,
             undo: Some(Undo::Sequence {
@@ -136,7 +139,7 @@ impl Run {
     ) -> Result<()> {
         self.pipeline = found.configure(options)?;
         let len = found.tokens().len();
-        self.prompt.drain(..len - self.read());
+        self.taken += len - self.read();
         self.statistics.cached_tokens = len;
         let before = std::mem::replace(session, found);
         if !matches!(self.undo, Some(Undo::Session(_))) {
@@ -152,28 +155,28 @@ impl Run {
 
     /// Whether the prompt has unread tokens.
     pub fn is_reading(&self) -> bool {
-        !self.prompt.is_empty()
+        self.unread() > 0
     }
 
     /// Whether the next rows of the prompt get log-probabilities. The last row's logits are those of the text's first
     /// token.
     pub fn scores_prompt(&self) -> bool {
-        self.prompt_top.is_some() && self.prompt.len() > 1
+        self.prompt_top.is_some() && self.unread() > 1
     }
 
     /// Rows of the prompt that are not read.
     pub fn unread(&self) -> usize {
-        self.prompt.len()
+        self.prompt.len() - self.taken
     }
 
     /// Length of the sequence that is read, while it reads its prompt.
     pub fn read(&self) -> usize {
-        self.prompt_end - self.prompt.len()
+        self.prompt_end - self.unread()
     }
 
     /// The tokens after those.
     pub fn unread_tokens(&self) -> &[u32] {
-        &self.prompt
+        &self.prompt[self.taken..]
     }
 
     /// Whether the sequence is at one of the [cuts](Run::cuts).
@@ -209,7 +212,7 @@ impl Run {
             let cuts = self.cuts.iter().chain(&self.kept_at);
             let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
             let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
-            let unread = self.prompt.len();
+            let unread = self.unread();
             let top = self.prompt_top.filter(|_| self.scores_prompt());
             let most = if top.is_some() { SCORED_ROWS.min(unread - 1) } else { unread };
             let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(most);
@@ -217,8 +220,9 @@ impl Run {
             if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
                 *state = Some(Box::new(decoder.snapshot()?));
             }
-            let scored = top.map(|top| Scored { tokens: self.prompt[1..=rows].to_vec(), top });
-            let ids = self.prompt.drain(..rows).collect();
+            let scored = top.map(|top| Scored { tokens: self.unread_tokens()[1..=rows].to_vec(), top });
+            let ids = self.unread_tokens()[..rows].to_vec();
+            self.taken += rows;
             return Ok(match scored {
                 Some(scored) => Work::ScoredPrompt { ids, scored },
                 None => Work::Prompt { ids, is_last },
@@ -242,7 +246,7 @@ impl Run {
     /// was drawn at random: whether its rows have memory may depend on the draw, and another would bias the text.
     pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
         match work {
-            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => drop(self.prompt.splice(0..0, ids)),
+            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => self.taken -= ids.len(),
             Work::Verify(proposal) if !proposal.draft.is_certain() => self.drawn = Some(proposal),
             Work::Verify(proposal) => decoder.drafting.take_back(*proposal),
         }
@@ -390,7 +394,7 @@ impl Run {
     /// Rolls back a partially read prompt.
     fn restore(&mut self, session: &mut Session) {
         let Some(undo) = self.undo.take() else { return };
-        self.prompt.clear();
+        self.taken = self.prompt.len();
         let (len, newest, state) = match undo {
             Undo::Sequence { len, newest, state } => (len, newest, state),
             Undo::Session(empty) => {

@@ -242,8 +242,10 @@ impl ForwardOutput<'_> {
         let logits = self.logits(rows)?;
         let vocab = logits.len() / rows;
         let row = |i: usize| &logits[i * vocab..(i + 1) * vocab];
+        let history = settings.history(tokens, &draft.tokens);
+        let before = history.len() - draft.tokens.len();
         // A processor's panic is an error of its row.
-        let distribution = |i: usize| Error::catch(|| settings.distribution(tokens, &draft.tokens[..i], row(i)));
+        let distribution = |i: usize| Error::catch(|| settings.distribution(&history[..before + i], i, row(i)));
         let accepted = accepted(draft, simulated, distribution, rng)?;
         let logprobs = settings.logprobs.map(|top| {
             let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();

@@ -1,5 +1,6 @@
 //! A generation's settings for its rounds.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -63,27 +64,30 @@ impl Settings {
         self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some()
     }
 
-    /// The target's distribution after `tokens` and `drafts`, from its row of logits: processor, constraint,
-    /// penalties, filters, temperature.
+    /// The tokens that the distributions of a round's rows read: the last of `tokens`, then `drafts`.
+    pub fn history<'t>(&self, tokens: &'t [u32], drafts: &[u32]) -> Cow<'t, [u32]> {
+        let most = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
+        let newest = &tokens[tokens.len().saturating_sub(most)..];
+        if drafts.is_empty() { newest.into() } else { [newest, drafts].concat().into() }
+    }
+
+    /// The target's distribution after `tokens`, the last `drafts` of which are the round's, from its row of logits:
+    /// processor, constraint, penalties, filters, temperature. `tokens` may begin as those of [`Settings::history`].
     ///
     /// # Errors
     /// If a logit is NaN or infinite, the processor leaves no finite one, or the processor's or constraint's.
-    pub fn distribution(&self, tokens: &[u32], drafts: &[u32], logits: &[f32]) -> Result<Distribution> {
-        let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
-        if history == 0 && self.constraint.is_none() {
+    pub fn distribution(&self, tokens: &[u32], drafts: usize, logits: &[f32]) -> Result<Distribution> {
+        if self.processor.is_none() && self.constraint.is_none() && self.sampler.history() == 0 {
             return self.sampler.distribution(None, logits);
         }
-        // The last tokens, ending with the row's drafts.
-        let before = history.saturating_sub(drafts.len()).min(tokens.len());
-        let tokens = [&tokens[tokens.len() - before..], drafts].concat();
         let mut processed = logits.to_vec();
         if let Some(processor) = &self.processor {
-            processor.process(&tokens, &mut processed)?;
+            processor.process(tokens, &mut processed)?;
         }
         if let Some(constraint) = &self.constraint {
-            constraint.lock().mask(drafts, &mut processed)?;
+            constraint.lock().mask(&tokens[tokens.len() - drafts..], &mut processed)?;
         }
-        self.sampler.penalize(&tokens, &mut processed)?;
+        self.sampler.penalize(tokens, &mut processed)?;
         self.sampler.distribution(None, &processed).map_err(|error| {
             // If the model's own logits have a most probable token, the processor is at fault.
             if self.processor.is_none() || self.sampler.most_probable(None, logits).is_err() {

@@ -17,7 +17,8 @@ pub(crate) struct XmlReply {
     tags: [(u32, &'static str); 4], // with their ids: decoded text does not have them
     tools: Vec<Tool>,
     state: State,
-    rest: String, // not emitted: a possible prefix of a tag
+    rest: String,    // not emitted: a possible prefix of a tag, or a call
+    searched: usize, // bytes of it in which the end of the call does not begin
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -38,7 +39,13 @@ impl XmlReply {
         let tag = |tag| Some((tokenizer.id(tag)?, tag));
         let tags = [tag(THINK[0])?, tag(THINK[1])?, tag(CALL[0])?, tag(CALL[1])?];
         let state = if options.prompt_opens_reasoning() { State::Reasoning { begin: true } } else { State::Start };
-        Some(Self { tags, tools: options.tools.iter().map(Tool::of).collect(), state, rest: String::new() })
+        Some(Self {
+            tags,
+            tools: options.tools.iter().map(Tool::of).collect(),
+            state,
+            rest: String::new(),
+            searched: 0,
+        })
     }
 
     /// Emits what is certain; returns whether a tag was consumed, so that there may be more.
@@ -58,17 +65,21 @@ impl XmlReply {
             State::Call { in_reasoning: true } => &[CALL[1], THINK[1]],
             State::Call { in_reasoning: false } => &CALL[1..],
         };
-        let found = ends.iter().filter_map(|tag| Some((self.rest.find(tag)?, *tag)));
+        let unsearched = &self.rest[self.searched..];
+        let found = ends.iter().filter_map(|tag| Some((self.searched + unsearched.find(tag)?, *tag)));
         // Reasoning begins a reply.
         let found = found.filter(|(at, tag)| *tag != THINK[0] || *at == 0).min();
         let Some((at, tag)) = found else {
             let sure = self.rest.len() - uncertain(&self.rest, ends, self.state);
-            if !matches!(self.state, State::Call { .. }) && sure > 0 {
+            if matches!(self.state, State::Call { .. }) {
+                self.searched = sure;
+            } else if sure > 0 {
                 let text: String = self.rest.drain(..sure).collect();
                 self.emit(text, parts);
             }
             return false;
         };
+        self.searched = 0;
         let mut before: String = self.rest.drain(..at + tag.len()).collect();
         before.truncate(at);
         match self.state {
@@ -148,6 +159,7 @@ impl ReplySyntax for XmlReply {
     fn finish(&mut self) -> Vec<ReplyPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.rest);
+        self.searched = 0;
         match self.state {
             State::Start | State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
             State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
@@ -311,7 +323,7 @@ mod tests {
     fn reply(state: State, tools: bool) -> XmlReply {
         let tools = if tools { vec![tool(TOOL)] } else { Vec::new() };
         let tags = [(0, THINK[0]), (1, THINK[1]), (2, CALL[0]), (3, CALL[1])];
-        XmlReply { tags, tools, state, rest: String::new() }
+        XmlReply { tags, tools, state, rest: String::new(), searched: 0 }
     }
 
     /// The parts of a text in pieces of `size` characters.
@@ -337,6 +349,19 @@ mod tests {
     fn call(name: &str, arguments: &str) -> ReplyPart {
         let arguments = Json::parse(arguments).expect("JSON");
         ReplyPart::ToolCall(ToolCall { id: None, name: name.into(), arguments })
+    }
+
+    /// At the end of a piece, it may be the end of the call.
+    #[test]
+    fn a_value_may_have_the_beginning_of_the_tag_that_ends_calls() {
+        let text =
+            "<tool_call><function=f><parameter=a>\u{c4}</tool_</tool_call</tool</parameter></function></tool_call>";
+        for size in 1..20 {
+            let want = [call("f", "{\"a\":\"\u{c4}</tool_</tool_call</tool\"}")];
+            assert_eq!(parts(text, reply(State::Start, true), size), want, "in pieces of {size}");
+            let within = parts(&format!("A{text}B</think>"), reply(State::Reasoning { begin: true }, true), size);
+            assert_eq!(within, [reasoning("A"), want[0].clone(), reasoning("B")], "in pieces of {size}");
+        }
     }
 
     #[test]

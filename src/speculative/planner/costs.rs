@@ -197,12 +197,12 @@ impl Costs {
 
     /// Estimated milliseconds of a step of `drafter`.
     pub fn step(&self, drafter: DrafterKind, context: usize) -> f64 {
-        let assumed = self.tuning.row_cost * self.verify(context, 1)[0].ms;
+        let assumed = || self.tuning.row_cost * self.verify(context, 1)[0].ms;
         match (self.known_step(drafter), self.draft.get(&drafter)) {
             (Some(ms), Some(measured)) if measured.samples > 1 => ms,
             // A single measurement may be an outlier, such as a cold start: unbounded, it could prevent a second one.
-            (Some(ms), _) => ms.min(assumed * (2.0 * self.tuning.unmeasured).exp()),
-            (None, _) => assumed,
+            (Some(ms), _) => ms.min(assumed() * (2.0 * self.tuning.unmeasured).exp()),
+            (None, _) => assumed(),
         }
     }
 
@@ -213,6 +213,11 @@ impl Costs {
 
     /// Estimates of verifying 1 to `most` rows after `context` committed positions.
     pub fn verify(&self, context: usize, most: usize) -> Vec<Estimate> {
+        self.verify_rows(context, 1..=most)
+    }
+
+    /// Estimates of verifying each of `rows`. A lower bound is at least those of fewer rows of these.
+    pub(super) fn verify_rows(&self, context: usize, rows: RangeInclusive<usize>) -> Vec<Estimate> {
         let [here, other] = self.nearest(context);
         let points = self.points(here, other);
         let (factor, mut least) = (self.speed().exp(), 0.0_f64);
@@ -223,7 +228,7 @@ impl Costs {
             least = least.max(ms * (-self.tuning.confidence * error).exp());
             Estimate { ms, least_ms: least, samples }
         };
-        (1..=most).map(estimate).collect()
+        rows.map(estimate).collect()
     }
 
     /// The most rows measured at this context, or at the nearest measured one.
@@ -256,7 +261,13 @@ impl Costs {
         let ratio = median(ratios).unwrap_or(1.0);
         let elsewhere = other.range(1..).filter(|(rows, _)| !here.contains_key(rows));
         let elsewhere = elsewhere.map(|(rows, measured)| (rows, ratio * measured.ms));
-        for (rows, ms) in firm.iter().rev().map(|(rows, measured)| (*rows, measured.ms)).chain(elsewhere) {
+        // From the most rows on, a point costs at most what the one after it does.
+        for (rows, measured) in firm.iter().rev() {
+            let most = points.last().map_or(f64::INFINITY, |(_, ms)| *ms);
+            points.push((**rows as f64, measured.ms.min(most)));
+        }
+        points.reverse();
+        for (rows, ms) in elsewhere {
             insert(&mut points, *rows, ms);
         }
         // In plain steps before the first measurement: any unit will do.

@@ -328,9 +328,10 @@ impl Planner {
             Some((chain, lookup)) => chain.max(lookup).saturating_sub(1),
         };
         let longest = longest.min(offer.max_rows.saturating_sub(1));
-        let estimates = self.costs.verify(offer.context, others.rows + 1 + longest);
+        let plain = others.rows + 1;
+        let estimates = self.costs.verify_rows(offer.context, plain..=plain + longest);
         let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
-            let cost = &estimates[others.rows + drafted];
+            let cost = &estimates[drafted];
             let cost = Estimate { ms: cost.ms + drafting, least_ms: cost.least_ms + drafting, ..*cost };
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };

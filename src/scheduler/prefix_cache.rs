@@ -367,9 +367,14 @@ fn up_to(tokens: &[u32]) -> (Bound<&[u32]>, Bound<&[u32]>) {
     (Bound::Unbounded, Bound::Included(tokens))
 }
 
+/// Tokens that are compared at once.
+const BLOCK: usize = 64;
+
 /// Leading tokens that two sequences have in common.
 pub(super) fn shared(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b);
+    let same = BLOCK * blocks.count();
+    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]
@@ -380,6 +385,17 @@ mod tests {
     fn prefixes_are_limited_where_memory_is_unknown() {
         assert_eq!(default_max_bytes(Some(10 << 30)), 5 << 30);
         assert_eq!(default_max_bytes(None), 4 << 30);
+    }
+
+    #[test]
+    fn shared_tokens_end_at_the_first_that_differs() {
+        let a: Vec<u32> = (0..3 * BLOCK as u32).collect();
+        for at in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, a.len() - 1] {
+            let mut b = a.clone();
+            b[at] += 1;
+            assert_eq!((shared(&a, &b), shared(&b, &a), shared(&a[..at], &a)), (at, at, at));
+        }
+        assert_eq!((shared(&a, &a), shared(&a, &[]), shared(&[], &a)), (a.len(), 0, 0));
     }
 
     #[test]

@@ -149,7 +149,9 @@ impl Detokenizer {
 /// Where `stop` first begins in `text`, so that it ends after the first `bytes`.
 fn find_ending_after(text: &str, stop: &str, bytes: usize) -> Option<usize> {
     let from = text.ceil_char_boundary((bytes + 1).saturating_sub(stop.len()));
-    text[from..].find(stop).map(|at| from + at)
+    let text = &text[from..];
+    // A search begins with time for all of `stop`, which may be far longer than a token's text.
+    if text.len() < stop.len() { None } else { text.find(stop).map(|at| from + at) }
 }
 
 #[cfg(test)]

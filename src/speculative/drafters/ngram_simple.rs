@@ -46,7 +46,9 @@ impl Drafter for NgramSimple {
         let (tokens, n) = (context.tokens, self.options.ngram_len);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
         let key = &tokens[start..];
-        if let Some(at) = (0..start).rev().find(|at| tokens[*at..at + n] == *key) {
+        // Comparing slices is a call: for nearly all places the first token decides.
+        let begins = |at: usize| key.first().is_none_or(|first| tokens[at] == *first);
+        if let Some(at) = (0..start).rev().find(|at| begins(*at) && tokens[*at..at + n] == *key) {
             draft.tokens = copy(tokens, at + n, most.min(self.options.max_draft_tokens));
         }
         Ok(())

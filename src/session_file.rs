@@ -32,6 +32,9 @@ const VERSION: u32 = 2;
 /// Maximum length of the header.
 const MAX_HEADER: usize = 1 << 20;
 
+/// Numbers that are read or written in one call, with one update of the checksum. A recurrent state has millions.
+const NUMBERS_AT_ONCE: usize = 1024;
+
 #[derive(Serialize, Deserialize)]
 struct Header {
     version: u32,
@@ -92,10 +95,10 @@ impl Session {
             to.write_all(MAGIC)?;
             to.write_all(&(header.len() as u32).to_le_bytes())?;
             to.write_all(&header)?;
-            drafting.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
-            state.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
+            write_numbers(&mut to, &drafting.tokens[..kv.len()], u32::to_le_bytes)?;
+            write_numbers(&mut to, &state, f32::to_le_bytes)?;
             backend.write_to(kv, &mut to)?;
-            recurrent.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
+            write_numbers(&mut to, &recurrent, f32::to_le_bytes)?;
             let checksum = to.checksum.clone().finalize();
             to.write_all(&checksum.to_le_bytes())
         };
@@ -241,8 +244,13 @@ impl<'a> Reading<'a> {
 
     /// The next `count` numbers; the file's size was checked.
     fn numbers<T>(&mut self, count: usize, of: fn([u8; 4]) -> T) -> Result<Vec<T>> {
-        let numbers: io::Result<Vec<T>> = (0..count).map(|_| Ok(of(number(&mut self.from)?))).collect();
-        numbers.map_err(|cause| self.cut_short(cause))
+        let (mut numbers, mut block) = (Vec::new(), [0; 4 * NUMBERS_AT_ONCE]);
+        while numbers.len() < count {
+            let bytes = &mut block[..4 * NUMBERS_AT_ONCE.min(count - numbers.len())];
+            self.from.read_exact(bytes).map_err(|cause| self.cut_short(cause))?;
+            numbers.extend(bytes.as_chunks::<4>().0.iter().copied().map(of));
+        }
+        Ok(numbers)
     }
 
     /// # Errors
@@ -280,10 +288,11 @@ impl Header {
     }
 }
 
-fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
-    let mut bytes = [0; 4];
-    from.read_exact(&mut bytes)?;
-    Ok(bytes)
+fn write_numbers<T: Copy>(to: &mut impl Write, numbers: &[T], bytes: fn(T) -> [u8; 4]) -> io::Result<()> {
+    numbers.chunks(NUMBERS_AT_ONCE).try_for_each(|block| {
+        let block: Vec<u8> = block.iter().copied().flat_map(bytes).collect();
+        to.write_all(&block)
+    })
 }
 
 /// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`;

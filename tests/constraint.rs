@@ -1253,11 +1253,20 @@ fn large_numbers_are_exact_or_refused() {
         assert_allows(number, &["0", "-12345.5", "999999999999999999"], &["null", "99999999999999999999"]);
     }
     assert_allows(json!({"const": 9_007_199_254_740_994i64}), &["9007199254740994"], &["9007199254740993"]);
-    for constant in [json!({"const": 9_007_199_254_740_993i64}), json!({"enum": [1, {"a": [u64::MAX]}]})] {
+    for constant in [
+        json!({"const": 9_007_199_254_740_993i64}),
+        json!({"enum": [1, {"a": [u64::MAX]}]}),
+        json!({"const": i64::MIN}),
+        json!({"enum": [-1e19], "type": "integer"}),
+        json!({"const": 1u64 << 63, "type": "integer"}),
+    ] {
         let schema = json!({"type": "object", "properties": {"a": constant}});
         let problem = refused(Constraint::json_schema(schema.to_string()));
         assert!(problem.starts_with("#/properties/a: has the constant "), "{problem}");
     }
+    let grammar = r#"start: %json {"type": "integer", "minimum": -1e19, "maximum": -1e19}"#;
+    let problem = refused(Constraint::lark(grammar));
+    assert!(problem.starts_with("%json #: has maximum -1"), "{problem}");
 }
 
 #[test]

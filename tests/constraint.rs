@@ -579,6 +579,7 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
             "#/",
         ),
         (json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}), "#/properties/a: "),
+        (json!({"type": "array", "items": {"$ref": "#name"}}), "#/items: Only absolute $ref's"),
         (json!({"allOf": [{"type": "integer"}, {"type": "string"}]}), "#: "),
         (json!({"anyOf": [{"type": "integer", "uniqueItems": 3, "contains": true}]}), "#/anyOf/0: "),
         (json!({"type": "object", "properties": {"p": {"type": "string", "pattern": "(["}}}), "#/properties/p: "),
@@ -590,7 +591,7 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         (
             json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": false,
             "dependentRequired": {"a": ["b"]}}),
-            "#: Unimplemented keys",
+            "#: Unimplemented keys: [\"dependentRequired\"]; remove them, ",
         ),
         (
             json!({"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 900_001}}}),
@@ -1292,6 +1293,29 @@ fn references_have_escapes() {
     assert_allows(elsewhere, &["\"x\""], &["1"]);
     let problem = refused(Constraint::json_schema(one("#/definitions/a~1c", json!({"a/b": {}})).to_string()));
     assert!(problem.starts_with("#: "), "{problem}");
+}
+
+#[test]
+fn cases_of_one_of_are_told_apart_by_a_property() {
+    let case = |kind: &str, name: &str, schema: Value| {
+        json!({"type": "object", "properties": {"kind": {"const": kind, "title": "Kind", "type": "string"}, name: schema},
+            "required": [name, "kind"], "additionalProperties": false})
+    };
+    let union = |of: &str| {
+        json!({"$defs": {
+            "Leaf": case("leaf", "n", json!({"type": "integer", "minimum": 0, "maximum": 9})),
+            "Branch": case("branch", "of", json!({"$ref": format!("#/$defs/{of}")})),
+            "Node": {"discriminator": {"propertyName": "kind"},
+                "oneOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Branch"}]}},
+            "type": "array", "items": {"$ref": "#/$defs/Node"}, "minItems": 1, "maxItems": 2})
+    };
+    let flat = union("Leaf");
+    check(&flat, &write(&plain(Constraint::json_schema(flat.to_string()))).0);
+    ENGINE.compile(&Constraint::json_schema(union("Node").to_string())).expect("a union that refers to itself");
+    let mut alike = flat;
+    alike["$defs"]["Leaf"]["properties"]["kind"] = json!({"type": "string"});
+    let problem = refused(Constraint::json_schema(alike.to_string()));
+    assert!(problem.starts_with("#/$defs/Node: oneOf") && problem.ends_with("with different constants"), "{problem}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::call::is_name;
 use super::json::Json;
-use crate::constraint::{allowed_escapes, references, refuses, rewrite};
+use crate::constraint::{needed_options, references, refuses, rewrite};
 use crate::{Error, Result};
 
 /// What is done with parts of a tool's schema that llguidance cannot compile.
@@ -206,10 +206,10 @@ impl Rules {
     }
 
     fn json_part(&mut self, mut schema: Value) -> JsonRule {
-        let escapes = allowed_escapes(&schema);
+        let needed = needed_options(&schema);
         schema["x-guidance"] = self.json_options.clone();
-        if let Some(escapes) = escapes {
-            schema["x-guidance"]["json_allowed_escapes"] = json!(escapes);
+        for (key, value) in needed {
+            schema["x-guidance"][key] = value;
         }
         let json = format!("%json {schema}");
         self.json_bytes += json.len();

@@ -288,7 +288,7 @@ pub(crate) fn refuses(schema: &Value) -> bool {
     let limits = ConstraintLimits::default();
     let compile = || {
         check_schema(schema, &limits).map_err(|of_part| refused(of_part.problem))?;
-        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema.clone()));
+        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(limits.with_options(schema.clone())));
         let (_, lexer) = grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
         intersections::check_expressions(lexer.regex_builder.exprset(), &limits).map_err(refused)
     };

@@ -18,12 +18,28 @@ const EMPTY_MASK: &str = "NoExtensionBias";
 /// That error as [`one_line`] returns it.
 pub(super) const NO_TOKEN: &str = "allows no next token";
 
-/// The error with its causes, without the parser's state.
+/// Parts of llguidance's errors, and what helps.
+const REMEDIES: [(&str, &str); 3] = [
+    ("Unimplemented keys: ", "remove them, or check the text for them afterwards"),
+    (
+        "oneOf constraints are not supported",
+        "or give its cases different types, or a required property with different constants",
+    ),
+    ("Only absolute $ref's", "refer to a place in this schema, as #/$defs/name"),
+];
+
+/// The error with its causes, and what helps, without the parser's state.
 pub(super) fn one_line(error: impl Display) -> String {
     let error = format!("{error:#}");
     let words = error.split_whitespace().take_while(|word| !STATE.contains(word));
     match words.collect::<Vec<_>>().join(" ") {
         name if name == EMPTY_MASK => NO_TOKEN.into(),
-        problem => problem,
+        problem => {
+            let is_new = |(part, remedy): &&(&str, &str)| problem.contains(*part) && !problem.contains(*remedy);
+            match REMEDIES.iter().find(is_new) {
+                Some((_, remedy)) => format!("{problem}; {remedy}"),
+                None => problem,
+            }
+        }
     }
 }

@@ -26,6 +26,7 @@ mod intersections;
 mod keywords;
 #[cfg(feature = "constraint")]
 mod merges;
+mod one_of;
 mod patterns;
 pub(crate) mod references;
 pub(crate) mod rewrite;
@@ -46,13 +47,12 @@ pub(crate) use compile::{Compiler, refuses};
 pub use disabled::CompiledConstraint;
 #[cfg(not(feature = "constraint"))]
 pub(crate) use disabled::{Compiler, ConstraintState, refuses};
-pub(crate) use escapes::allowed_escapes;
 #[cfg(feature = "constraint")]
 pub(crate) use state::ConstraintState;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain
 /// data; the engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
@@ -179,17 +179,17 @@ impl Default for ConstraintLimits {
 }
 
 impl ConstraintLimits {
-    /// The schema with llguidance's options for white space and escapes, unless it sets them.
+    /// The schema with llguidance's options for white space and those that it needs, unless it sets them.
     pub(crate) fn with_options(&self, mut schema: Value) -> Value {
-        let escapes = allowed_escapes(&schema);
+        let needed = needed_options(&schema);
         if schema == Value::Bool(true) {
             schema = json!({});
         }
         if let Value::Object(fields) = &mut schema
             && let Value::Object(options) = fields.entry("x-guidance").or_insert_with(|| json!({}))
         {
-            if let Some(escapes) = escapes {
-                options.entry("json_allowed_escapes").or_insert_with(|| json!(escapes));
+            for (key, value) in needed {
+                options.entry(key).or_insert(value);
             }
             let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
             match self.json_whitespace {
@@ -203,4 +203,11 @@ impl ConstraintLimits {
         }
         schema
     }
+}
+
+/// llguidance's options without which it would refuse or misread `schema`.
+pub(crate) fn needed_options(schema: &Value) -> Map<String, Value> {
+    let escapes = escapes::allowed(schema).map(|escapes| ("json_allowed_escapes".to_owned(), json!(escapes)));
+    let one_of = one_of::are_exclusive(schema).then(|| ("coerce_one_of".to_owned(), json!(true)));
+    escapes.into_iter().chain(one_of).collect()
 }

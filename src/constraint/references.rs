@@ -126,10 +126,10 @@ pub(crate) fn each(schema: &mut Value, work: &mut impl FnMut(&mut String)) {
     }
 }
 
-/// Redirects every reference to the document to its new place, the key `inside`.
+/// Redirects every reference by a pointer in the document to its new place, the key `inside`.
 pub(crate) fn move_inside(schema: &mut Value, inside: &str) {
     each(schema, &mut |reference| {
-        if let Some(path) = reference.strip_prefix('#') {
+        if let Some(path) = reference.strip_prefix('#').filter(|path| path.is_empty() || path.starts_with('/')) {
             *reference = format!("#/{inside}{}", path.trim_end_matches('/'));
         }
     });

@@ -1348,3 +1348,17 @@ fn additional_items_follow_a_list_of_items() {
     let tuple = json!({"type": "array", "prefixItems": [integer], "additionalItems": false});
     assert_allows(tuple, &["[1]", "[1, \"x\"]"], &["[\"x\"]"]);
 }
+
+#[test]
+fn additional_properties_follow_those_of_patterns() {
+    let schema = json!({"type": "object", "patternProperties": {"^x": {"type": "boolean"}}, "allOf": [{"minProperties": 1}],
+        "additionalProperties": false});
+    assert_allows(schema, &["{\"x\":true}"], &["{\"a\":true}", "{}"]);
+}
+
+/// A group's name has no effect.
+#[test]
+fn groups_have_any_name() {
+    let range = json!({"type": "string", "pattern": "^(?<start>[0-9]+)-(?<stop>[0-9]+)$"});
+    assert_allows(range, &["\"1-2\"", "\"10-20\""], &["\"1-\"", "\"1-2-3\""]);
+}

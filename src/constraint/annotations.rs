@@ -28,18 +28,19 @@ fn allows_all(names: &Value) -> bool {
     }
 }
 
-/// Moves `additionalItems` after the list of `items`: llguidance reads the keywords before and after one like `allOf`
-/// apart, and ignores `additionalItems` alone.
-pub(super) fn join_items(fields: &mut Map<String, Value>) {
-    let Some(others) = fields.get("additionalItems").cloned() else { return };
-    for (key, value) in std::mem::take(fields) {
-        match key.as_str() {
-            "additionalItems" => {}
-            "items" => {
+/// Moves `additionalItems` after the list of `items`, and `additionalProperties` after `patternProperties`: llguidance
+/// reads the keywords before and after one like `allOf` apart.
+pub(super) fn join(fields: &mut Map<String, Value>) {
+    for (others, named) in [("additionalItems", "items"), ("additionalProperties", "patternProperties")] {
+        let Some(of_others) = fields.get(others).filter(|_| fields.contains_key(named)).cloned() else { continue };
+        for (key, value) in std::mem::take(fields) {
+            let is_named = key == named;
+            if key != others {
                 fields.insert(key, value);
-                fields.insert("additionalItems".into(), others.clone());
             }
-            _ => drop(fields.insert(key, value)),
+            if is_named {
+                fields.insert(others.into(), of_others.clone());
+            }
         }
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Cases<'a> {
         found
     }
 
-    /// Whether no value matches two cases: by their types or constants, or those of a property that an object must have.
+    /// Whether no value matches two cases: by their types or constants, or those of a required property of objects.
     fn exclude(&mut self, a: &[&'a Fields], b: &[&'a Fields]) -> bool {
         if self.differ(a, b) {
             return true;

@@ -13,6 +13,8 @@ const NO_SPACE: &str = concat!(
 const NO_LINE_END: &str = r"[^\n\r\x{2028}\x{2029}]";
 const ANY: &str = r"[\x00-\x{10ffff}]";
 const NONE: &str = r"[^\x00-\x{10ffff}]";
+/// The name of a group that llguidance reads as look-ahead, in the notations that the crate has.
+const STOP: [&str; 2] = ["?<stop>", "?P<stop>"];
 /// Escapes of several characters.
 const SETS: [&str; 8] = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"\p", r"\P"];
 
@@ -50,7 +52,7 @@ enum Before {
     Other,
 }
 
-/// Differs in `.`, `\s`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not
+/// Differs in `.`, `\s`, groups named `stop`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not
 /// (look-around, references) is left to it to refuse.
 fn translated(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
@@ -71,6 +73,16 @@ fn translate_outside(item: &str, rest: &mut &str, out: &mut String) -> Option<Be
         "." => *out += NO_LINE_END,
         r"\s" => *out += &format!("[{SPACE}]"),
         r"\S" => *out += &format!("[^{SPACE}]"),
+        "(" => {
+            for name in STOP {
+                if let Some(after) = rest.strip_prefix(name) {
+                    *out += "(?:";
+                    *rest = after;
+                    return None;
+                }
+            }
+            *out += item;
+        }
         "[" => {
             for (empty, meaning) in [("]", NONE), ("^]", ANY)] {
                 if let Some(after) = rest.strip_prefix(empty) {
@@ -155,6 +167,10 @@ mod tests {
             let matched: Vec<_> = all.into_iter().filter(|text| expression.is_match(text)).collect();
             assert_eq!(matched, want, "{pattern}");
         }
+        assert_eq!(
+            translated(r"^(?<start>a)(?<stop>b)[(?<stop>]\((?P<stop>c)$"),
+            r"^(?<start>a)(?:b)[(?<stop>]\((?:c)$"
+        );
         for left in ["^(?<n>a|b)+?$", r"\u00e9\/\-", r"[\u00e0-\u00ff]", "(?=a)", "a{2,3}", "\\"] {
             assert_eq!(translated(left), left);
         }

@@ -29,7 +29,7 @@ pub(crate) fn document(root: &mut Value) {
         let mut references = BTreeMap::new();
         each(part, &mut |fields| {
             annotations::remove(fields);
-            annotations::join_items(fields);
+            annotations::join(fields);
             patterns::translate(fields);
             formats::restrict(fields);
             bounds::tighten(fields);

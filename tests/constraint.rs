@@ -580,6 +580,16 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         ),
         (json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}), "#/properties/a: "),
         (json!({"type": "array", "items": {"$ref": "#name"}}), "#/items: Only absolute $ref's"),
+        // What is ignored in the whole is in a part: an option's keyword, and one that the draft does not have.
+        (
+            json!({"x-guidance": {"coerce_one_of": true}, "properties": {"a": {"oneOf": [{}, {}]}, "b": {"not": {}}}}),
+            "#/properties/b: Unimplemented keys: [\"not\"]",
+        ),
+        (
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {
+                "a": {"type": "array", "unevaluatedItems": false}, "b": {"not": {}}}}),
+            "#/properties/b: Unimplemented keys: [\"not\"]",
+        ),
         (json!({"allOf": [{"type": "integer"}, {"type": "string"}]}), "#: "),
         (json!({"anyOf": [{"type": "integer", "uniqueItems": 3, "contains": true}]}), "#/anyOf/0: "),
         (json!({"type": "object", "properties": {"p": {"type": "string", "pattern": "(["}}}), "#/properties/p: "),

@@ -190,9 +190,14 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled>
             let at_place =
                 |SchemaProblem { place, problem }| Error::argument("constraint", format!("{place}: {problem}"));
             check_schema(&schema, limits).map_err(at_place)?;
-            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_options(schema)));
-            compile(schema.clone())
-                .map_err(|problem| at_place(schema::locate(&schema, problem, |part| compile(part).err())))
+            let whole = limits.with_options(schema.clone());
+            let options = whole.get("x-guidance").cloned().unwrap_or_else(|| Value::Object(Map::new()));
+            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(schema));
+            let refuses = |mut part: Value| {
+                part["x-guidance"] = options.clone();
+                compile(part).err()
+            };
+            compile(whole).map_err(|problem| at_place(schema::locate(&schema, problem, refuses)))
         }
         Grammar::Regex(expression) => matcher(TopLevelGrammar::from_regex(expression)).map_err(refused),
         Grammar::Lark(grammar) if nesting(grammar) > MAX_NESTING => {

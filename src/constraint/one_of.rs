@@ -8,7 +8,7 @@ use super::references::lookup;
 type Fields = Map<String, Value>;
 
 /// Limit of schemas, and pairs of schemas and constants, that are looked at.
-const STEPS: usize = 1 << 20;
+const STEPS: usize = 1 << 18;
 
 /// Limit of schemas that hold for one case.
 const BESIDE: usize = 16;

@@ -52,8 +52,8 @@ enum Before {
     Other,
 }
 
-/// Differs in `.`, `\s`, groups named `stop`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the crate has not
-/// (look-around, references) is left to it to refuse.
+/// Differs in `.`, `\s`, groups named `stop`, and in classes, where `[`, `&&`, `--` and `~~` have no meaning. What the
+/// crate has not (look-around, references) is left to it to refuse.
 fn translated(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let (mut rest, mut class) = (pattern, None);

@@ -47,8 +47,8 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
             }
             left -= 1;
             let moved = format!("#/{INSIDE}{}/{key}", &place[1..]);
-            // Only the reference matters: `document` is not a keyword.
-            if let Some(of_child) = refuses(json!({"$ref": moved, INSIDE: document})) {
+            // Only the reference matters: `document` is not a keyword, and `$schema` is one that says nothing.
+            if let Some(of_child) = refuses(json!({"$schema": root.get("$schema"), "$ref": moved, INSIDE: document})) {
                 place = format!("{place}/{key}");
                 problem = of_child.replace(&format!("#/{INSIDE}"), "#");
                 part = child;

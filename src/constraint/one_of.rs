@@ -60,7 +60,8 @@ impl<'a> Cases<'a> {
         found
     }
 
-    /// Whether no value matches two cases: by their types or constants, or those of a required property of objects.
+    /// Whether no value matches two cases: by their types or constants, or those of a required property of objects, or as
+    /// one forbids it.
     fn exclude(&mut self, a: &[&'a Fields], b: &[&'a Fields]) -> bool {
         if self.differ(a, b) {
             return true;
@@ -71,8 +72,11 @@ impl<'a> Cases<'a> {
         }
         let required = both().filter_map(|fields| fields.get("required")?.as_array()).flatten();
         required.filter_map(Value::as_str).any(|name| {
+            if !self.pay(a.len() + b.len()) {
+                return false;
+            }
             let [of_a, of_b] = [a, b].map(|case| self.property(case, name));
-            self.differ(&of_a, &of_b)
+            both().any(|fields| forbids(fields, name)) || self.differ(&of_a, &of_b)
         })
     }
 
@@ -113,6 +117,13 @@ impl<'a> Cases<'a> {
 /// A bound on the types and constants in a schema's lists of them.
 fn size(fields: &Fields) -> usize {
     ["type", "enum"].map(|key| fields.get(key).and_then(Value::as_array).map_or(1, |list| list.len() + 1)).iter().sum()
+}
+
+/// Whether no object has a property.
+fn forbids(fields: &Fields, name: &str) -> bool {
+    let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false));
+    let is_named = fields.get("properties").is_some_and(|schemas| schemas.get(name).is_some());
+    is_closed && !is_named && !fields.contains_key("patternProperties")
 }
 
 /// The values of `const` or `enum`.
@@ -163,6 +174,7 @@ mod tests {
     #[test]
     fn cases_exclude_each_other_by_types_and_constants() {
         let tagged = |tag: Value| json!({"type": "object", "properties": {"n": {}, "k": tag}, "required": ["n", "k"]});
+        let closed = |name: &str| json!({"type": "object", "properties": {name: {}}, "required": [name], "additionalProperties": false});
         let definitions = json!({"a": tagged(json!({"const": "a"})), "b": tagged(json!({"enum": ["b", "c"]})),
             "bs": {"type": "array", "items": {"$ref": "#/$defs/b"}}, "self": {"$ref": "#/$defs/self"}});
         let of = |cases: Value| are_exclusive(&json!({"items": {"oneOf": cases}, "$defs": definitions}));
@@ -172,6 +184,7 @@ mod tests {
             json!([reference("a"), reference("b"), reference("bs"), {"type": ["integer", "null"]}]),
             json!([reference("a"), {"allOf": [reference("b")], "description": "x"}]),
             json!([reference("a"), {"properties": {"k": {"type": "integer"}}}]),
+            json!([closed("x"), closed("y"), {"type": "null"}]),
             json!([{"const": "a"}, {"enum": ["b", 1]}, {"const": 2.0}, {"type": "array"}]),
         ] {
             assert!(of(cases.clone()), "{cases}");
@@ -189,6 +202,7 @@ mod tests {
             // An object without the property matches both.
             json!([{"type": "object", "properties": {"k": {"const": 1}}}, {"properties": {"k": {"const": 2}}}]),
             json!([{"type": "string"}, true]),
+            json!([closed("x"), {"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": false}]),
         ] {
             assert!(!of(cases.clone()), "{cases}");
         }

@@ -1311,21 +1311,27 @@ fn cases_of_one_of_are_told_apart_by_a_property() {
         json!({"type": "object", "properties": {"kind": {"const": kind, "title": "Kind", "type": "string"}, name: schema},
             "required": [name, "kind"], "additionalProperties": false})
     };
-    let union = |of: &str| {
-        json!({"$defs": {
+    let union = json!({"oneOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Branch"}]});
+    let schema = |root: &Value, branch: &Value| {
+        json!({"type": "array", "items": root, "minItems": 1, "maxItems": 2, "$defs": {
             "Leaf": case("leaf", "n", json!({"type": "integer", "minimum": 0, "maximum": 9})),
-            "Branch": case("branch", "of", json!({"$ref": format!("#/$defs/{of}")})),
-            "Node": {"discriminator": {"propertyName": "kind"},
-                "oneOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Branch"}]}},
-            "type": "array", "items": {"$ref": "#/$defs/Node"}, "minItems": 1, "maxItems": 2})
+            "Branch": case("branch", "of", branch.clone())}})
     };
-    let flat = union("Leaf");
+    let leaf = json!({"$ref": "#/$defs/Leaf"});
+    let flat = schema(&union, &leaf);
     check(&flat, &write(&plain(Constraint::json_schema(flat.to_string()))).0);
-    ENGINE.compile(&Constraint::json_schema(union("Node").to_string())).expect("a union that refers to itself");
-    let mut alike = flat;
-    alike["$defs"]["Leaf"]["properties"]["kind"] = json!({"type": "string"});
-    let problem = refused(Constraint::json_schema(alike.to_string()));
-    assert!(problem.starts_with("#/$defs/Node: oneOf") && problem.ends_with("with different constants"), "{problem}");
+    let problem = refused(Constraint::json_schema(schema(&json!({"oneOf": [leaf, leaf]}), &leaf).to_string()));
+    assert!(problem.starts_with("#/items: oneOf") && problem.ends_with("with different constants"), "{problem}");
+    // Words of other vocabularies, in schemas that refer to themselves.
+    let mut tagged = union;
+    tagged["discriminator"] = json!({"propertyName": "kind", "mapping": {"leaf": "#/$defs/Leaf"}});
+    let nullable = json!({"$ref": "#/$defs/Branch", "nullable": true, "x-order": 1});
+    for branch in [tagged, nullable] {
+        let schema = schema(&json!({"$ref": "#/$defs/Branch"}), &json!({"anyOf": [branch, {"type": "null"}]}));
+        ENGINE
+            .compile(&Constraint::json_schema(schema.to_string()))
+            .unwrap_or_else(|error| panic!("{schema}: {error}"));
+    }
 }
 
 #[test]

@@ -6,8 +6,12 @@ use serde_json::{Map, Value};
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 
-/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name,
-/// `uniqueItems` that are not asked for, and `additionalItems` without a list of `items`.
+/// Words of other vocabularies, like OpenAPI's. Beside a `$ref`, llguidance takes them for schemas of their own, which it
+/// does not merge with a schema that refers to itself.
+const WORDS: [&str; 6] = ["deprecated", "discriminator", "example", "externalDocs", "nullable", "xml"];
+
+/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name, `uniqueItems` that are not asked
+/// for, `additionalItems` without a list of `items`, and words that are no keywords.
 pub(super) fn remove(fields: &mut Map<String, Value>) {
     let has_list = fields.get("items").is_some_and(Value::is_array);
     // The order of the others, in which llguidance reads them, is kept.
@@ -17,7 +21,10 @@ pub(super) fn remove(fields: &mut Map<String, Value>) {
         "uniqueItems" => *value != Value::Bool(false),
         // With it, llguidance ignores `prefixItems`.
         "additionalItems" => has_list,
-        _ => true,
+        "x-guidance" => true,
+        // What a reference may lead to stays.
+        key if key.starts_with("x-") => value.is_object() || value.is_array(),
+        key => !WORDS.contains(&key),
     });
 }
 

@@ -19,12 +19,13 @@ const EMPTY_MASK: &str = "NoExtensionBias";
 pub(super) const NO_TOKEN: &str = "allows no next token";
 
 /// Parts of llguidance's errors, and what helps.
-const REMEDIES: [(&str, &str); 3] = [
+const REMEDIES: [(&str, &str); 4] = [
     ("Unimplemented keys: ", "remove them, or check the text for them afterwards"),
     (
         "oneOf constraints are not supported",
         "or give its cases different types, or a required property with different constants",
     ),
+    ("circular references with sibling keys", "remove the keywords beside the reference"),
     ("Only absolute $ref's", "refer to a place in this schema, as #/$defs/name"),
 ];
 

@@ -580,6 +580,7 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         ),
         (json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}), "#/properties/a: "),
         (json!({"type": "array", "items": {"$ref": "#name"}}), "#/items: Only absolute $ref's"),
+        (json!({"x-guidance": {"coerce": true}, "properties": {"a": {"type": "integer"}}}), "#/x-guidance: "),
         // What is ignored in the whole is in a part: an option's keyword, and one that the draft does not have.
         (
             json!({"x-guidance": {"coerce_one_of": true}, "properties": {"a": {"oneOf": [{}, {}]}, "b": {"not": {}}}}),

@@ -197,7 +197,11 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled>
                 part["x-guidance"] = options.clone();
                 compile(part).err()
             };
-            compile(whole).map_err(|problem| at_place(schema::locate(&schema, problem, refuses)))
+            let locate = |problem| match schema.get("x-guidance").and_then(|_| refuses(Value::Object(Map::new()))) {
+                Some(problem) => SchemaProblem { place: "#/x-guidance".into(), problem },
+                None => schema::locate(&schema, problem, &refuses),
+            };
+            compile(whole).map_err(|problem| at_place(locate(problem)))
         }
         Grammar::Regex(expression) => matcher(TopLevelGrammar::from_regex(expression)).map_err(refused),
         Grammar::Lark(grammar) if nesting(grammar) > MAX_NESTING => {

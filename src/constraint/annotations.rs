@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 
-/// Words of other vocabularies, like OpenAPI's. Beside a `$ref`, llguidance takes them for schemas of their own, which it
-/// does not merge with a schema that refers to itself.
+/// Words of other vocabularies, like OpenAPI's. Beside a `$ref`, llguidance takes them for schemas of their own, which
+/// it does not merge with a schema that refers to itself.
 const WORDS: [&str; 6] = ["deprecated", "discriminator", "example", "externalDocs", "nullable", "xml"];
 
-/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name, `uniqueItems` that are not asked
-/// for, `additionalItems` without a list of `items`, and words that are no keywords.
+/// Removes a schema's `format` if it is unknown, `propertyNames` that allow every name, `uniqueItems` that are not
+/// asked for, `additionalItems` without a list of `items`, and words that are no keywords.
 pub(super) fn remove(fields: &mut Map<String, Value>) {
     let has_list = fields.get("items").is_some_and(Value::is_array);
     // The order of the others, in which llguidance reads them, is kept.

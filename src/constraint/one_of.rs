@@ -60,8 +60,8 @@ impl<'a> Cases<'a> {
         found
     }
 
-    /// Whether no value matches two cases: by their types or constants, or those of a required property of objects, or as
-    /// one forbids it.
+    /// Whether no value matches two cases: by their types or constants, or by a required property of objects, which has
+    /// other ones or is forbidden in one of them.
     fn exclude(&mut self, a: &[&'a Fields], b: &[&'a Fields]) -> bool {
         if self.differ(a, b) {
             return true;

@@ -199,7 +199,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled>
             };
             let locate = |problem| match schema.get("x-guidance").and_then(|_| refuses(Value::Object(Map::new()))) {
                 Some(problem) => SchemaProblem { place: "#/x-guidance".into(), problem },
-                None => schema::locate(&schema, problem, &refuses),
+                None => schema::locate(&schema, problem, refuses),
             };
             compile(whole).map_err(|problem| at_place(locate(problem)))
         }

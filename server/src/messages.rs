@@ -25,10 +25,6 @@ impl Conversation {
         let reasoning = self.reasoning.take();
         if message.role == Role::Assistant {
             message.reasoning = message.reasoning.or(reasoning);
-            // A text after calls is part of their message: templates look for the results right behind that.
-            if let Some(last) = self.messages.last_mut().filter(|last| !last.tool_calls.is_empty()) {
-                return join(last, message);
-            }
         }
         // Templates have one system message, and refuse another.
         if let (Role::System, Content::Text(text)) = (message.role, &message.content)
@@ -68,6 +64,15 @@ impl Conversation {
         let Some(tool) = self.calls.get(&id) else {
             return Err(ApiError::field(name, "does not match the id of a tool call in an earlier message"));
         };
+        // Templates look for results right after the message with the calls: others of the model between are part of it.
+        while let [.., before, last] = &*self.messages
+            && last.role == Role::Assistant
+            && !before.tool_calls.is_empty()
+            && let Some(last) = self.messages.pop()
+            && let Some(before) = self.messages.last_mut()
+        {
+            join(before, last);
+        }
         self.messages.push(Message::tool(id, tool, content));
         Ok(())
     }

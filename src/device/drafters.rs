@@ -212,14 +212,14 @@ impl Drafter for DeviceDraftModel {
         if tokens.len() > self.max_context {
             return Ok(());
         }
-        self.rewind_to(tokens);
         self.read_chunks(&tokens[self.matching..], self.max_round_rows, OutputRows::None)?;
         self.matching = self.read.len();
         Ok(())
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        self.matching = self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.matching = 0;
+        self.rewind_to(tokens);
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {

@@ -598,9 +598,13 @@ fn texts_between_calls_and_results() {
     let answer = server.ask(RESPONSES, &json!({"input": input, "tools": flat_tools()}));
     assert_eq!(answer["usage"]["input_tokens"], want);
     let several = [with_calls("two", &[call("a")]), with_calls("three", &[call("b")]), text("four")];
-    let messages: Vec<Value> = [question].into_iter().chain(several).chain([result("a"), result("b")]).collect();
-    let answer = server.ask(CHAT, &json!({"messages": messages, "tools": tools()}));
-    assert_eq!(answer["usage"]["prompt_tokens"], want);
+    let messages = [question.clone()].into_iter().chain(several).chain([result("a"), result("b")]);
+    let unanswered = [question, with_calls("", &[call("a")]), text("No."), json!({"role": "user", "content": "Why?"})];
+    let as_they_are = prompt_tokens(json!(unanswered), Thinking::Off);
+    for (messages, want) in [(messages.collect(), want), (Vec::from(unanswered), as_they_are)] {
+        let answer = server.ask(CHAT, &json!({"messages": messages, "tools": tools()}));
+        assert_eq!(answer["usage"]["prompt_tokens"], want);
+    }
 }
 
 /// A final message is continued if it is asked for, on Anthropic's route always; the prompt is as transformers cuts it.

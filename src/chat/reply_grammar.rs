@@ -156,6 +156,7 @@ fn calls(
 
 /// The schema of a reply that is not a call, with the white space that JSON has under other constraints.
 fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
+    limits.check_source(schema)?;
     rewrite::parse(schema).map(|schema| limits.with_options(schema))
 }
 
@@ -191,3 +192,16 @@ fn reasoning(tokenizer: &Tokenizer, options: &ChatOptions) -> Reasoning {
 const LINE_ENDS: &str = "LINE_ENDS: /\\n{1,2}/\n";
 const OPEN_THINK: &str = "open_think[suffix=\"</think>\"]: /<think>(?s:.*)/\nLINE_ENDS: /\\n{1,2}/\n";
 const THINK: &str = "think[suffix=\"</think>\"]: /(?s:.*)/\nLINE_ENDS: /\\n{1,2}/\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_schemas_are_not_read() {
+        let limits = ConstraintLimits { source_bytes: 20, ..ConstraintLimits::default() };
+        json_reply(r#"{"type": "object"}"#, &limits).expect("a short one");
+        let problem = json_reply(&"[".repeat(21), &limits).expect_err("a long one").to_string();
+        assert!(problem.contains("has 21 bytes, at most 20 "), "{problem}");
+    }
+}

@@ -179,10 +179,7 @@ fn on_large_stack<T: Send>(limits: &ConstraintLimits, work: impl FnOnce() -> Res
 fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled> {
     let Constraint { grammar, limits } = constraint;
     let (Grammar::JsonSchema(source) | Grammar::Regex(source) | Grammar::Lark(source)) = grammar;
-    if source.len() > limits.source_bytes {
-        let problem = format!("has {} bytes, at most {} are allowed; simplify it", source.len(), limits.source_bytes);
-        return Err(Error::argument("constraint", problem));
-    }
+    limits.check_source(source)?;
     let matcher = |grammar| matcher(factory, grammar, limits);
     match grammar {
         Grammar::JsonSchema(source) => {

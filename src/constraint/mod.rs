@@ -54,6 +54,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use crate::{Error, Result};
+
 /// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain
 /// data; the engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
 ///
@@ -179,6 +181,17 @@ impl Default for ConstraintLimits {
 }
 
 impl ConstraintLimits {
+    /// # Errors
+    /// If a schema, expression or grammar has too many bytes.
+    pub(crate) fn check_source(&self, source: &str) -> Result<()> {
+        if source.len() > self.source_bytes {
+            let most = self.source_bytes;
+            let problem = format!("has {} bytes, at most {most} are allowed; simplify it", source.len());
+            return Err(Error::argument("constraint", problem));
+        }
+        Ok(())
+    }
+
     /// The schema with llguidance's options for white space and those that it needs, unless it sets them.
     pub(crate) fn with_options(&self, mut schema: Value) -> Value {
         let needed = needed_options(&schema);

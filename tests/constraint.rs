@@ -1323,10 +1323,23 @@ fn cases_of_one_of_are_told_apart_by_a_property() {
     check(&flat, &write(&plain(Constraint::json_schema(flat.to_string()))).0);
     let problem = refused(Constraint::json_schema(schema(&json!({"oneOf": [leaf, leaf]}), &leaf).to_string()));
     assert!(problem.starts_with("#/items: oneOf") && problem.ends_with("with different constants"), "{problem}");
+    // Beside others: one that nothing refers to, whose cases overlap, and ones that llguidance compares.
+    let mut mixed = schema(&union, &leaf);
+    mixed["$defs"]["Unused"] = json!({"oneOf": [{"type": "string"}, {"maxLength": 3}]});
+    let nested = json!({"oneOf": [{"oneOf": [{"type": "string"}, {"type": "integer"}]}, {"type": "null"}]});
+    mixed["items"] = json!({"oneOf": [union, {"type": "array", "items": nested}]});
+    assert_allows(mixed.clone(), &[r#"[{"kind":"leaf","n":1}]"#, "[[1, null]]"], &["[null]", "[[[]]]"]);
+    mixed["$defs"]["Unused"] = json!({});
+    mixed["items"] = json!({"type": "object", "properties": {"a": union, "b": {"oneOf": [leaf, leaf]}}});
+    let problem = refused(Constraint::json_schema(mixed.to_string()));
+    assert!(problem.starts_with("#/items/properties/b: oneOf"), "{problem}");
+    // Constants that the draft does not have.
+    let old = json!({"$schema": "http://json-schema.org/draft-04/schema#", "oneOf": [{"const": "a"}, {"const": "b"}]});
+    assert!(refused(Constraint::json_schema(old.to_string())).contains("oneOf"));
     // Words of other vocabularies, in schemas that refer to themselves.
     let mut tagged = union;
     tagged["discriminator"] = json!({"propertyName": "kind", "mapping": {"leaf": "#/$defs/Leaf"}});
-    let nullable = json!({"$ref": "#/$defs/Branch", "nullable": true, "x-order": 1});
+    let nullable = json!({"$ref": "#/$defs/Branch", "nullable": true, "x-order": {"a": 1}, "enumNames": "x"});
     for branch in [tagged, nullable] {
         let schema = schema(&json!({"$ref": "#/$defs/Branch"}), &json!({"anyOf": [branch, {"type": "null"}]}));
         ENGINE

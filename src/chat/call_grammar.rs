@@ -2,7 +2,7 @@
 //! under the tool's JSON schema.
 //!
 //! Objects, arrays and strings are rules in the syntax of calls, with keys in the order in which
-//! templates write them. A part whose keywords these rules do not know (`pattern`, `format`, `oneOf`, ..)
+//! templates write them. A part whose keywords these rules do not know (`pattern`, `format`, `allOf`, ..)
 //! is left to llguidance and written as JSON, which
 //! [`call::parse`](super::call) reads as well; so are numbers and literals, which are the same in both.
 

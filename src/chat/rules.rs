@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::call::is_name;
 use super::json::Json;
-use crate::constraint::{needed_options, references, refuses, rewrite};
+use crate::constraint::keywords::{IMPLEMENTED, UNIMPLEMENTED};
+use crate::constraint::{allowed_escapes, references, refuses, rewrite};
 use crate::{Error, Result};
 
 /// What is done with parts of a tool's schema that llguidance cannot compile.
@@ -55,57 +56,6 @@ pub(crate) const MAX_DEPTH: usize = 64;
 
 /// Types of values in JSON Schema.
 pub(crate) const TYPES: usize = 7;
-
-/// Keywords that llguidance does not implement.
-const UNIMPLEMENTED: [&str; 16] = [
-    "$dynamicRef",
-    "$recursiveRef",
-    "contains",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "else",
-    "if",
-    "maxContains",
-    "minContains",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "uniqueItems",
-];
-
-/// Keywords that it implements. Others say nothing about values.
-const IMPLEMENTED: [&str; 27] = [
-    "$ref",
-    "additionalItems",
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "const",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "items",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minimum",
-    "multipleOf",
-    "oneOf",
-    "pattern",
-    "patternProperties",
-    "prefixItems",
-    "properties",
-    "required",
-    "type",
-];
 
 /// The syntax of a family's calls, in grammars.
 pub(crate) trait CallSyntax {
@@ -206,10 +156,10 @@ impl Rules {
     }
 
     fn json_part(&mut self, mut schema: Value) -> JsonRule {
-        let needed = needed_options(&schema);
+        let escapes = allowed_escapes(&schema);
         schema["x-guidance"] = self.json_options.clone();
-        for (key, value) in needed {
-            schema["x-guidance"][key] = value;
+        if let Some(escapes) = escapes {
+            schema["x-guidance"]["json_allowed_escapes"] = json!(escapes);
         }
         let json = format!("%json {schema}");
         self.json_bytes += json.len();

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
-use super::merges::ANNOTATIONS;
+use super::keywords::ANNOTATIONS;
 use super::schema::{SchemaProblem, first};
 
 /// A divisor's digits as an integer, without the decimal point, and how many of them are decimals: 25 and 2 of 0.25.

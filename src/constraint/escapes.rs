@@ -7,7 +7,7 @@ const SHORT: &str = "nrbtf\\\"";
 
 /// The escapes under `schema` if not all: names that it leaves open differ from named ones by their text, so that `\u006e`
 /// would be a second `n`. Control characters without a short escape cannot be written then.
-pub(super) fn allowed(schema: &Value) -> Option<&'static str> {
+pub(crate) fn allowed_escapes(schema: &Value) -> Option<&'static str> {
     (leaves_names_open(schema) && !needs_long_escapes(schema)).then_some(SHORT)
 }
 

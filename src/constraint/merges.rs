@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::ConstraintLimits;
+use super::keywords::ANNOTATIONS;
 use super::references::lookup;
 
 /// Types of JSON.
@@ -13,26 +14,6 @@ const KINDS: usize = 6;
 
 /// Schemas that are merged in the time in which it is checked that no name matches both of two patterns.
 const SCHEMAS_PER_PAIR: u64 = 10;
-
-/// Keywords that llguidance merges with nothing.
-pub(super) const ANNOTATIONS: [&str; 16] = [
-    "$anchor",
-    "$comment",
-    "$defs",
-    "$id",
-    "$schema",
-    "contentEncoding",
-    "contentMediaType",
-    "default",
-    "definitions",
-    "description",
-    "examples",
-    "id",
-    "readOnly",
-    "title",
-    "writeOnly",
-    "x-guidance",
-];
 
 /// A schema with what it refers to.
 #[derive(Clone, Copy)]

@@ -23,7 +23,7 @@ mod escapes;
 mod formats;
 #[cfg(feature = "constraint")]
 mod intersections;
-mod keywords;
+pub(crate) mod keywords;
 #[cfg(feature = "constraint")]
 mod merges;
 mod one_of;
@@ -47,12 +47,13 @@ pub(crate) use compile::{Compiler, refuses};
 pub use disabled::CompiledConstraint;
 #[cfg(not(feature = "constraint"))]
 pub(crate) use disabled::{Compiler, ConstraintState, refuses};
+pub(crate) use escapes::allowed_escapes;
 #[cfg(feature = "constraint")]
 pub(crate) use state::ConstraintState;
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{Error, Result};
 
@@ -192,17 +193,17 @@ impl ConstraintLimits {
         Ok(())
     }
 
-    /// The schema with llguidance's options for white space and those that it needs, unless it sets them.
+    /// The schema with llguidance's options for white space and escapes, unless it sets them.
     pub(crate) fn with_options(&self, mut schema: Value) -> Value {
-        let needed = needed_options(&schema);
+        let escapes = allowed_escapes(&schema);
         if schema == Value::Bool(true) {
             schema = json!({});
         }
         if let Value::Object(fields) = &mut schema
             && let Value::Object(options) = fields.entry("x-guidance").or_insert_with(|| json!({}))
         {
-            for (key, value) in needed {
-                options.entry(key).or_insert(value);
+            if let Some(escapes) = escapes {
+                options.entry("json_allowed_escapes").or_insert_with(|| json!(escapes));
             }
             let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
             match self.json_whitespace {
@@ -216,11 +217,4 @@ impl ConstraintLimits {
         }
         schema
     }
-}
-
-/// llguidance's options without which it would refuse or misread `schema`.
-pub(crate) fn needed_options(schema: &Value) -> Map<String, Value> {
-    let escapes = escapes::allowed(schema).map(|escapes| ("json_allowed_escapes".to_owned(), json!(escapes)));
-    let one_of = one_of::are_exclusive(schema).then(|| ("coerce_one_of".to_owned(), json!(true)));
-    escapes.into_iter().chain(one_of).collect()
 }

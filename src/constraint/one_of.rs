@@ -1,5 +1,4 @@
-//! Whether the cases of every `oneOf` exclude each other, which makes it an `anyOf`. llguidance does not compare cases
-//! that are references.
+//! Makes a `oneOf` whose cases exclude each other an `anyOf`: llguidance does not compare cases that are references.
 
 use serde_json::{Map, Value};
 
@@ -7,103 +6,149 @@ use super::references::lookup;
 
 type Fields = Map<String, Value>;
 
-/// Limit of schemas, and pairs of schemas and constants, that are looked at.
+/// Limit of steps: schemas, properties, pairs of constants, and 64 bytes of a name that are looked at.
 const STEPS: usize = 1 << 18;
+
+/// Limit of steps per byte of the document.
+const STEPS_PER_BYTE: usize = 16;
 
 /// Limit of schemas that hold for one case.
 const BESIDE: usize = 16;
 
-/// Whether a document has a `oneOf`, and no value matches two cases of one.
-pub(super) fn are_exclusive(root: &Value) -> bool {
-    let (mut lists, mut cases) = (Vec::new(), Cases { root, steps: STEPS });
-    collect(root, &mut lists);
-    !lists.is_empty() && lists.into_iter().all(|list| cases.are_exclusive(list))
-}
+/// Levels of unions whose types are looked at.
+const NESTED: usize = 4;
 
-/// Adds what looks like a `oneOf` in a value, a schema or not.
-fn collect<'a>(value: &'a Value, lists: &mut Vec<&'a [Value]>) {
-    match value {
-        Value::Array(list) => list.iter().for_each(|value| collect(value, lists)),
-        Value::Object(fields) => {
-            lists.extend(fields.get("oneOf").and_then(Value::as_array).map(Vec::as_slice));
-            fields.values().for_each(|value| collect(value, lists));
-        }
-        _ => {}
-    }
-}
+/// A draft of which `const` is no keyword. llguidance then ignores it if no other keyword is beside it.
+const DRAFT_4: &str = "http://json-schema.org/draft-04/schema";
 
-struct Cases<'a> {
-    root: &'a Value,
-    /// Left of [`STEPS`]. Without any, no cases exclude each other.
+/// Types, as a set of bits.
+type Kinds = u8;
+
+const NULL: Kinds = 1;
+const BOOLEAN: Kinds = 1 << 1;
+const NUMBER: Kinds = 1 << 2;
+const STRING: Kinds = 1 << 3;
+const ARRAY: Kinds = 1 << 4;
+const OBJECT: Kinds = 1 << 5;
+const ANY: Kinds = (1 << 6) - 1;
+
+/// The cases of the `oneOf`s of a document.
+pub(super) struct Cases<'r> {
+    root: &'r Value,
+    has_const: bool,
+    /// Left of the limit. Without any, no cases exclude each other.
     steps: usize,
 }
 
-impl<'a> Cases<'a> {
+/// What all values of a case meet.
+struct Case<'a> {
+    schemas: Vec<&'a Fields>,
+    /// The constants of a schema each.
+    constants: Vec<&'a [Value]>,
+    /// An upper bound.
+    kinds: Kinds,
+}
+
+impl<'r> Cases<'r> {
+    pub fn new(root: &'r Value) -> Self {
+        let text = root.to_string();
+        let steps = text.len().saturating_mul(STEPS_PER_BYTE).min(STEPS);
+        Self { root, has_const: !text.contains(DRAFT_4), steps }
+    }
+
+    /// Renames a schema's `oneOf` to `anyOf`, unless it has one, if no value matches two cases.
+    pub fn rename(&mut self, fields: &mut Fields) {
+        let Some(Value::Array(list)) = fields.get("oneOf") else { return };
+        if fields.contains_key("anyOf") || !self.are_exclusive(list) {
+            return;
+        }
+        for (key, value) in std::mem::take(fields) {
+            fields.insert(if key == "oneOf" { "anyOf".into() } else { key }, value);
+        }
+    }
+
     /// Whether each two of a list exclude each other.
-    fn are_exclusive(&mut self, list: &'a [Value]) -> bool {
-        let cases: Vec<_> = list.iter().map(|case| self.beside(case)).collect();
+    fn are_exclusive(&mut self, list: &[Value]) -> bool {
+        let cases: Vec<_> = list.iter().map(|case| self.case(vec![case], 0)).collect();
         cases.iter().enumerate().all(|(at, case)| cases[..at].iter().all(|other| self.exclude(case, other)))
     }
 
-    /// The schemas that hold for a value of `schema`: it, what it refers to and its `allOf`.
-    fn beside(&mut self, schema: &'a Value) -> Vec<&'a Fields> {
-        let (mut found, mut next) = (Vec::new(), vec![schema]);
-        while let Some(schema) = next.pop() {
+    /// The case of `schemas`, which all hold, with what they refer to and their `allOf`, in `depth` unions.
+    fn case<'a>(&mut self, mut schemas: Vec<&'a Value>, depth: usize) -> Case<'a>
+    where
+        'r: 'a,
+    {
+        let mut case = Case { schemas: Vec::new(), constants: Vec::new(), kinds: ANY };
+        while let Some(schema) = schemas.pop() {
             let Value::Object(fields) = schema else { continue };
-            if found.len() == BESIDE || !self.pay(1) {
+            let place = fields.get("$ref").and_then(Value::as_str);
+            let lists = ["type", "enum"].into_iter().filter_map(|key| fields.get(key)?.as_array());
+            let steps = 1 + lists.map(Vec::len).sum::<usize>() + place.map_or(0, str::len) / 64;
+            if case.schemas.len() == BESIDE || !self.pay(steps) {
                 break;
             }
-            found.push(fields);
-            next.extend(fields.get("$ref").and_then(Value::as_str).and_then(|place| lookup(self.root, place)));
-            next.extend(fields.get("allOf").and_then(Value::as_array).into_iter().flatten().take(BESIDE));
+            case.schemas.push(fields);
+            case.constants.extend(self.constants(fields));
+            case.kinds &= self.kinds(fields, depth);
+            schemas.extend(place.and_then(|place| lookup(self.root, place)));
+            schemas.extend(fields.get("allOf").and_then(Value::as_array).into_iter().flatten().take(BESIDE));
         }
-        found
+        case
+    }
+
+    /// The types that a schema allows by its `type`, its constants and its unions.
+    fn kinds(&mut self, fields: &Fields, depth: usize) -> Kinds {
+        let mut kinds = match fields.get("type") {
+            None => ANY,
+            Some(Value::Array(names)) => any(names.iter().map(kind)),
+            Some(name) => kind(name),
+        };
+        kinds &= self.constants(fields).map_or(ANY, |values| any(values.iter().map(kind_of)));
+        let unions = ["anyOf", "oneOf"].into_iter().filter(|_| depth < NESTED);
+        for cases in unions.filter_map(|key| fields.get(key)?.as_array()) {
+            kinds &= any(cases.iter().map(|case| self.case(vec![case], depth + 1).kinds));
+        }
+        kinds
+    }
+
+    /// The values of `const` or `enum`.
+    fn constants<'a>(&self, fields: &'a Fields) -> Option<&'a [Value]> {
+        let constant = fields.get("const").filter(|_| self.has_const).map(std::slice::from_ref);
+        constant.or_else(|| Some(fields.get("enum")?.as_array()?.as_slice()))
     }
 
     /// Whether no value matches two cases: by their types or constants, or by a required property of objects, which has
     /// other ones or is forbidden in one of them.
-    fn exclude(&mut self, a: &[&'a Fields], b: &[&'a Fields]) -> bool {
+    fn exclude<'a>(&mut self, a: &Case<'a>, b: &Case<'a>) -> bool {
         if self.differ(a, b) {
             return true;
         }
-        let both = || a.iter().chain(b);
-        if !both().any(|fields| fields.get("type").is_some_and(|kind| kind == "object")) {
+        if a.kinds & b.kinds != OBJECT {
             return false;
         }
-        let required = both().filter_map(|fields| fields.get("required")?.as_array()).flatten();
-        required.filter_map(Value::as_str).any(|name| {
-            if !self.pay(a.len() + b.len()) {
+        let both = || a.schemas.iter().chain(&b.schemas);
+        let mut required = both().filter_map(|fields| fields.get("required")?.as_array()).flatten().map(Value::as_str);
+        required.any(|name| {
+            let steps = (a.schemas.len() + b.schemas.len()) * (1 + name.map_or(0, str::len) / 64);
+            if !self.pay(steps) {
                 return false;
             }
-            let [of_a, of_b] = [a, b].map(|case| self.property(case, name));
+            let Some(name) = name else { return false };
+            let [of_a, of_b] = [a, b].map(|case| {
+                let schemas = case.schemas.iter().filter_map(|fields| fields.get("properties")?.get(name));
+                self.case(schemas.collect(), NESTED)
+            });
             both().any(|fields| forbids(fields, name)) || self.differ(&of_a, &of_b)
         })
     }
 
-    /// The schemas that hold for a property.
-    fn property(&mut self, case: &[&'a Fields], name: &str) -> Vec<&'a Fields> {
-        let schemas = case.iter().filter_map(|fields| fields.get("properties")?.get(name));
-        schemas.flat_map(|schema| self.beside(schema)).collect()
-    }
-
     /// Whether no value has a type, or is a constant, of both.
-    fn differ(&mut self, a: &[&Fields], b: &[&Fields]) -> bool {
-        a.iter().any(|a| b.iter().any(|b| self.are_apart(a, b)))
-    }
-
-    fn are_apart(&mut self, a: &Fields, b: &Fields) -> bool {
-        if !self.pay(size(a).saturating_mul(size(b))) {
-            return false;
-        }
-        let have_no_equal = match (constants(a), constants(b)) {
-            (Some(a), Some(b)) => a.iter().all(|a| b.iter().all(|b| is_other(a, b))),
-            _ => false,
-        };
-        have_no_equal
-            || match (kinds(a), kinds(b)) {
-                (Some(a), Some(b)) => a.iter().all(|kind| !b.contains(kind)),
-                _ => false,
-            }
+    fn differ(&mut self, a: &Case<'_>, b: &Case<'_>) -> bool {
+        let are_apart = |a: &[Value], b: &[Value]| a.iter().all(|a| b.iter().all(|b| is_other(a, b)));
+        let mut pairs = a.constants.iter().flat_map(|of_a| b.constants.iter().map(move |of_b| (*of_a, *of_b)));
+        self.pay(1)
+            && (a.kinds & b.kinds == 0
+                || pairs.any(|(a, b)| self.pay(a.len().saturating_mul(b.len())) && are_apart(a, b)))
     }
 
     /// Takes `steps`; returns whether they were left.
@@ -114,11 +159,6 @@ impl<'a> Cases<'a> {
     }
 }
 
-/// A bound on the types and constants in a schema's lists of them.
-fn size(fields: &Fields) -> usize {
-    ["type", "enum"].map(|key| fields.get(key).and_then(Value::as_array).map_or(1, |list| list.len() + 1)).iter().sum()
-}
-
 /// Whether no object has a property.
 fn forbids(fields: &Fields, name: &str) -> bool {
     let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false));
@@ -126,33 +166,31 @@ fn forbids(fields: &Fields, name: &str) -> bool {
     is_closed && !is_named && !fields.contains_key("patternProperties")
 }
 
-/// The values of `const` or `enum`.
-fn constants(fields: &Fields) -> Option<&[Value]> {
-    fields.get("const").map(std::slice::from_ref).or_else(|| Some(fields.get("enum")?.as_array()?.as_slice()))
+fn any(kinds: impl Iterator<Item = Kinds>) -> Kinds {
+    kinds.fold(0, |all, kinds| all | kinds)
 }
 
-/// Types, as named or as the constants have them; `None` if they are malformed or any.
-fn kinds(fields: &Fields) -> Option<Vec<&str>> {
-    match fields.get("type") {
-        Some(Value::Array(kinds)) => kinds.iter().map(kind).collect(),
-        Some(of_all) => Some(vec![kind(of_all)?]),
-        None => Some(constants(fields)?.iter().map(kind_of).collect()),
+/// A type of that name; any if there is none.
+fn kind(name: &Value) -> Kinds {
+    match name.as_str() {
+        Some("null") => NULL,
+        Some("boolean") => BOOLEAN,
+        Some("number" | "integer") => NUMBER,
+        Some("string") => STRING,
+        Some("array") => ARRAY,
+        Some("object") => OBJECT,
+        _ => ANY,
     }
 }
 
-/// A type's name, that of all numbers for integers.
-fn kind(name: &Value) -> Option<&str> {
-    name.as_str().map(|name| if name == "integer" { "number" } else { name })
-}
-
-fn kind_of(value: &Value) -> &'static str {
+fn kind_of(value: &Value) -> Kinds {
     match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(_) => NUMBER,
+        Value::String(_) => STRING,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
     }
 }
 
@@ -176,8 +214,10 @@ mod tests {
         let tagged = |tag: Value| json!({"type": "object", "properties": {"n": {}, "k": tag}, "required": ["n", "k"]});
         let closed = |name: &str| json!({"type": "object", "properties": {name: {}}, "required": [name], "additionalProperties": false});
         let definitions = json!({"a": tagged(json!({"const": "a"})), "b": tagged(json!({"enum": ["b", "c"]})),
-            "bs": {"type": "array", "items": {"$ref": "#/$defs/b"}}, "self": {"$ref": "#/$defs/self"}});
-        let of = |cases: Value| are_exclusive(&json!({"items": {"oneOf": cases}, "$defs": definitions}));
+            "bs": {"type": "array", "items": {"$ref": "#/$defs/b"}}, "self": {"$ref": "#/$defs/self"},
+            "union": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+            "unions": {"anyOf": [{"$ref": "#/$defs/unions"}, {"$ref": "#/$defs/unions"}]}});
+        let of = |cases: Value| is_renamed(&json!({"oneOf": cases, "$defs": definitions}));
         let reference = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
         for cases in [
             json!([]),
@@ -185,6 +225,7 @@ mod tests {
             json!([reference("a"), {"allOf": [reference("b")], "description": "x"}]),
             json!([reference("a"), {"properties": {"k": {"type": "integer"}}}]),
             json!([closed("x"), closed("y"), {"type": "null"}]),
+            json!([reference("union"), {"anyOf": [{"type": "null"}, reference("bs")]}]),
             json!([{"const": "a"}, {"enum": ["b", 1]}, {"const": 2.0}, {"type": "array"}]),
         ] {
             assert!(of(cases.clone()), "{cases}");
@@ -193,6 +234,8 @@ mod tests {
             json!([reference("a"), reference("a")]),
             json!([reference("a"), reference("missing")]),
             json!([reference("self"), reference("self")]),
+            json!([reference("unions"), {"type": "null"}]),
+            json!([reference("union"), reference("a")]),
             json!([reference("b"), tagged(json!({"const": "c"}))]),
             json!([{"const": 1}, {"const": 1.0}]),
             json!([{"type": "integer"}, {"type": "number"}]),
@@ -206,9 +249,52 @@ mod tests {
         ] {
             assert!(!of(cases.clone()), "{cases}");
         }
-        assert!(!are_exclusive(&json!({"type": "string"})));
         // One that is not looked at to its end.
         let many: Vec<_> = (0..2000).map(|i| json!({"const": i})).collect();
         assert!(!of(json!(many)));
+        let case = |i: u32| {
+            json!({"type": "object", "properties": {"x": {}, "y": {}, "z": {}, "kind": {"const": i}},
+                "required": ["x", "y", "z", "kind"]})
+        };
+        let definitions: Map<_, _> = (0..100).map(|i| (format!("c{i}"), case(i))).collect();
+        let cases: Vec<_> = definitions.keys().map(|name| reference(name)).collect();
+        assert!(is_renamed(&json!({"oneOf": cases, "$defs": definitions})));
+    }
+
+    #[test]
+    fn constants_are_those_of_the_draft() {
+        for (draft, constant, want) in [
+            ("http://json-schema.org/draft-04/schema#", "const", false),
+            ("http://json-schema.org/draft-04/schema", "const", false),
+            ("http://json-schema.org/draft-04/schema#", "enum", true),
+            ("http://json-schema.org/draft-07/schema#", "const", true),
+        ] {
+            let case = |text: &str| json!({constant: if constant == "enum" { json!([text]) } else { json!(text) }});
+            let schema = json!({"$schema": draft, "oneOf": [case("a"), case("b")]});
+            assert_eq!(is_renamed(&schema), want, "{schema}");
+        }
+    }
+
+    #[test]
+    fn long_names_and_lists_take_steps() {
+        let long = "x".repeat(4096);
+        for required in [json!(vec!["a"; 5000]), json!(vec![1; 100_000])] {
+            let schema = json!({"$defs": {"o": {"type": "object", "required": required,
+                "properties": {"a": {"$ref": format!("#/{long}")}}}}});
+            let mut cases = Cases::new(&schema);
+            let reference = json!({"$ref": "#/$defs/o"});
+            assert!(!cases.are_exclusive(&[reference.clone(), reference]));
+            assert_eq!(cases.steps, 0);
+        }
+    }
+
+    /// Whether the `oneOf` of a document is renamed, and keeps its place.
+    fn is_renamed(root: &Value) -> bool {
+        let mut fields = root.as_object().expect("an object").clone();
+        let keys = |fields: &Fields| fields.keys().map(|key| key.replace("anyOf", "oneOf")).collect::<Vec<_>>();
+        let before = keys(&fields);
+        Cases::new(root).rename(&mut fields);
+        assert_eq!(keys(&fields), before);
+        fields.contains_key("anyOf")
     }
 }

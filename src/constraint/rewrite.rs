@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::{Map, Value};
 
 use super::keywords::{LISTS, MAPS, ONES};
+use super::one_of::Cases;
 use super::references::{Unescaped, is_too_deep, lookup_mut};
 use super::{annotations, bounds, formats, patterns};
 use crate::{Error, Result};
@@ -23,7 +24,7 @@ pub(crate) fn parse(source: &str) -> Result<Value> {
 /// Rewrites a document: the schemas in it, and what they refer to.
 pub(crate) fn document(root: &mut Value) {
     let (mut places, mut seen) = (vec![String::from("#")], HashSet::from([String::from("#")]));
-    let mut unescaped = Unescaped::default();
+    let (mut unescaped, mut schemas, mut keys) = (Unescaped::default(), Vec::new(), HashSet::new());
     while let Some(place) = places.pop() {
         let Some(part) = lookup_mut(root, &place) else { continue };
         let mut references = BTreeMap::new();
@@ -47,13 +48,38 @@ pub(crate) fn document(root: &mut Value) {
                 }
             });
         }
+        schemas.push(place);
         let targets = references.into_iter().map(|(reference, plain)| plain.unwrap_or(reference));
         for target in targets.filter(|target| !is_too_deep(target)) {
+            keys.extend(target.split('/').map(String::from));
             if (unescaped.is_copy(&target) || !is_covered(&target, &seen)) && seen.insert(target.clone()) {
                 places.push(target);
             }
         }
     }
+    schemas.retain(|place| !may_be_data(place));
+    simplify(root, &schemas, &keys);
+}
+
+/// Removes words and renames `oneOf` in the schemas at `places` of a document, but no keys that are `in_references`.
+fn simplify(root: &mut Value, places: &[String], in_references: &HashSet<String>) {
+    let whole = root.clone();
+    let mut cases = Cases::new(&whole);
+    for place in places {
+        let Some(part) = lookup_mut(root, place) else { continue };
+        each(part, &mut |fields| {
+            annotations::remove_words(fields, in_references);
+            if !in_references.contains("oneOf") {
+                cases.rename(fields);
+            }
+        });
+    }
+}
+
+/// Whether a place that is referred to as a schema may also be a constant, or a map of schemas.
+fn may_be_data(place: &str) -> bool {
+    let is_map = place.rsplit_once('/').is_some_and(|(_, key)| MAPS.contains(&key));
+    is_map || place.split('/').any(|key| key == "const" || key == "enum")
 }
 
 /// Whether `place` is a schema within one at a place in `seen`.
@@ -141,6 +167,32 @@ mod tests {
             "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
         });
         assert_eq!(rewritten(schema), want);
+    }
+
+    #[test]
+    fn words_are_removed_unless_references_lead_into_them() {
+        for (schema, want) in [
+            (
+                json!({"$ref": "#/$defs/a", "enumNames": "x", "x-b": {"c": 1}, "nullable": true,
+                    "$defs": {"a": {"properties": {"example": {"example": 1}}, "const": {"x": {"y": 1}}}}}),
+                json!({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"example": {}}, "const": {"x": {"y": 1}}}}}),
+            ),
+            (
+                json!({"$ref": "#/example/a", "example": {"a": {"type": "string", "xml": {}}, "b": 1}}),
+                json!({"$ref": "#/example/a", "example": {"a": {"type": "string"}, "b": 1}}),
+            ),
+            (
+                json!({"$defs": {"a": {"$ref": "#/oneOf/0"}}, "oneOf": [{"type": "string"}, {"type": "null"}], "xml": 1}),
+                json!({"$defs": {"a": {"$ref": "#/oneOf/0"}}, "oneOf": [{"type": "string"}, {"type": "null"}]}),
+            ),
+            // Maps of schemas and constants that are referred to as schemas.
+            (
+                json!({"properties": {"a": {"$ref": "#/properties"}, "b": {"$ref": "#/const"}}, "const": {"c": 1}}),
+                json!({"properties": {"a": {"$ref": "#/properties"}, "b": {"$ref": "#/const"}}, "const": {"c": 1}}),
+            ),
+        ] {
+            assert_eq!(rewritten(schema), want);
+        }
     }
 
     #[test]

@@ -774,7 +774,9 @@ fn what_is_intersected_and_merged_is_bounded() {
     place(json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": strings(9)}}), "#/properties/b");
     let by_reference = json!({"type": "array", "items": {"$ref": "#/$defs/s"}, "$defs": {"s": strings(9)}});
     place(by_reference, "#/items");
-    place(json!({"anyOf": [{"type": "integer"}, strings(9)]}), "#/anyOf/1");
+    for union in ["anyOf", "oneOf"] {
+        place(json!({union: [{"type": "integer"}, strings(9)]}), &format!("#/{union}/1"));
+    }
     let both = json!({"allOf": [{"$ref": "#/$defs/s"}, strings(4)], "$defs": {"s": strings(5)}});
     place(both, "#");
     // Each has few, and no two are for one string.

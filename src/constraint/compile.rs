@@ -184,8 +184,10 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Compiled>
     match grammar {
         Grammar::JsonSchema(source) => {
             let schema = rewrite::parse(source)?;
-            let at_place =
-                |SchemaProblem { place, problem }| Error::argument("constraint", format!("{place}: {problem}"));
+            let at_place = |SchemaProblem { place, problem }| {
+                let place = schema::place_in(source, &place);
+                Error::argument("constraint", format!("{place}: {problem}"))
+            };
             check_schema(&schema, limits).map_err(at_place)?;
             let whole = limits.with_options(schema.clone());
             let options = whole.get("x-guidance").cloned().unwrap_or_else(|| Value::Object(Map::new()));

@@ -82,7 +82,7 @@ impl<'r> Cases<'r> {
         while let Some(schema) = schemas.pop() {
             let Value::Object(fields) = schema else { continue };
             let place = fields.get("$ref").and_then(Value::as_str);
-            let lists = ["type", "enum"].into_iter().filter_map(|key| fields.get(key)?.as_array());
+            let lists = ["type", "enum", "anyOf", "oneOf"].into_iter().filter_map(|key| fields.get(key)?.as_array());
             let steps = 1 + lists.map(Vec::len).sum::<usize>() + place.map_or(0, str::len) / 64;
             if case.schemas.len() == BESIDE || !self.pay(steps) {
                 break;
@@ -249,6 +249,10 @@ mod tests {
         ] {
             assert!(!of(cases.clone()), "{cases}");
         }
+        // Unions of what is no schema are looked at as well.
+        let long = json!({"$defs": {"u": {"anyOf": vec![0; 1 << 17]}}, "oneOf": vec![reference("u"); 40]});
+        let mut looked_at = Cases::new(&long);
+        assert!(!looked_at.are_exclusive(long["oneOf"].as_array().expect("a list")) && looked_at.steps == 0);
         // One that is not looked at to its end.
         let many: Vec<_> = (0..2000).map(|i| json!({"const": i})).collect();
         assert!(!of(json!(many)));

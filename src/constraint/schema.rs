@@ -60,6 +60,22 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     SchemaProblem { place, problem }
 }
 
+/// The place in the document `source` of a place in what it was rewritten to, where a `oneOf` may be an `anyOf`.
+pub(super) fn place_in(source: &str, place: &str) -> String {
+    let document: Value = serde_json::from_str(source).unwrap_or_default();
+    let (mut part, mut keys) = (Some(&document), vec!["#"]);
+    for key in place.split('/').skip(1) {
+        let is_renamed = |part: &Value| part.get("anyOf").is_none() && part.get("oneOf").is_some();
+        let key = if key == "anyOf" && part.is_some_and(is_renamed) { "oneOf" } else { key };
+        part = part.and_then(|part| match part {
+            Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+            part => part.get(key),
+        });
+        keys.push(key);
+    }
+    keys.join("/")
+}
+
 /// The first object in `value`, a schema or not, that has a `problem`.
 pub(super) fn first(value: &Value, problem: &impl Fn(&Map<String, Value>) -> Option<String>) -> Option<SchemaProblem> {
     // The path from the object up.

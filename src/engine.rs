@@ -257,7 +257,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::compile`].
     pub(crate) fn constraint(&self, constraint: &Constraint) -> Result<ConstraintState> {
-        Ok(self.compile(constraint)?.state(self.target().vocab_size()))
+        self.compile(constraint).map(|compiled| compiled.state(self.target().vocab_size()))
     }
 
     /// Encodes a conversation with the checkpoint's chat template.

@@ -70,8 +70,8 @@ fn a_full_queue_is_429() {
     wait_until("another that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
     drop(running);
     assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
-    wait_until("an empty queue", || server.busy_slots() == 0);
-    assert_eq!(slots(), [200; 3]);
+    // Slots are published after a turn: the one that begins may not be counted yet.
+    wait_until("a free slot", || slots() == [200; 3]);
     assert_eq!(post().status().as_u16(), 200);
 }
 

@@ -274,9 +274,9 @@ impl Scheduler {
     }
 
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, waits for
-    /// the prefix of another one's prompt to be cached, or waits for memory: if it is exhausted for a sequence's rows, they are retried when another sequence is removed or a
-    /// cached prefix is dropped. If all wait, they continue without cached prefixes, then without drafts, then without
-    /// draft models, and then the newest ends with the error.
+    /// the prefix of another one's prompt to be cached, or waits for memory: if it is exhausted for a sequence's rows,
+    /// they are retried when another sequence is removed or a cached prefix is dropped. If all wait, they continue
+    /// without cached prefixes, then without drafts, then without draft models, and then the newest ends with the error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -379,13 +379,15 @@ impl Scheduler {
             self.retry_waiting();
         }
         let mut left = self.max_rows;
-        let least_unread = least_unread(&self.slots);
+        let is_reading = |slot: &&Slot| slot.takes_part() && slot.run.is_reading();
+        let several_read = self.slots.iter().filter(is_reading).nth(1).is_some();
+        let least_unread = (several_read && self.shortest_prompt_first).then(|| least_unread(&self.slots));
         let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
-        if of_prompts > 0 && reading.len() > 1 {
-            if self.shortest_prompt_first {
+        if of_prompts > 0 && several_read {
+            if let Some(least_unread) = least_unread {
                 reading.sort_by_key(|slot| least_unread[&slot.id]);
             }
             self.shortest_prompt_first = !self.shortest_prompt_first;

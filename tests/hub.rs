@@ -118,6 +118,10 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
     // Size queries have an end.
     let bounds =
         range.and_then(|range| range.split_once('-')).filter(|(_, last)| !state.ignores_ranges || !last.is_empty());
+    if bounds.is_some_and(|(first, last)| last.is_empty() && first.parse::<usize>() == Ok(all)) {
+        let head = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\nConnection: close";
+        return write!(stream, "{head}\r\n\r\n");
+    }
     let (first, end) = match bounds {
         Some((first, last)) => {
             (first.parse().unwrap_or(0), last.parse().map_or(all, |last: usize| (last + 1).min(all)))
@@ -381,6 +385,21 @@ fn a_server_without_ranges() {
         assert_eq!(server.state().break_after, None, "the connection did not break");
     }
     refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
+    has_the_weights(&resolve("test/target", &options).expect("the target"));
+}
+
+/// A process that ends between the last byte of a file and its renaming leaves all of it: there is nothing to resume.
+#[test]
+fn a_part_that_is_the_whole_file() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    server.state().break_after = Some(100_000);
+    refused(resolve("test/target", &options), &["model.safetensors", "try again"]);
+    let blobs = std::fs::read_dir(cache.path().join("hub/models--test--target/blobs")).expect("a directory");
+    let mut blobs = blobs.map(|entry| entry.expect("a file").path());
+    let part = blobs.find(|path| path.extension().is_some_and(|extension| extension == "part")).expect("a part");
+    std::fs::copy(fixture().0.join("target/model.safetensors"), part).expect("a copy");
+    refused(resolve("test/target", &options), &["model.safetensors", "416", "try again"]);
     has_the_weights(&resolve("test/target", &options).expect("the target"));
 }
 

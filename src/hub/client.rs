@@ -224,9 +224,11 @@ impl Downloads<'_> {
                 Err(error) if status(&error) == Some(429) => {
                     return Err(self.refused(&format!(", {name}"), 429, self.wait(name)));
                 }
-                Err(error) if status(&error).is_some() => return Err(self.failed(&format!(", {name}"), &error)),
+                Err(error) if status(&error).is_some_and(|status| status != RANGE_NOT_SATISFIABLE) => {
+                    return Err(self.failed(&format!(", {name}"), &error));
+                }
                 Err(error) => {
-                    if matches!(error, ApiError::InvalidResume) {
+                    if matches!(error, ApiError::InvalidResume) || status(&error) == Some(RANGE_NOT_SATISFIABLE) {
                         self.remove_part(name);
                     }
                     self.failed(&format!(", {name}"), &error)
@@ -257,7 +259,8 @@ impl Downloads<'_> {
         Err(failure(self.name, None, format!("cannot be downloaded from {what}; {remedy}")))
     }
 
-    /// Removes what interrupted downloads left of the file `name`, if it is more than the file.
+    /// Removes what interrupted downloads left of the file `name`, if it is all of the file or more: nothing can be
+    /// requested after it.
     fn remove_part(&self, name: &str) {
         // Errors are ignored: if the file cannot be removed, the next attempt fails as this one.
         if let Ok(Ok(metadata)) = caught(|| self.client.metadata(&self.api.url(name))) {
@@ -304,6 +307,9 @@ impl Downloads<'_> {
 
 /// Delay before the first retry; it grows by this with each one.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
+
+/// The HTTP status of a request for bytes after the end of a file.
+const RANGE_NOT_SATISFIABLE: u16 = 416;
 
 /// The header with the retry delay.
 const RETRY_AFTER: &str = "retry-after";

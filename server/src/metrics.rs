@@ -67,7 +67,7 @@ impl Metrics {
         self.generation_tokens.fetch_add(tokens as u64, Relaxed);
     }
 
-    /// Counts a job's prompt of `tokens` tokens, of which the prefix cache had `cached`.
+    /// Counts a job's prompt of `tokens` tokens, which is read, and of which the prefix cache had `cached`.
     pub fn prompt(&self, tokens: usize, cached: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
         self.cached_tokens.fetch_add(cached as u64, Relaxed);

@@ -386,7 +386,9 @@ impl EngineThread {
         let started = &mut self.running[at];
         match event.piece {
             Ok(piece) => {
-                if let Some(before) = started.request.cached.take() {
+                // One that is cancelled before its first token is not read to its end.
+                let is_read = event.finish_reason != Some(FinishReason::Cancelled);
+                if let Some(before) = started.request.cached.take_if(|_| is_read) {
                     // It may have waited for a prefix that another sequence read.
                     let cached = self.scheduler.statistics(event.id).map_or(before, |now| now.cached_tokens);
                     let _ = started.choice.updates.send(Update::Started(cached));
@@ -459,7 +461,7 @@ impl EngineThread {
         );
         // Before the client has the answer: it may then read the metrics.
         self.publish();
-        // There are others only if it was cancelled before its first token.
+        // There are others only if it ended before its first token.
         for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
             self.metrics.finished(finish_name(finish));
             // Freed before the client can send another request.

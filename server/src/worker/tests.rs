@@ -30,7 +30,12 @@ fn submit_prompt(worker: &Worker, prompt: Vec<u32>, options: GenerateOptions) ->
 
 /// A job of `choices` generations, which has their places, and their updates.
 fn job(worker: &Worker, prompt: Vec<u32>, options: &GenerateOptions, choices: usize) -> (Job, Running) {
-    let (mut choices, running) = Running::choices(options, worker.admit(choices).expect("places"));
+    job_with(worker.admit(choices).expect("places"), prompt, options)
+}
+
+/// A job of a generation for each of these places, and their updates.
+fn job_with(places: Vec<Ticket>, prompt: Vec<u32>, options: &GenerateOptions) -> (Job, Running) {
+    let (mut choices, running) = Running::choices(options, places);
     let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
     (Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices }, running)
 }
@@ -249,6 +254,48 @@ impl LogitsProcessor for FailingDevice {
             true => Err(foretoken::Error::Device { device: "GPU".into(), problem: "is lost".into() }),
             false => Ok(()),
         }
+    }
+}
+
+/// The tokens of a prompt whose client leaves while it is read are not those of prompts that were read.
+#[test]
+fn prompts_that_are_not_read_to_their_end_are_not_counted() {
+    let (engine, (send, jobs), metrics) = (with_memory(None), channel(), Arc::<Metrics>::default());
+    let scheduler = SchedulerOptions { max_rows: 16, ..SchedulerOptions::default() };
+    let mut thread = EngineThread {
+        scheduler: Scheduler::new(&engine, scheduler.clone()),
+        engine: engine.clone(),
+        options: WorkerOptions {
+            parallel: 1,
+            max_queue: 0,
+            session: SessionOptions::default(),
+            context: 8192,
+            scheduler,
+        },
+        jobs,
+        waiting: VecDeque::new(),
+        running: Vec::new(),
+        full: false,
+        slots: Arc::default(),
+        abort: Arc::default(),
+        device_failures: Arc::default(),
+        device_failed: false,
+        metrics: metrics.clone(),
+    };
+    let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
+    let (job, running) = job_with(places, (300..400).collect(), &of_length(4));
+    send.send(job).expect("a receiver");
+    assert!(thread.turn() && thread.running.len() == 1, "its first 16 tokens are read");
+    drop(running);
+    assert!(thread.turn() && thread.running.is_empty());
+    let text = metrics.text("m", &engine);
+    for (name, label, count) in [
+        ("vllm:prompt_tokens_total", "", 0),
+        ("vllm:prefix_cache_queries_total", "", 0),
+        ("vllm:request_success_total", ",finished_reason=\"abort\"", 1),
+    ] {
+        let line = format!("{name}{{model_name=\"m\"{label}}} {count}\n");
+        assert!(text.contains(&line), "no {line} in {text}");
     }
 }
 

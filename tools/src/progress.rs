@@ -13,6 +13,7 @@ struct Line {
     done: u64,
     total: u64,
     began: Instant,
+    from: u64, // done when the timer began
     drawn: Option<Instant>,
     terminal: bool,
 }
@@ -28,16 +29,17 @@ impl ProgressLine {
             done: 0,
             total,
             began: Instant::now(),
+            from: 0,
             drawn: None,
             terminal: stderr().is_terminal(),
         }))
     }
 
-    /// `done` of `total`; a different total restarts the timer.
+    /// `done` of `total`; a different total, or a call after the line was complete, restarts the timer.
     pub fn set(&self, done: u64, total: u64) {
         self.change(|line| {
-            if line.total != total {
-                line.began = Instant::now();
+            if line.total != total || line.done >= line.total {
+                (line.began, line.from) = (Instant::now(), done);
             }
             (line.done, line.total) = (done, total);
         });
@@ -71,10 +73,16 @@ impl Line {
         }
         self.drawn = Some(Instant::now());
         let share = self.done as f64 / self.total as f64;
-        let left = self.began.elapsed().as_secs_f64() * (1.0 / share.max(1e-3) - 1.0);
+        let left = self.left(self.began.elapsed().as_secs_f64());
         let bar = "#".repeat((share * BAR as f64) as usize);
         // Failing to draw must not stop the command.
         let _ = write!(stderr(), "\r{} [{bar:-<BAR$}] {:.0} %, {left:.0} s left\x1b[K", self.label, 100.0 * share);
+    }
+
+    /// Seconds left, at the speed since the timer began `elapsed` seconds ago.
+    fn left(&self, elapsed: f64) -> f64 {
+        let share = self.done.saturating_sub(self.from) as f64 / self.total.saturating_sub(self.from) as f64;
+        elapsed * (1.0 / share.max(1e-3) - 1.0)
     }
 
     fn erase(&mut self) {
@@ -116,5 +124,28 @@ impl StatusLine {
 impl Drop for StatusLine {
     fn drop(&mut self) {
         self.set("");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an interrupted download left took none of the time.
+    #[test]
+    fn the_time_left_is_by_what_was_done_since_the_timer_began() {
+        let left = |line: &ProgressLine, elapsed| line.0.lock().expect("no panic").left(elapsed);
+        let line = ProgressLine::new("downloading", 0);
+        line.set(900, 1000);
+        line.set(950, 1000);
+        assert_eq!(left(&line, 5.0), 5.0);
+        // The next file is as long, and nothing of it is there.
+        line.set(1000, 1000);
+        line.set(0, 1000);
+        line.set(250, 1000);
+        assert_eq!((left(&line, 1.0), line.0.lock().expect("no panic").from), (3.0, 0));
+        let line = ProgressLine::new("", 4);
+        line.add(1);
+        assert_eq!(left(&line, 2.0), 6.0);
     }
 }

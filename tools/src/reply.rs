@@ -21,6 +21,8 @@ pub struct Reply {
     shown: Shown,
     /// Whether what was printed does not end with a line end.
     in_line: bool,
+    /// The same of the reasoning.
+    in_reasoning: bool,
     text: String,
     reasoning: String,
     calls: Vec<serde_json::Value>,
@@ -29,7 +31,8 @@ pub struct Reply {
 impl Reply {
     /// An empty output. Without a parser, everything is text.
     pub fn new(parser: Option<ReplyParser>, shown: Shown) -> Self {
-        Self { parser, shown, in_line: false, text: String::new(), reasoning: String::new(), calls: Vec::new() }
+        let (text, reasoning, calls) = (String::new(), String::new(), Vec::new());
+        Self { parser, shown, in_line: false, in_reasoning: false, text, reasoning, calls }
     }
 
     /// Adds a piece.
@@ -44,22 +47,27 @@ impl Reply {
         self.take(parts)
     }
 
-    /// Adds what the parser held back.
+    /// Adds what the parser held back, and ends the line of the reasoning.
     ///
     /// # Errors
     /// If stdout is closed.
     pub fn finish(&mut self) -> Result<()> {
         let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
-        self.take(parts)
+        self.take(parts)?;
+        self.end_reasoning(&mut std::io::stderr());
+        Ok(())
     }
 
     fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
-        self.write(parts, &mut std::io::stdout().lock())
+        self.write(parts, &mut std::io::stdout().lock(), &mut std::io::stderr())
     }
 
-    /// Text and tool calls (one per line) go to `out`, reasoning to stderr.
-    fn write(&mut self, parts: Vec<ReplyPart>, out: &mut impl Write) -> Result<()> {
+    /// Text and tool calls (one per line) go to `out`, reasoning to `err`, in lines of its own.
+    fn write(&mut self, parts: Vec<ReplyPart>, out: &mut impl Write, err: &mut impl Write) -> Result<()> {
         for part in parts {
+            if !matches!(part, ReplyPart::Reasoning(_)) {
+                self.end_reasoning(err);
+            }
             match part {
                 ReplyPart::Text(text) => {
                     if self.shown == Shown::AsItArrives {
@@ -71,7 +79,9 @@ impl Reply {
                 }
                 ReplyPart::Reasoning(text) => {
                     if self.shown == Shown::AsItArrives {
-                        eprint!("{text}");
+                        // Failing to print it must not stop the command.
+                        let _ = write!(err, "{text}");
+                        self.in_reasoning = text.chars().next_back().map_or(self.in_reasoning, |last| last != '\n');
                     }
                     self.reasoning += &text;
                 }
@@ -88,6 +98,13 @@ impl Reply {
             }
         }
         Ok(())
+    }
+
+    /// Ends the line of the reasoning: its parser drops the last line end.
+    fn end_reasoning(&mut self, err: &mut impl Write) {
+        if std::mem::take(&mut self.in_reasoning) {
+            let _ = writeln!(err);
+        }
     }
 
     /// The output as fields of a JSON object.
@@ -116,9 +133,26 @@ mod tests {
         let text = |text: &str| ReplyPart::Text(text.into());
         let parts = vec![text("a"), call.clone(), call.clone(), text("b\n"), text(""), call];
         let (mut reply, mut out) = (Reply::new(None, Shown::AsItArrives), Vec::new());
-        reply.write(parts, &mut out).expect("no error");
+        reply.write(parts, &mut out, &mut std::io::sink()).expect("no error");
         let out = String::from_utf8(out).expect("a text");
         let are_calls: Vec<_> = out.lines().map(|line| line.starts_with('{')).collect();
         assert_eq!(are_calls, [false, true, true, false, true], "{out}");
+    }
+
+    /// On a terminal the text would else begin in its last line, and in a file the lines that follow on stderr.
+    #[test]
+    fn reasoning_has_lines_of_its_own() {
+        let reasoning = |text: &str| ReplyPart::Reasoning(text.into());
+        let (mut reply, mut out, mut err) = (Reply::new(None, Shown::AsItArrives), Vec::new(), Vec::new());
+        let parts = vec![reasoning("a"), reasoning("b"), ReplyPart::Text("c".into()), reasoning("d\n")];
+        reply.write(parts, &mut out, &mut err).expect("no error");
+        reply.write(vec![ReplyPart::Text("e".into()), reasoning("f")], &mut out, &mut err).expect("no error");
+        reply.end_reasoning(&mut err);
+        reply.end_reasoning(&mut err);
+        assert_eq!([out, err].map(|bytes| String::from_utf8(bytes).expect("a text")), ["ce", "ab\nd\nf\n"]);
+        let (mut reply, mut err) = (Reply::new(None, Shown::AtTheEnd), Vec::<u8>::new());
+        let parts = vec![reasoning("a"), ReplyPart::Text("b".into())];
+        reply.write(parts, &mut std::io::sink(), &mut err).expect("no error");
+        assert!(err.is_empty());
     }
 }

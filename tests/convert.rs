@@ -276,6 +276,37 @@ fn templates_and_their_tokens_are_the_same() {
     }
 }
 
+/// Templates with names would be mixed with those of another conversion: a cancelled one leaves none, and a directory
+/// that has some is refused.
+#[test]
+fn templates_with_names_are_not_mixed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    changed(&demo("target"), &at("source"), "tokenizer_config.json", |config| {
+        config["chat_template"] =
+            json!([{"name": "default", "template": "chat"}, {"name": "tool_use", "template": "tools"}]);
+    });
+    let gguf = convert(&at("source"), &at("target.gguf"), &options(Outtype::Bf16));
+    let cancel = Cancel::default();
+    let on_progress = cancel.clone();
+    let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> = Some(Arc::new(move |_| on_progress.cancel()));
+    let cancelled = ToHuggingFaceOptions { progress, cancel, ..ToHuggingFaceOptions::default() };
+    to_hugging_face(&gguf, at("again"), &cancelled).expect_err("cancelled");
+    assert_eq!(std::fs::read_dir(at("again")).expect("a directory").count(), 0);
+
+    // A killed one leaves its files, and is done again.
+    std::fs::create_dir(at("again/additional_chat_templates")).expect("a directory");
+    std::fs::write(at("again/additional_chat_templates/other.jinja"), "other").expect("a file");
+    let error = to_hugging_face(&gguf, at("again"), &ToHuggingFaceOptions::default()).expect_err("templates");
+    assert!(error.to_string().contains("has files of a checkpoint already"), "{error}");
+    assert!(at("again/additional_chat_templates/other.jinja").exists());
+    std::fs::write(at("again/model.safetensors.partial"), "").expect("a file");
+    to_hugging_face(&gguf, at("again"), &ToHuggingFaceOptions::default()).expect("a directory");
+    let entries = std::fs::read_dir(at("again/additional_chat_templates")).expect("a directory");
+    let names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(names, ["tool_use.jinja"]);
+}
+
 /// The reference's ids, from the GGUF file and from the directory converted back.
 #[test]
 fn the_text_is_the_same() {

@@ -1,6 +1,6 @@
 //! Converts floating-point GGUF files to Hugging Face directories.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretoken_kernels::ElementType;
@@ -29,9 +29,15 @@ pub struct ToHuggingFaceOptions {
     pub cancel: Cancel,
 }
 
-/// Files beside the weights.
-const WRITTEN: [&str; 5] =
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+/// Files beside the weights, and the directory of the templates with names.
+const WRITTEN: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    chat::NAMED_TEMPLATES,
+];
 
 /// A tensor of the new file.
 struct Planned {
@@ -67,7 +73,8 @@ pub fn to_hugging_face(
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
     // Locked: another process that converts into the directory fails here.
     let weights = Partial::create(&destination.join("model.safetensors"))?;
-    let remove_written = || WRITTEN.iter().for_each(|name| drop(std::fs::remove_file(destination.join(name))));
+    let remove = |path: PathBuf| std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(path));
+    let remove_written = || WRITTEN.iter().for_each(|name| drop(remove(destination.join(name))));
     remove_written(); // of an interrupted conversion
     let written = write_configuration(source, gguf, destination, directory)
         .and_then(|()| write_tensors(source, weights, &planned, options));

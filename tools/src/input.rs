@@ -8,7 +8,7 @@ use foretoken::{Error, Result};
 
 use crate::repository;
 
-/// The text of a file, or of stdin if `path` is `-`.
+/// The text of a file, or of stdin if `path` is `-`, without a byte order mark.
 ///
 /// # Errors
 /// [`Error::File`] if it cannot be read or is not UTF-8, with the offset of the first byte that is not.
@@ -27,7 +27,7 @@ pub fn text_within(path: &Path, limit: u64) -> Result<String> {
     }
 }
 
-/// The text of a file; `-` is a file of that name.
+/// As [`text`], but `-` is a file of that name.
 ///
 /// # Errors
 /// As [`text`].
@@ -78,13 +78,36 @@ fn read(path: &Path, source: impl Read, limit: u64) -> Result<String> {
     if bytes.len() as u64 > limit {
         return Err(error(path, format!("is longer than {} MiB; shorten it", limit >> 20)));
     }
-    String::from_utf8(bytes).map_err(|not_text| {
+    let text = String::from_utf8(bytes).map_err(|not_text| {
         let at = not_text.utf8_error().valid_up_to();
         error(path, format!("is not UTF-8 at byte offset {at}; convert it to UTF-8"))
-    })
+    })?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 /// Not [`Error::Io`], which would propose to download the file.
 fn error(path: &Path, problem: String) -> Error {
     Error::File { path: path.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An API key or a prompt that began with one would be another.
+    #[test]
+    fn a_byte_order_mark_is_not_text() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("keys");
+        for (content, want) in [("\u{feff}a\u{feff}\r\n", "a\u{feff}\r\n"), ("\u{feff}", ""), ("a", "a"), ("", "")] {
+            std::fs::write(&path, content).expect("a file");
+            assert_eq!(text(&path).expect("a text"), want, "{content:?}");
+            assert_eq!(file(&path).expect("a text"), want, "{content:?}");
+        }
+        std::fs::write(&path, b"\xEF\xBB\xBFa\xFF").expect("a file");
+        let error = file(&path).expect_err("not UTF-8").to_string();
+        assert!(error.contains("is not UTF-8 at byte offset 4"), "{error}");
+        std::fs::write(&path, "\u{feff}[\"a\"]").expect("a file");
+        assert_eq!(prompts(&path).expect("prompts"), ["a"]);
+    }
 }

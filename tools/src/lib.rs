@@ -100,8 +100,9 @@ fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<(A, Opt
 /// Checks that there is a directory for a file that is written at the end of a run.
 ///
 /// # Errors
-/// If it does not exist.
+/// If it does not exist, or `file` is itself a directory.
 pub fn check_directory_of(file: &Path) -> Result<()> {
+    ensure!(!file.is_dir(), "{}: is a directory; use the name of a file in it", file.display());
     let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
     let exists = directory.is_none_or(Path::is_dir);
     ensure!(exists, "{}: its directory does not exist; create it first", file.display());

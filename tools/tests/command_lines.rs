@@ -306,7 +306,7 @@ fn bytes_that_are_not_utf_8_are_named() {
     }
 }
 
-/// A file that is written at the end, in a directory that is missing: said before anything is computed.
+/// A file that is written at the end, in a directory that is missing, or itself one: said before anything is computed.
 #[test]
 fn directories_of_results_are_checked_first() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -323,6 +323,10 @@ fn directories_of_results_are_checked_first() {
     for (name, arguments) in cases {
         let line = format!("Error: {file}: its directory does not exist; create it first\n");
         assert_eq!(refused(name, arguments), line, "{name}");
+        let at = utf8(directory.path());
+        let arguments: Vec<&str> = arguments.iter().map(|part| if *part == file { at } else { *part }).collect();
+        let line = format!("Error: {at}: is a directory; use the name of a file in it\n");
+        assert_eq!(refused(name, &arguments), line, "{name}");
     }
 }
 

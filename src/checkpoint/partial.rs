@@ -1,7 +1,7 @@
 //! Atomically replaced files: `NAME.partial` until complete and synced, then renamed. An existing file stays until that
 //! moment, and no incomplete one ever has the name.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -24,9 +24,6 @@ pub(crate) struct Partial {
 
 impl Partial {
     pub(crate) fn create(path: &Path) -> Result<Self> {
-        let Some(name) = path.file_name() else {
-            return Err(Error::file(path, "is not a file name; use the name of the file to write"));
-        };
         match std::fs::metadata(path) {
             Ok(meta) if meta.is_dir() => {
                 return Err(Error::file(path, "is a directory; use the name of a file in it"));
@@ -36,6 +33,11 @@ impl Partial {
             }
             _ => {}
         }
+        // `file_name` ignores a separator at the end, with which a file cannot be renamed to the path.
+        let ends_path = |name: &&OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+        let Some(name) = path.file_name().filter(ends_path) else {
+            return Err(Error::file(path, "is not a file name; use the name of the file to write"));
+        };
         let mut partial_name = OsString::from(name);
         partial_name.push(".partial");
         let partial = path.with_file_name(partial_name);

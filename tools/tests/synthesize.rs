@@ -221,6 +221,7 @@ fn mistakes_are_errors_that_name_the_file() {
     };
     fails(GgufWriter::create(directory.path()).map(drop), "is a directory");
     fails(GgufWriter::create(directory.path().join("absent/model.gguf")).map(drop), "its directory does not exist");
+    fails(GgufWriter::create(directory.path().join("model.gguf/")).map(drop), "is not a file name");
     GgufWriter::create("/").map(drop).expect_err("no name of a file");
     #[cfg(unix)]
     GgufWriter::create("/dev/null").map(drop).expect_err("a device");

@@ -110,8 +110,8 @@ impl GgufWriter {
     /// Begins the file `path`. A partial file left by a killed process is replaced.
     ///
     /// # Errors
-    /// If `path` is a directory or a device, its directory does not exist or cannot be written, or another process is
-    /// writing the same file.
+    /// If `path` is a directory or a device, or ends in a separator, its directory does not exist or cannot be written,
+    /// or another process is writing the same file.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let mut out = Partial::create(path.as_ref())?;
         out.put(b"GGUF")?;

@@ -241,6 +241,11 @@ fn what_is_wrong_is_named() {
     assert!(fails(&out, &["--kv", "q1"]).contains("q1"));
     assert!(fails(&out, &["--mixture", "oracle"]).contains("\"oracle\" is not a drafter"));
     assert!(fails(&out, &["--blocks", "1"]).contains("2 to 64 rows"));
+    for rate in ["nan", "inf", "-0.5", "1.5"] {
+        let out = directory.path().join("rates");
+        assert!(fails(&out, &["--simulate-acceptance", rate]).contains("must be from 0 to 1"), "{rate}");
+        assert!(!out.exists(), "{rate}: was written to the journal");
+    }
 
     let file = directory.path().join("file");
     std::fs::write(&file, "a text\n").expect("a file");

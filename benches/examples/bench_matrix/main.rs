@@ -81,7 +81,7 @@ pub struct Args {
     isa: Option<Isa>,
     /// Accept drafts at random: RATE is the share of rounds that accept the draft; several rates are by position, e.g.
     /// .92,.78,.67,.57. For pairs with synthetic weights.
-    #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = rate)]
     simulate_acceptance: Vec<f64>,
     /// Output directory; created if missing.
     #[arg(long, default_value = "target/bench_matrix")]
@@ -115,6 +115,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// The first token comes from the prompt's forward pass.
 fn at_least_two(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n >= 2).ok_or_else(|| "must be a number, at least 2".into())
+}
+
+/// Refused here: NaN would be null in the journal, which then could not be read.
+fn rate(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|rate| (0.0..=1.0).contains(rate)).ok_or_else(|| "must be from 0 to 1".into())
 }
 
 fn main() -> ExitCode {

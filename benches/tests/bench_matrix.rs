@@ -89,7 +89,10 @@ fn a_matrix_is_measured_once_and_told_thrice() {
     assert!(listed.contains("skipped: 8 K deep: 8208 positions, the model supports 8192"), "{listed}");
     assert!(!out.join("runs.ndjson").exists());
 
-    // The longer prompt is read once, and every run continues from there.
+    // The longer prompt is read once, and every run continues from there. An interrupted run has left its sessions.
+    let sessions = out.join("sessions.partial");
+    std::fs::create_dir_all(&sessions).expect("a folder");
+    std::fs::write(sessions.join("session-0"), "a session").expect("a file");
     let prompts = ["--prompts", "32,1100"];
     succeeds(out, &prompts);
     let all = runs(out);
@@ -107,6 +110,8 @@ fn a_matrix_is_measured_once_and_told_thrice() {
 
     check_table(out, &all);
     check_page(out, modes);
+
+    assert!(!sessions.exists(), "sessions are left");
 
     // Nothing is missing, so nothing is measured; an incomplete last line is measured again.
     let journal = out.join("runs.ndjson");

@@ -18,6 +18,9 @@ use tempfile::TempDir;
 /// takes longer than all measurements after them.
 const DEEP: usize = 1024;
 
+/// The directory of their sessions.
+const SESSIONS: &str = "sessions.partial";
+
 /// Row counts of v(B), measurements of each, and their depth.
 const ROWS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 const REPEATS: usize = 3;
@@ -44,7 +47,9 @@ impl<'a> Ours<'a> {
             quantize: args.quantize,
             ..EngineOptions::new(&plan.model)
         })?;
-        let folder = tempfile::Builder::new().prefix("sessions-").tempdir_in(&args.out);
+        // An interrupted run leaves its sessions. No other run has them: it would hold the journal's lock.
+        let _ = std::fs::remove_dir_all(args.out.join(SESSIONS));
+        let folder = tempfile::Builder::new().prefix(SESSIONS).rand_bytes(0).tempdir_in(&args.out);
         let folder = folder.with_context(|| format!("{}: a folder for sessions", args.out.display()))?;
         Ok(Self { args, plan, text, engine, prompts: HashMap::new(), folder, deep: HashMap::new() })
     }

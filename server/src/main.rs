@@ -198,7 +198,8 @@ fn serve(args: Args) -> Result<()> {
 fn start_log(level: Level) {
     let levels = Targets::new().with_default(level.min(Level::WARN)).with_target("foretoken", level);
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
-    log.finish().with(levels).init();
+    // A line that cannot be written is lost: reporting that on stderr, which is the log, would panic.
+    log.log_internal_errors(false).finish().with(levels).init();
 }
 
 /// Checks what can be wrong before a model is loaded, which takes long. Returns the API keys, whose file may be a pipe.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
 use serde_json::{Value, json};
 
@@ -44,14 +44,19 @@ fn complete(log: &str, body: &Value) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-/// Ends the server by a signal. The rest of its log.
-fn stop(mut server: Running, mut rest: BufReader<ChildStderr>) -> String {
+/// Ends the server by a signal.
+fn terminate(mut server: Running) -> ExitStatus {
     let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", server.0.id())]).status();
     assert!(kill.expect("a shell").success());
     wait_until("the end of the process", || server.0.try_wait().expect("a state").is_some());
+    server.0.wait().expect("a status")
+}
+
+/// The same. The rest of its log.
+fn stop(server: Running, mut rest: BufReader<ChildStderr>) -> String {
+    let status = terminate(server);
     let mut log = String::new();
     rest.read_to_string(&mut log).expect("a text");
-    let status = server.0.wait().expect("a status");
     assert!(status.success() && log.contains("stopped"), "{status}: {log}");
     log
 }
@@ -69,6 +74,18 @@ fn it_serves_until_a_signal_ends_it() {
     let log = stop(server, rest);
     let prompt = format!("prompt_tokens={} cached_tokens=0", answer["usage"]["prompt_tokens"]);
     assert!(log.contains(&prompt), "{prompt}: {log}");
+}
+
+/// A log on a full disk, or whose reader is gone, ends no server.
+#[test]
+fn it_serves_without_a_reader_of_its_log() {
+    let (server, log, rest) = start(&[]);
+    drop(rest);
+    for _ in 0..2 {
+        let answer = complete(&log, &json!({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": true}));
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+    }
+    assert!(terminate(server).success());
 }
 
 /// The normalizer of Qwen3.5's tokenizer traces every character.

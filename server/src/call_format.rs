@@ -74,7 +74,7 @@ impl CallFormat {
                 return after_reasoning(engine, &options, format);
             }
             Err(error @ foretoken::Error::Unsupported { .. }) => {
-                return Err(ApiError::field(FIELD_OF_CALLS, error.to_string()).with_code("unsupported_parameter"));
+                return Err(ApiError::of_constraint(&error, FIELD_OF_CALLS));
             }
             Err(error) => return Err(ApiError::of(&error, "tools")),
         };

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{CHAT, LLAMA, PROMPT, RESPONSES, TEXT, TestServer, options, with};
+use crate::support::{CHAT, LLAMA, PROMPT, RESPONSES, TEXT, TestServer, options, with, with_tokenizer};
 
 fn person() -> Value {
     json!({
@@ -194,4 +194,25 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
         assert!(message.starts_with(&format!("{field}: {problem}")), "{message}");
     }
     assert_eq!(server.busy_slots(), 0);
+}
+
+/// The bytes of tokens are known of byte fallback and of byte level only.
+#[test]
+fn a_format_for_tokens_of_unknown_bytes_is_refused() {
+    let files = ["config.json", "generation_config.json", "model.safetensors"];
+    let engine = with_tokenizer(&foretoken_tools::demo("target"), &files, |tokenizer| {
+        tokenizer["decoder"] = json!({"type": "Fuse"});
+    });
+    let server = TestServer::start_on(engine, options());
+    for (path, body, field) in [
+        (CHAT, chat(json!({"type": "json_object"}), json!({})), "response_format.type"),
+        (LLAMA, json!({"prompt": PROMPT, "grammar": "start: \"a\"\n"}), "grammar"),
+    ] {
+        let (status, answer) = server.post(path, &body);
+        let error = &answer["error"];
+        assert_eq!((status, &error["param"]), (400, &json!(field)), "{answer}");
+        assert_eq!(error["code"], "unsupported_parameter", "{answer}");
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(message.starts_with(&format!("{field}: decoder of the tokenizer: is \"Fuse\"")), "{message}");
+    }
 }

@@ -63,6 +63,7 @@ impl CallFormat {
     /// # Errors
     /// If the checkpoint cannot call tools, or a tool cannot be called.
     pub fn constraint(self, engine: &Engine) -> Result<Option<Located>> {
+        let field = self.field().to_owned();
         let Self { options, choice, declared, format } = self;
         let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
         let Some(choice) = choice else { return after_reasoning(engine, &options, format) };
@@ -73,10 +74,7 @@ impl CallFormat {
             {
                 return after_reasoning(engine, &options, format);
             }
-            Err(error @ foretoken::Error::Unsupported { .. }) => {
-                return Err(ApiError::of_constraint(&error, FIELD_OF_CALLS));
-            }
-            Err(error) => return Err(ApiError::of(&error, "tools")),
+            Err(error) => return Err(ApiError::of_constraint(&error, &field)),
         };
         let is_used = |tool: &DeclaredTool| match &choice {
             CallChoice::Strict(_) => tool.is_strict,

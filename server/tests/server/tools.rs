@@ -1115,6 +1115,11 @@ fn calls_or_a_format() {
     // The script, which writes nothing else, fails where it fits neither.
     script.set("Rain.");
     assert_eq!(server.post(CHAT, &body).0, 400);
+    // A schema that is too long is the format's.
+    let long = json!({"type": "object", "description": "x".repeat(1 << 18)});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": long}});
+    let (status, answer) = server.post(CHAT, &with(&body, json!({"response_format": format})));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("response_format.json_schema.schema")), "{answer}");
 }
 
 /// Reasoning, if it is asked for, may come before a format and before calls.

@@ -191,6 +191,7 @@ fn field_of<'a>(argument: &'a str, prompt: &'a str) -> &'a str {
         "drafters" => "speculative.type",
         "logits_processor" => "logit_bias",
         "prompt" => prompt,
+        "stop.strings" => "stop",
         "penalties.repeat" => "repeat_penalty",
         "penalties.frequency" => "frequency_penalty",
         "penalties.presence" => "presence_penalty",

@@ -4,11 +4,12 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use foretoken::{Engine, EngineOptions};
 use foretoken_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::support::{
-    CHAT, LLAMA, MESSAGES, PROMPT, RESPONSES, TEXT, TestServer, agent, options, read_head, read_rest, with,
+    CHAT, LLAMA, MESSAGES, PROMPT, RESPONSES, TEXT, TestServer, agent, copy_of, options, read_head, read_rest, with,
 };
 
 /// A body with `more` beside what every route needs.
@@ -290,6 +291,19 @@ fn a_minimum_that_cannot_be_written_is_refused() {
         "but the context of 8192 has room for 8190 after the prompt; lower it, or raise the server's --context";
     let (status, error) = server.post(TEXT, &json!({"prompt": [2, 5, 6], "min_tokens": 8191, "ignore_eos": true}));
     assert_eq!((status, &error["error"]["message"]), (400, &json!(format!("min_tokens: is 8191, {problem}"))));
+}
+
+/// A checkpoint without a tokenizer is served with token ids.
+#[test]
+fn texts_without_a_tokenizer_are_named() {
+    let files = ["config.json", "generation_config.json", "model.safetensors"];
+    let directory = copy_of(&foretoken_tools::demo("target"), &files);
+    let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
+    let server = TestServer::start_on(engine, options());
+    for (more, field) in [(json!({"prompt": "fn"}), "prompt"), (json!({"prompt": [2, 5], "stop": "x"}), "stop")] {
+        let message = refusal(&server, TEXT, &more, field);
+        assert!(message.contains("tokenizer"), "{message}");
+    }
 }
 
 #[test]

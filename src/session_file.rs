@@ -112,7 +112,8 @@ impl Engine {
     /// the largest that fits.
     ///
     /// # Errors
-    /// If the file has another version, is of another model, is damaged or truncated, or its K and V do not fit memory.
+    /// If the file cannot be read, has another version, is of another model, is damaged or truncated, or its K and V do
+    /// not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
         let mut file = Reading::open(path.as_ref())?;
         let header = file.header()?;
@@ -143,7 +144,7 @@ impl Engine {
             }
         };
         let read = backend.read_from(state.kv_mut(), header.len, header.written, newest.as_ref(), &mut file.from);
-        read.map_err(|cause| file.cut_short(cause))?;
+        read.map_err(|cause| file.failed(cause))?;
         if !backend.load_recurrent(state, &file.numbers(header.recurrent, f32::from_le_bytes)?)? {
             return Err(file.problem("has another model's recurrent state; save the session again"));
         }
@@ -204,15 +205,20 @@ impl<'a> Reading<'a> {
         self.problem(format!("has a damaged header{cause}; save the session again"))
     }
 
-    /// The error of a read: the library's own inside it, or a truncated file.
-    fn cut_short(&self, cause: io::Error) -> Error {
-        cause.downcast().unwrap_or_else(|_| self.problem("is truncated; save the session again"))
+    /// The error of a read: the library's own inside it, a truncated file, or the system's.
+    fn failed(&self, cause: io::Error) -> Error {
+        cause.downcast().unwrap_or_else(|cause| match cause.kind() {
+            io::ErrorKind::UnexpectedEof => self.problem("is truncated; save the session again"),
+            _ => Error::io(self.path)(cause),
+        })
     }
 
     fn header(&mut self) -> Result<Header> {
         let mut start = [0; MAGIC.len() + 4];
-        if self.from.read_exact(&mut start).is_err() || !start.starts_with(MAGIC) {
-            return Err(self.problem("is not a session file"));
+        match self.from.read_exact(&mut start) {
+            Err(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => return Err(self.failed(cause)),
+            Ok(()) if start.starts_with(MAGIC) => {}
+            _ => return Err(self.problem("is not a session file")),
         }
         let [.., a, b, c, d] = start;
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -220,7 +226,7 @@ impl<'a> Reading<'a> {
             return Err(self.damaged_header(""));
         }
         let mut header = vec![0; len];
-        self.from.read_exact(&mut header).map_err(|cause| self.cut_short(cause))?;
+        self.from.read_exact(&mut header).map_err(|cause| self.failed(cause))?;
         self.start = start.len() + len;
         let damaged = |error: serde_json::Error| self.damaged_header(format!(" ({error})"));
         let fields: serde_json::Value = serde_json::from_slice(&header).map_err(damaged)?;
@@ -247,7 +253,7 @@ impl<'a> Reading<'a> {
         let (mut numbers, mut block) = (Vec::new(), [0; 4 * NUMBERS_AT_ONCE]);
         while numbers.len() < count {
             let bytes = &mut block[..4 * NUMBERS_AT_ONCE.min(count - numbers.len())];
-            self.from.read_exact(bytes).map_err(|cause| self.cut_short(cause))?;
+            self.from.read_exact(bytes).map_err(|cause| self.failed(cause))?;
             numbers.extend(bytes.as_chunks::<4>().0.iter().copied().map(of));
         }
         Ok(numbers)
@@ -319,5 +325,22 @@ impl Write for Checked<Partial> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It says nothing about the file, which need not be saved again.
+    #[test]
+    fn a_read_that_fails_is_no_damage() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("session");
+        let only_written = File::create(&path).expect("a file");
+        let from = Checked { inner: BufReader::new(only_written), checksum: crc32fast::Hasher::new() };
+        let mut reading = Reading { path: &path, from, size: 0, start: 0 };
+        let refused = [reading.header().map(drop), reading.numbers(1, u32::from_le_bytes).map(drop)];
+        assert!(refused.iter().all(|read| matches!(read, Err(Error::Io { .. }))), "{refused:?}");
     }
 }

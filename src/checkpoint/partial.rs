@@ -125,6 +125,9 @@ fn create_locked(path: &Path, partial: &Path) -> Result<File> {
                 tracing::warn!(path = %partial.display(), "replacing the file of an interrupted run");
                 std::fs::remove_file(partial).map_err(Error::io(partial))?;
             }
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                return Err(Error::file(path, "its directory does not exist; create it first"));
+            }
             Err(cause) => return Err(failed(path, 0, None, cause)),
         }
     }
@@ -186,7 +189,7 @@ fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error 
     let problem = match cause.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => format!("the disk is full after {len}{of} bytes"),
         ErrorKind::FileTooLarge => format!("the file system does not support files this large ({len}{of} bytes)"),
-        ErrorKind::NotFound => return Error::file(path, "its directory does not exist; create it first"),
+        ErrorKind::NotFound => return Error::file(path, "its .partial file was removed meanwhile; write it again"),
         _ => return Error::io(path)(cause),
     };
     Error::io(path)(io::Error::new(cause.kind(), problem))
@@ -219,6 +222,19 @@ mod tests {
             refused(file);
         }
         assert_eq!(std::fs::read(&path).expect("the file"), b"whole");
+    }
+
+    #[test]
+    fn a_removed_file_is_told_from_a_missing_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        let mut file = Partial::create(&path).expect("a writer");
+        file.put(b"whole").expect("written");
+        std::fs::remove_file(directory.path().join("file.partial")).expect("the partial file");
+        let removed = file.publish().expect_err("no file").to_string();
+        assert!(removed.ends_with("/file: its .partial file was removed meanwhile; write it again"), "{removed}");
+        let missing = Partial::create(&path.join("file")).map(drop).expect_err("no directory").to_string();
+        assert!(missing.ends_with("its directory does not exist; create it first"), "{missing}");
     }
 
     #[test]

@@ -285,7 +285,7 @@ fn costs_are_saved_and_loaded() {
     let other = Machine { threads: 4, ..own.clone() };
     let complaint = Costs::load(&path, &other).expect_err("another machine's").to_string();
     assert!(complaint.contains("costs.json") && complaint.contains("threads: 4"), "{complaint}");
-    for text in ["", "{", "[]"] {
+    for text in [&b""[..], b"{", b"[]", b"{\"machine\xff"] {
         std::fs::write(&path, text).expect("a file");
         let complaint = Costs::load(&path, &own).expect_err("no costs").to_string();
         assert!(complaint.contains("costs.json") && complaint.contains("delete it"), "{complaint}");

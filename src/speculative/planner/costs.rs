@@ -318,10 +318,10 @@ impl Costs {
     pub fn load(path: impl AsRef<Path>, machine: &Machine) -> Result<Self> {
         let path = path.as_ref();
         regular_file(path, "a cost table")?;
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let bytes = std::fs::read(path).map_err(Error::io(path))?;
         let again = "; delete it to measure again";
-        let costs: Self =
-            serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is not a cost table: {e}{again}")))?;
+        let costs: Self = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::file(path, format!("is not a cost table: {e}{again}")))?;
         if costs.machine != *machine {
             return Err(Error::file(path, format!("was measured on {}, this is {machine}{again}", costs.machine)));
         }

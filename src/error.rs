@@ -122,7 +122,8 @@ pub enum Error {
         /// The value; `None` if found on a device.
         found: Option<f32>,
     },
-    /// Out of memory: the system's, a device's, or [`KvOptions::memory`](crate::kv::KvOptions).
+    /// Out of memory: the system's, a device's, that of [`EngineOptions::kv_memory`](crate::EngineOptions), or
+    /// [`KvOptions::memory`](crate::kv::KvOptions).
     #[error("{}", one_line(format_args!("{what}: {}; {remedy}", shortage(*needed, *available, *fits))))]
     Memory {
         /// What needs the memory.
@@ -144,10 +145,11 @@ pub enum Error {
         /// Tokens that fit.
         limit: usize,
     },
-    /// A malformed tokenizer file, or a text that it cannot encode.
+    /// No tokenizer, or a text that it cannot encode, or tokens that it cannot decode. A malformed tokenizer file is an
+    /// [`Error::File`], [`Error::Config`] or [`Error::Unsupported`].
     #[error("tokenizer: {}", one_line(.0))]
     Tokenizer(String),
-    /// A chat template that does not compile or refuses the messages.
+    /// No chat template, or one that does not compile or refuses the messages.
     #[error("chat template: {}", one_line(.0))]
     Template(String),
     /// A device that is missing, fails, or lacks a kernel.

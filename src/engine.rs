@@ -240,7 +240,8 @@ impl Engine {
     ///
     /// # Errors
     /// If it is malformed, no text satisfies it or it exceeds its limits (with the path in a JSON schema), the
-    /// checkpoint has no tokenizer or its tokens cannot be mapped to bytes, or the cargo feature `constraint` is off.
+    /// checkpoint has no tokenizer or its tokens cannot be mapped to bytes, memory is exhausted, or the cargo feature
+    /// `constraint` is off.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint> {
         let (vocab, end) = (self.target().vocab_size(), &self.parts.end_of_generation);
         self.parts.constraints.compile(constraint, self.shared_tokenizer()?, vocab, end)

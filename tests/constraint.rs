@@ -752,6 +752,16 @@ fn every_limit_is_applied_and_named() {
     }
 }
 
+/// The thread that compiles has a stack for the longest source.
+#[test]
+fn a_stack_that_does_not_fit_memory_is_no_fault_of_the_constraint() {
+    let limits = ConstraintLimits { source_bytes: 1 << 50, ..ConstraintLimits::default() };
+    let error = ENGINE.compile(&Constraint::regex("a").with_limits(limits)).expect_err("no such memory");
+    let Error::Memory { needed, .. } = &error else { panic!("{error}") };
+    assert_eq!(*needed, Some(1 << 60), "{error}");
+    assert!(error.to_string().ends_with("; free memory, or lower ConstraintLimits::source_bytes"), "{error}");
+}
+
 /// Asserts that schemas of `n` parts are accepted up to a limit: the problem of the first beyond it.
 fn bounded(most: usize, of: impl Fn(usize) -> Constraint) -> String {
     ENGINE.compile(&of(most)).unwrap_or_else(|error| panic!("{most}: {error}"));

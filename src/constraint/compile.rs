@@ -80,7 +80,8 @@ impl Compiler {
     /// Compiles `constraint`, unless it is cached. `end` are the end-of-generation tokens.
     ///
     /// # Errors
-    /// If it is malformed, no text satisfies it or it exceeds its limits, or the tokenizer has no known decoder.
+    /// If it is malformed, no text satisfies it or it exceeds its limits, the tokenizer has no known decoder, or there is
+    /// no memory for the stack.
     pub fn compile(
         &self,
         constraint: &Constraint,
@@ -164,12 +165,18 @@ impl fmt::Debug for CompiledConstraint {
 /// object's properties.
 ///
 /// # Errors
-/// Those of `work`, or if the thread cannot be started.
+/// Those of `work`; [`Error::Memory`] if the thread cannot be started.
 fn on_large_stack<T: Send>(limits: &ConstraintLimits, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let stack = limits.source_bytes.saturating_mul(STACK_PER_BYTE).max(MIN_STACK);
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("foretoken-compile".into()).stack_size(stack);
-        let thread = thread.spawn_scoped(scope, work).map_err(refused)?;
+        let thread = thread.spawn_scoped(scope, work).map_err(|cause| Error::Memory {
+            what: format!("the stack to compile a constraint ({cause})"),
+            needed: Some(stack as u64),
+            available: None,
+            fits: None,
+            remedy: "free memory, or lower ConstraintLimits::source_bytes".into(),
+        })?;
         thread.join().unwrap_or_else(|_| Err(refused("the grammar compiler panicked")))
     })
 }

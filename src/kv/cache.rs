@@ -43,7 +43,7 @@ impl KvCache {
     /// An empty cache with its own page pool. `default_context` applies if the options set no `max_context`.
     ///
     /// # Errors
-    /// If an option is out of its range, or the context does not fit memory.
+    /// If an option is out of its range, heads of this width cannot be quantized, or the context does not fit memory.
     pub fn new(layout: KvLayout, options: &KvOptions, default_context: usize, isa: Isa) -> Result<Self> {
         Self::in_pool(layout, options, default_context, isa, &PagePool::new(None))
     }

@@ -268,5 +268,35 @@ fn e4m3() -> [f32; 256] {
 /// The values of a small tensor; `None` if it is not floating point.
 fn floats(tensor: &RawTensor) -> Option<Vec<f32>> {
     let TensorType::Float(element) = tensor.dtype else { return None };
-    Some(element.read(tensor.bytes.as_slice()))
+    let values = element.read(tensor.bytes.as_slice());
+    tensor.bytes.release_all();
+    Some(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::nn::Recorded;
+
+    fn tensor(dtype: TensorType, shape: &[usize], len: usize) -> (Arc<Recorded>, RawTensor) {
+        let (file, bytes) = Recorded::new(vec![0; len], 0..len);
+        (file, RawTensor { dtype, shape: shape.to_vec(), bytes })
+    }
+
+    #[test]
+    fn what_was_converted_is_released() {
+        let float = |element, shape: &[usize], len| tensor(TensorType::Float(element), shape, len);
+        let (packed, words) = tensor(TensorType::I32, &[2, 8], 64);
+        let (of_packed, scales) = float(ElementType::Bf16, &[2, 2], 8);
+        int4(&words, &scales, None).expect("a matrix");
+        let (fp8_file, weight) = tensor(TensorType::Other(FP8), &[2, 4], 8);
+        let (of_fp8, scale) = float(ElementType::F32, &[1], 4);
+        fp8(&weight, &scale, Fp8Block([128, 128])).expect("a matrix");
+        for (file, len) in [(packed, 64), (of_packed, 8), (fp8_file, 8), (of_fp8, 4)] {
+            let whole = 0..len;
+            assert_eq!(file.released(), [whole]);
+        }
+    }
 }

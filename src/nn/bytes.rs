@@ -134,3 +134,39 @@ impl From<Vec<u8>> for Bytes {
         Self { owner: Arc::new(bytes), range }
     }
 }
+
+/// A buffer that records what is released.
+#[cfg(test)]
+pub(crate) struct Recorded {
+    bytes: Vec<u8>,
+    released: parking_lot::Mutex<Vec<Range<usize>>>,
+}
+
+#[cfg(test)]
+impl Recorded {
+    /// The buffer, and `range` of it.
+    pub(crate) fn new(bytes: Vec<u8>, range: Range<usize>) -> (Arc<Self>, Bytes) {
+        let buffer = Arc::new(Self { bytes, released: parking_lot::Mutex::default() });
+        let bytes = Bytes::new(buffer.clone(), range).expect("a range of the buffer");
+        (buffer, bytes)
+    }
+
+    /// The ranges released so far, in any order.
+    pub(crate) fn released(&self) -> Vec<Range<usize>> {
+        self.released.lock().clone()
+    }
+}
+
+#[cfg(test)]
+impl AsRef<[u8]> for Recorded {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+impl Source for Recorded {
+    fn release(&self, range: Range<usize>) {
+        self.released.lock().push(range);
+    }
+}

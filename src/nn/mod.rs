@@ -27,6 +27,8 @@ pub(crate) use aligned::Aligned;
 pub use arena::{Allocation, Arena};
 pub(crate) use balanced_groups::balanced_groups;
 pub use bytes::Bytes;
+#[cfg(test)]
+pub(crate) use bytes::Recorded;
 pub(crate) use bytes::{MappedFile, Source};
 pub(crate) use centroid_head::CentroidHead;
 pub use centroid_head::Scores;

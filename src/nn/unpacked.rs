@@ -81,7 +81,8 @@ impl Unpacked {
     }
 
     /// Packs rows from `first` on, as many as fit in `packed`, on all threads of the current pool. The
-    /// file's pages are released as they are read.
+    /// file's pages are released as they are read, except those that two chunks share; reading the next chunk may map
+    /// some again.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -98,6 +99,11 @@ impl Unpacked {
             }
             self.bytes.release(source);
         });
+    }
+
+    /// Releases the file's pages of all rows.
+    pub(super) fn release(&self) {
+        self.bytes.release_all();
     }
 
     /// Quantizes floats and packs them, a panel at a time.

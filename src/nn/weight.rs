@@ -95,7 +95,12 @@ impl Weight {
         }
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
         // Allocators align buffers for any element type; `cast` checks.
-        let bytes = if aligned { bytes } else { Bytes::from(bytes.as_slice().to_vec()) };
+        let copied = |from: Bytes| {
+            let copy = Bytes::from(from.as_slice().to_vec());
+            from.release_all();
+            copy
+        };
+        let bytes = if aligned { bytes } else { copied(bytes) };
         Some(Self::of(Storage::Float(element, bytes), [count, outputs, inputs]))
     }
 
@@ -126,6 +131,7 @@ impl Weight {
         for (index, packed) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
             rows.pack(index * outputs, packed);
         }
+        rows.release();
         Some(Self::of(Storage::Packed(weight_type, Arc::new(packed)), [count, outputs, inputs]))
     }
 
@@ -244,6 +250,44 @@ impl Weight {
         if !factors.is_empty() {
             let factor = factors[row * factors.len() / self.outputs];
             out.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Recorded;
+
+    /// Also the pages of two chunks, which no chunk releases.
+    #[test]
+    fn packing_releases_every_page() {
+        const PAGE: usize = 4096;
+        let (inputs, outputs) = (96, 15_000);
+        let len = WeightType::Q4_0.bytes_for(outputs, inputs).expect("whole blocks");
+        let (file, bytes) = Recorded::new(vec![0; len], 0..len);
+        let rows = Unpacked::quantized(bytes, WeightType::Q4_0, outputs, inputs).expect("as long as its shape");
+        Weight::packed(&mut Arena::default(), &rows, [1, outputs]).expect("memory");
+        let released = file.released();
+        let is_released =
+            |page: usize| released.iter().any(|range| range.start <= page * PAGE && (page + 1) * PAGE <= range.end);
+        assert!((0..len / PAGE).all(is_released), "{released:?}");
+    }
+
+    #[test]
+    fn copies_of_unaligned_floats_release_the_file() {
+        let values = [1.5f32, -2.0, 0.25];
+        for is_aligned in [true, false] {
+            let mut buffer = vec![0u8; 16];
+            let start = buffer.as_ptr().align_offset(size_of::<f32>()) + usize::from(!is_aligned);
+            let range = start..start + size_of_val(&values);
+            buffer[range.clone()].copy_from_slice(values.map(f32::to_le_bytes).as_flattened());
+            let (file, bytes) = Recorded::new(buffer, range.clone());
+            let weight = Weight::float(bytes, ElementType::F32, [1, 1, 3]).expect("as long as its shape");
+            let mut row = [0.0; 3];
+            weight.row(0, &mut row);
+            assert_eq!(row, values);
+            assert_eq!(file.released(), if is_aligned { vec![] } else { vec![range] });
         }
     }
 }

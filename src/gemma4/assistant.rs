@@ -144,9 +144,14 @@ impl<O: Ops> Head<O> {
             let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
             return Ok(Self::Centroids(to.centroid_head(head)?));
         }
-        let dense = loader.head(rows, vocab, hidden)?;
+        // Each head in memory of its own, which is freed with the one that is not used.
+        let mut apart = loader.beside("");
+        let dense = apart.head(rows, vocab, hidden)?;
+        loader.absorb(apart);
         let built = match &options.centroids {
-            Centroids::Build(build) if build.fits(vocab)? => build.head(loader, rows, &dense, options.isa)?,
+            Centroids::Build(build) if build.fits(vocab)? => {
+                build.head(&mut loader.beside(""), rows, &dense, options.isa)?
+            }
             _ => None,
         };
         Ok(match built {
@@ -181,5 +186,48 @@ impl<O: Ops> AssistantModel<O> {
             Head::Centroids(head) => ops.centroid_scores(head, &n)?,
         };
         Ok((scores, ops.next_state(&self.post_projection, &n)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use foretoken_kernels::Isa;
+    use foretoken_kernels::quant::WeightType;
+
+    use super::*;
+    use crate::gemma4::BuildCentroids;
+    use crate::nn::{Allocation, Linear, Storage, Weight};
+
+    /// Memory is unmapped only once all weights in it are dropped: beside others, a head that is not used would stay.
+    #[test]
+    fn heads_have_memory_of_their_own() {
+        let open = |part: &str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
+            Checkpoint::open(path).expect("a checkpoint")
+        };
+        let target = open("target").target_config().expect("a configuration");
+        let sizes = CentroidConfig { num_centroids: 64, top_k: 8 };
+        let built = BuildCentroids { sizes, cache: None, usage: CentroidUsage::Always };
+        for centroids in [Centroids::None, Centroids::Build(built)] {
+            let isa = Isa::best();
+            let options = LoadOptions { quantize: Some(WeightType::Q8_0), centroids, ..LoadOptions::from(isa) };
+            let loaded = Assistant::load_to(&CpuDestination { isa }, &open("assistant"), &target, &options);
+            let (_, model) = loaded.expect("an assistant");
+            let head = match &model.head {
+                Head::Dense(head) => memory(head.weight()),
+                Head::Centroids(head) => memory(&head.table),
+            };
+            let others = [&model.pre_projection, &model.post_projection].map(Linear::weight);
+            assert!(others.into_iter().all(|other| !head.is_beside(memory(other))), "{:?}", options.centroids);
+        }
+    }
+
+    fn memory(weight: &Weight) -> &Allocation {
+        match weight.storage() {
+            Storage::Packed(_, memory) => memory,
+            _ => panic!("{} is not packed", weight.name()),
+        }
     }
 }

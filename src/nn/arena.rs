@@ -115,6 +115,12 @@ fn padded(range: &Range<usize>) -> Range<usize> {
 }
 
 impl Allocation {
+    /// Whether both are in one mapping, which is unmapped once both are dropped.
+    #[cfg(test)]
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.map, &other.map)
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the range is in the mapping, which lives as long as `self`; no other allocation has a byte of it

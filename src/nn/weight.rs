@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use foretoken_kernels::quant::{PackedMatrix, WeightType, dequantize_packed_row};
 use foretoken_kernels::{ElementType, Elements, Isa};
+use rayon::prelude::*;
 
 use super::Bytes;
 use super::arena::{Allocation, Arena};
@@ -128,9 +129,8 @@ impl Weight {
         let (weight_type, inputs) = (rows.weight_type(), rows.inputs());
         let matrix = weight_type.packed_row_bytes(inputs)?.checked_mul(outputs)?;
         let mut packed = arena.allocate(matrix.checked_mul(count)?)?;
-        for (index, packed) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
-            rows.pack(index * outputs, packed);
-        }
+        let matrices = packed.as_mut_slice().par_chunks_mut(matrix.max(1)).enumerate();
+        matrices.for_each(|(index, packed)| rows.pack(index * outputs, packed));
         rows.release();
         Some(Self::of(Storage::Packed(weight_type, Arc::new(packed)), [count, outputs, inputs]))
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use rayon::prelude::*;
+
 use super::header::{Header, Slot, TensorInfo};
 use super::metadata::Value;
 use super::names::{Names, nextn_block};
@@ -225,11 +227,12 @@ impl Gguf {
         }
         let (gate_bytes, up_bytes) = (gate.bytes.as_slice(), up.bytes.as_slice());
         let expert = gate_bytes.len() / experts; // not 0: dimensions are positive
-        let mut joined = Vec::with_capacity(gate_bytes.len() + up_bytes.len());
-        for (gate, up) in gate_bytes.chunks_exact(expert).zip(up_bytes.chunks_exact(expert)) {
-            joined.extend_from_slice(gate);
-            joined.extend_from_slice(up);
-        }
+        let mut joined = vec![0u8; gate_bytes.len() + up_bytes.len()];
+        let parts = gate_bytes.par_chunks_exact(expert).zip(up_bytes.par_chunks_exact(expert));
+        joined.par_chunks_exact_mut(2 * expert).zip(parts).for_each(|(joined, (gate, up))| {
+            joined[..expert].copy_from_slice(gate);
+            joined[expert..].copy_from_slice(up);
+        });
         [&gate, &up].iter().for_each(|tensor| tensor.bytes.release_all());
         let shape = vec![experts, 2 * intermediate, hidden];
         Ok(Some(GgufTensor { type_id: gate.type_id, shape, bytes: Bytes::from(joined) }))

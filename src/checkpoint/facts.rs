@@ -21,6 +21,8 @@ pub struct TargetFacts {
     pub kv_layout: KvLayout,
     /// Bytes of a sequence's recurrent state.
     pub state_bytes: u64,
+    /// Bytes of the weights in memory, without tensors that nothing reads.
+    pub weight_bytes: u64,
     /// Bytes of weights read per token.
     pub step_bytes: u64,
     /// The drafter of the model's family.

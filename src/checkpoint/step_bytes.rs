@@ -19,14 +19,8 @@ impl Checkpoint {
         let prefix = self.text_prefix()?;
         let of_tensor = |name: &str, dimensions: usize, bytes: u64| {
             let is_gathered = name.ends_with("embed_tokens_per_layer.weight")
-                || !config.tie_word_embeddings && name.ends_with("embed_tokens.weight")
-                || config.tie_word_embeddings && is_head(name);
-            if is_inner_assistants(name)
-                || dimensions < 2
-                || is_gathered
-                || is_tower(name)
-                || is_unused_kv(name, prefix, config)
-            {
+                || !config.tie_word_embeddings && name.ends_with("embed_tokens.weight");
+            if dimensions < 2 || is_gathered || is_unread(name, prefix, config) {
                 return 0;
             }
             let is_experts = name.contains(".experts.") || name.contains("_exps.");
@@ -38,15 +32,33 @@ impl Checkpoint {
         Ok(self.sum_of_tensors(of_tensor))
     }
 
+    /// Bytes of the target's weights when loaded: [`Checkpoint::loaded_bytes`] without the tensors that it does not
+    /// read, such as a copy of the tied head.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::target_step_bytes`].
+    pub(crate) fn target_bytes(&self, config: &TextConfig) -> Result<u64> {
+        let prefix = self.text_prefix()?;
+        Ok(self.sum_of_tensors(|name, _, bytes| if is_unread(name, prefix, config) { 0 } else { bytes }))
+    }
+
     /// Bytes of weights read per draft step of the assistant, which reads only one of its tables: its output head.
     pub fn assistant_step_bytes(&self, config: &AssistantConfig) -> u64 {
-        let head = if config.text.tie_word_embeddings { "embed_tokens.weight" } else { "lm_head.weight" };
+        let head = assistants_head(config);
         self.sum_of_tensors(|name, dimensions, bytes| match &config.centroids {
             _ if dimensions < 2 => 0,
             Some(centroids) if name.ends_with(head) => bytes / centroids.num_centroids as u64 * centroids.top_k as u64,
             _ if is_assistants_table(name) && !name.ends_with(head) => 0,
             _ => bytes,
         })
+    }
+
+    /// Bytes of the assistant's weights when loaded: [`Checkpoint::loaded_bytes`] without the tables that it does not
+    /// read.
+    pub fn assistant_bytes(&self, config: &AssistantConfig) -> u64 {
+        let head = assistants_head(config);
+        let is_unread = |name: &str| is_tower(name) || is_assistants_table(name) && !name.ends_with(head);
+        self.sum_of_tensors(|name, _, bytes| if is_unread(name) { 0 } else { bytes })
     }
 
     /// The sum of `of` over all tensors: Hugging Face name, dimensions, and bytes when loaded.
@@ -82,6 +94,19 @@ impl Checkpoint {
     pub fn loaded_bytes(&self) -> u64 {
         self.sum_of_tensors(|name, _, bytes| if is_tower(name) { 0 } else { bytes })
     }
+}
+
+/// Whether a target, whose tensors are under `prefix`, does not read the tensor.
+fn is_unread(name: &str, prefix: &str, config: &TextConfig) -> bool {
+    is_tower(name)
+        || is_inner_assistants(name)
+        || is_unused_kv(name, prefix, config)
+        || config.tie_word_embeddings && is_head(name)
+}
+
+/// How the name of an assistant's output head ends.
+fn assistants_head(config: &AssistantConfig) -> &'static str {
+    if config.text.tie_word_embeddings { "embed_tokens.weight" } else { "lm_head.weight" }
 }
 
 /// Bytes of a tensor of the GGUF type `id` when loaded, from its bytes in the file.

@@ -38,6 +38,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         max_position_embeddings: config.max_position_embeddings,
         kv_layout: config.kv_layout(),
         state_bytes: 0,
+        weight_bytes: checkpoint.target_bytes(&config)?,
         step_bytes: checkpoint.target_step_bytes(&config)?,
         own_drafter: OwnDrafter::Assistant,
     })

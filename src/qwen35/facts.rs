@@ -1,9 +1,9 @@
 //! Summary of a Qwen3.5 checkpoint.
 
 use super::config::{LayerType, TextConfig};
-use super::nextn::{LM_HEAD, has_nextn};
+use super::nextn::{LM_HEAD, has_nextn, is_unread_nextn};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts};
+use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts, is_head};
 use crate::gemma4::is_tower;
 
 /// Summarizes a target.
@@ -16,6 +16,8 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
     let (net, head) = (&config.delta_net, checkpoint.head_name());
     let moe =
         |moe: &super::MoeConfig| format!("{} of {} experts for a token", moe.num_experts_per_tok, moe.num_experts);
+    let is_unread =
+        |name: &str| is_tower(name) || config.tie_word_embeddings && is_head(name) || is_unread_nextn(checkpoint, name);
     let state: usize = net.state_len().into_iter().sum();
     let of = |name: &str, dimensions: usize, bytes: u64| {
         let is_gathered = name.ends_with("embed_tokens.weight")
@@ -49,6 +51,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         max_position_embeddings: config.max_position_embeddings,
         kv_layout: config.kv_layout(),
         state_bytes: 4 * (linear * state) as u64,
+        weight_bytes: checkpoint.sum_of_tensors(|name, _, bytes| if is_unread(name) { 0 } else { bytes }),
         step_bytes,
         own_drafter: if has_nextn(checkpoint) { OwnDrafter::NextnHead(draft_bytes) } else { OwnDrafter::NoHead },
     })

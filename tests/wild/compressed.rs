@@ -81,9 +81,21 @@ fn packed_integers_are_the_dequantized_weights() {
 #[test]
 fn packed_checkpoints_load_whole_pairs() {
     let (packed, _) = packed_pair("edge", |_| 32);
-    packed.tensors(WEIGHTS, |tensors| {
-        tensors.insert("lm_head.weight".into(), tensors["model.embed_tokens.weight"].clone());
-    });
+    let open = |part: &str| Checkpoint::open(packed.path(part)).expect("a directory");
+    let bytes = || {
+        let config = open("assistant").assistant_config().expect("a configuration");
+        let target = foretoken::target_facts(&open("target")).expect("a target");
+        (target.weight_bytes, open("assistant").assistant_bytes(&config))
+    };
+    let read = bytes();
+    assert_eq!(read, (open("target").loaded_bytes(), open("assistant").loaded_bytes()));
+    for weights in [WEIGHTS, "assistant/model.safetensors"] {
+        packed.tensors(weights, |tensors| {
+            tensors.insert("lm_head.weight".into(), tensors["model.embed_tokens.weight"].clone());
+        });
+    }
+    // Nothing reads the copies.
+    assert_eq!(bytes(), read);
     let engine = engine(&packed.path("target"), Some(&packed.path("assistant"))).expect("a pair");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     let generation = session.generate(&[2, 5, 7], &GenerateOptions::default()).expect("a generation");

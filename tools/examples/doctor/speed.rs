@@ -35,7 +35,8 @@ pub fn print(
     threads: usize,
 ) -> Result<()> {
     println!("on this machine");
-    let weights = checkpoint.loaded_bytes() + assistant.map_or(0, |(checkpoint, _)| checkpoint.loaded_bytes());
+    let of_assistant = |(checkpoint, config): &(Checkpoint, AssistantConfig)| checkpoint.assistant_bytes(config);
+    let weights = facts.weight_bytes + assistant.map_or(0, of_assistant);
     let available = available_memory();
     match available {
         Some(available) if weights > available => line(

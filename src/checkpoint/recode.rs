@@ -65,7 +65,10 @@ pub(super) fn recode(
                 let pairs = from.chunks_exact(from_row).zip(out.chunks_exact_mut(to_row));
                 (start + i * task_rows..).zip(pairs).fold(true, |finite, (row, (from, out))| {
                     decode(source.dtype, from, &mut floats);
-                    finite & encode(isa, to, &floats, weighted.map(|weighted| weighted.of_row(row, inputs)), out)
+                    let were_finite = are_finite(&floats);
+                    encode(isa, to, &floats, weighted.map(|weighted| weighted.of_row(row, inputs)), out);
+                    decode(to, out, &mut floats);
+                    finite & were_finite & are_finite(&floats)
                 })
             });
             if !finite.reduce(|| true, |a, b| a & b) {
@@ -97,7 +100,7 @@ pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
         let mut floats = vec![0.0; inputs];
         bytes.chunks_exact(row).fold((true, true), |(finite, zero), bytes| {
             decode(source.dtype, bytes, &mut floats);
-            (finite & floats.iter().all(|x| x.is_finite()), zero & floats.iter().all(|x| *x == 0.0))
+            (finite & are_finite(&floats), zero & floats.iter().all(|x| *x == 0.0))
         })
     });
     let (finite, zero) = seen.reduce(|| (true, true), |a, b| (a.0 & b.0, a.1 & b.1));
@@ -122,19 +125,49 @@ fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Returns whether all elements are finite after the conversion.
-fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> bool {
-    match to {
-        TensorType::Float(element) => {
-            element.write(x, out);
-            // Above the largest f16, 65504: from 65520 on values round to infinity.
-            return x.iter().all(|x| x.is_finite() && (element != ElementType::F16 || x.abs() < 65_520.0));
+fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    match (to, importance) {
+        (TensorType::Float(element), _) => element.write(x, out),
+        (TensorType::Quantized(weight_type), None) => quantize_row(isa, weight_type, x, out),
+        (TensorType::Quantized(weight_type), Some(importance)) => {
+            quantize_row_by_importance(isa, weight_type, x, importance, out);
         }
-        TensorType::Quantized(weight_type) => match importance {
-            Some(importance) => quantize_row_by_importance(isa, weight_type, x, importance, out),
-            None => quantize_row(isa, weight_type, x, out),
-        },
         _ => unreachable!("row_bytes has no size for other types"),
     }
+}
+
+fn are_finite(x: &[f32]) -> bool {
     x.iter().all(|x| x.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::quant::WeightType;
+
+    use super::*;
+
+    /// Scales are `f16`: with a larger weight, that of a block is infinite.
+    #[test]
+    fn values_beyond_the_range_of_a_types_scales_are_refused() {
+        let recoded = |x: f32, to: TensorType| {
+            let bytes: Vec<u8> = [x; 256].into_iter().flat_map(f32::to_le_bytes).collect();
+            let source =
+                RawTensor { dtype: TensorType::Float(ElementType::F32), shape: vec![1, 256], bytes: bytes.into() };
+            let error = |problem: String| Error::argument("tensor", problem);
+            recode(Isa::best(), &source, to, None, error, |_| Ok(()))
+        };
+        for (to, fits, overflows) in [
+            (TensorType::Float(ElementType::F16), 65_519.0, 65_520.0),
+            (TensorType::Float(ElementType::Bf16), 1e38, f32::NAN),
+            (TensorType::Quantized(WeightType::Q8_0), 8e6, 1e7),
+            (TensorType::Quantized(WeightType::Q6_K), 1e8, 1e9),
+            (TensorType::Quantized(WeightType::Q4_0), 4e5, 1e6),
+            (TensorType::Quantized(WeightType::Q4_1), 6e4, 7e4), // the min
+        ] {
+            let name = to.name();
+            assert!(recoded(fits, to).is_ok(), "{fits} in {name}");
+            let message = recoded(overflows, to).expect_err(name).to_string();
+            assert!(message.contains("overflow the new type"), "{overflows} in {name}: {message}");
+        }
+    }
 }

@@ -293,6 +293,36 @@ fn prompts_that_are_added_together_share_their_beginning() {
     }
 }
 
+/// Beside a sequence that decodes, a pass reads 8 rows: of the oldest prompt and of the shortest in turn. One that is
+/// awaited is as short as what is left of the prompt that awaits it, whatever both had read when that was added.
+#[test]
+fn a_prompt_that_is_awaited_counts_the_rows_that_are_left() {
+    let engine = demo();
+    let prefix_cache = Some(PrefixCacheOptions { interval: INTERVAL, ..PrefixCacheOptions::default() });
+    let mut scheduler =
+        Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, prefix_cache, ..SchedulerOptions::default() });
+    let (mut rng, options) = (StdRng::seed_from_u64(21), options(1000, &engine));
+    let add = |scheduler: &mut Scheduler, prompt: &[u32]| {
+        let session = scheduler.session(&SessionOptions::default()).expect("a session");
+        scheduler.add(session, prompt, &options).expect("added")
+    };
+    let [first, long, other] = [8, 400, 150].map(|len| text(&mut rng, len, 4000));
+    let awaiting = [&long[..260], &text(&mut rng, 40, 4000)].concat();
+    add(&mut scheduler, &first);
+    drop(scheduler.step());
+    add(&mut scheduler, &long);
+    (0..200 / 8).for_each(|_| drop(scheduler.step()));
+    let [awaiting, _] = [awaiting, other].map(|prompt| add(&mut scheduler, &prompt));
+    let mut passes = 0;
+    while scheduler.statistics(awaiting).expect("a sequence").generated_tokens == 0 {
+        scheduler.step().into_iter().for_each(|event| drop(event.piece.expect("a piece")));
+        passes += 1;
+    }
+    // All passes read the long prompt from 200 to 256; then every second one the 44 tokens after that.
+    assert_eq!(passes, 56 / 8 + 2 * 6 - 1);
+    assert_eq!(scheduler.statistics(awaiting).expect("a sequence").cached_tokens, 256);
+}
+
 /// The least recently used is dropped first, and running sequences get the memory they need.
 #[test]
 fn what_is_kept_makes_room() {

@@ -77,16 +77,16 @@ pub(super) fn begin_awaiting(slots: &mut [Slot], prefixes: &mut PrefixCache) {
     }
 }
 
-/// Rows that each sequence has to read until its prompt, or one that awaits it, is read.
+/// Rows that are to be read until each sequence's prompt, or one that awaits it, is read.
 pub(super) fn least_unread(slots: &[Slot]) -> HashMap<SequenceId, usize> {
-    let mut least: HashMap<_, _> = slots.iter().map(|slot| (slot.id, slot.run.unread())).collect();
-    // Readers are earlier than those that await them.
+    let mut ends: HashMap<_, _> = slots.iter().map(|slot| (slot.id, slot.run.prompt_end)).collect();
+    // Readers are earlier than those that await them, which have none of the rows that their readers have read since.
     for slot in slots.iter().rev().filter(|slot| slot.run.finish_reason().is_none()) {
         if let Some(Awaited { reader, .. }) = slot.awaited
-            && let Some(of_reader) = least.get(&reader)
+            && let Some(of_reader) = ends.get(&reader)
         {
-            least.insert(reader, least[&slot.id].min(*of_reader));
+            ends.insert(reader, ends[&slot.id].min(*of_reader));
         }
     }
-    least
+    slots.iter().map(|slot| (slot.id, ends[&slot.id].saturating_sub(slot.run.read()))).collect()
 }

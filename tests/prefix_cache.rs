@@ -580,6 +580,38 @@ fn a_sequence_that_waits_is_retried_without_a_prefix() {
     assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)]);
 }
 
+/// So it is when they are dropped for a prefix of another sequence, as the limit of all pages is that of the cache.
+#[test]
+fn a_sequence_that_waits_is_retried_when_a_prefix_makes_room_for_another() {
+    let demo = cases::demo().path.join("target");
+    let load = |kv_memory| with_memory(&demo, kv_memory);
+    let mut rng = StdRng::seed_from_u64(25);
+    let session = SessionOptions { kv: KvOptions { max_context: Some(4 * INTERVAL), ..KvOptions::default() } };
+    let page = load(None).session(&session).expect("a session").kv().bytes_at(INTERVAL) as u64;
+    let engine = load(Some(5 * page));
+    let prefix_cache = Some(PrefixCacheOptions { interval: INTERVAL, ..PrefixCacheOptions::default() });
+    // Passes that do not depend on measured times.
+    let options_of_all =
+        SchedulerOptions { prefix_cache, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(&engine, options_of_all);
+    let step = |scheduler: &mut Scheduler| {
+        let events = scheduler.step();
+        events.into_iter().map(|event| (event.id, event.piece.expect("a piece").tokens.len())).collect::<Vec<_>>()
+    };
+    let [first, second, third] = [(); 3].map(|()| scheduler.session(&session).expect("a session"));
+    let first = scheduler.add(first, &text(&mut rng, 100, 4000), &options(20, &engine)).expect("added");
+    (0..2).for_each(|_| assert_eq!(step(&mut scheduler), [(first, 1)]));
+    // Three passes for three pages, and five for one: 32 rows of it at most, and its last row apart.
+    let second = scheduler.add(second, &text(&mut rng, 380, 4000), &options(4, &engine)).expect("added");
+    let scored = GenerateOptions { prompt_logprobs: Some(0), ..options(4, &engine) };
+    let third = scheduler.add(third, &text(&mut rng, 100, 4000), &scored).expect("added");
+    (0..2).for_each(|_| assert_eq!(step(&mut scheduler), [(first, 1)], "the prompts are read"));
+    assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)]);
+    assert_eq!(step(&mut scheduler), [(first, 1)], "the second one waits for the copy of a page");
+    assert_eq!(step(&mut scheduler), [(first, 1), (third, 1)], "the third one is cached");
+    assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)], "the third one waits for the copy of its page");
+}
+
 /// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {

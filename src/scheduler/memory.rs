@@ -43,16 +43,7 @@ impl Scheduler {
     /// Drops the least recently used cached prefix; `false` if there is none. Sequences that wait for memory are
     /// retried in the next step.
     pub fn drop_prefix(&mut self) -> bool {
-        self.drop_with(PrefixCache::drop_oldest)
-    }
-
-    /// Drops cached prefixes with `drop`, which returns whether it dropped any: those that wait are retried then.
-    fn drop_with(&mut self, drop: impl FnOnce(&mut PrefixCache) -> bool) -> bool {
-        let dropped = self.prefixes.as_mut().is_some_and(drop);
-        if dropped {
-            self.retry_waiting();
-        }
-        dropped
+        self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest)
     }
 
     /// Lets those that wait for memory take part in the next pass.
@@ -92,13 +83,12 @@ impl Scheduler {
     }
 
     fn drop_for_session(&mut self, options: &KvOptions, needed: Option<u64>) -> bool {
-        self.drop_with(|prefixes| prefixes.drop_for_session(options, needed))
+        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.drop_for_session(options, needed))
     }
 
-    /// Drops a cached prefix if that may free memory for those that wait, which are retried then; returns whether it
-    /// did.
+    /// Drops a cached prefix if that may free memory for those that wait; returns whether it did.
     pub(super) fn drop_for_waiting(&mut self) -> bool {
-        self.drop_with(PrefixCache::drop_for_memory)
+        self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory)
     }
 
     /// If all wait for memory: drops a cached prefix, whose pages they share and would copy before they write to them,

@@ -287,6 +287,9 @@ impl Scheduler {
                 events.push(slot.event(Ok(piece)));
             }
         }
+        if self.prefixes.as_mut().is_some_and(PrefixCache::take_has_dropped) {
+            self.retry_waiting();
+        }
         if let Some(prefixes) = &mut self.prefixes {
             begin_awaiting(&mut self.slots, prefixes);
         }

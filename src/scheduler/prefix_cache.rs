@@ -57,6 +57,7 @@ pub(crate) struct PrefixCache {
     max_bytes: u64,
     prefixes: BTreeMap<Vec<u32>, CachedPrefix>,
     uses: u64,
+    has_dropped: bool,          // since `take_has_dropped`
     files: Option<PrefixFiles>, // dropped after the prefixes
 }
 
@@ -90,7 +91,15 @@ impl PrefixCache {
             let problem = |error| tracing::warn!(path = %directory.display(), %error, "no prefixes can be saved");
             PrefixFiles::new(directory).map_err(problem).ok()
         });
-        Self { engine: engine.clone(), options, max_bytes, prefixes: BTreeMap::new(), uses: 0, files }
+        Self {
+            engine: engine.clone(),
+            options,
+            max_bytes,
+            prefixes: BTreeMap::new(),
+            uses: 0,
+            has_dropped: false,
+            files,
+        }
     }
 
     /// # Errors
@@ -258,6 +267,7 @@ impl PrefixCache {
         let in_memory = |prefix: &CachedPrefix| matches!(prefix.storage, SessionStorage::Memory { .. });
         let oldest = self.take_oldest(|prefix| in_memory(prefix) && prefix.used < used);
         let Some((key, mut prefix)) = oldest else { return false };
+        self.has_dropped = true;
         let next = self.prefixes.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
         let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key)) && prefix.origin == Origin::Ended;
         if let (true, Some(files), SessionStorage::Memory { session, .. }) =
@@ -276,6 +286,11 @@ impl PrefixCache {
             {}
         }
         true
+    }
+
+    /// Whether any prefix was dropped since the last call: sequences may then have memory that they had not.
+    pub fn take_has_dropped(&mut self) -> bool {
+        std::mem::take(&mut self.has_dropped)
     }
 
     fn take_oldest(&mut self, of: impl Fn(&CachedPrefix) -> bool) -> Option<(Vec<u32>, CachedPrefix)> {

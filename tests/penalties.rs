@@ -316,11 +316,14 @@ fn the_history_is_the_whole_sequence() {
 fn tokens_with_a_string() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
     let tokenizer = Tokenizer::read(path, 4096).expect("the demo's");
-    for part in ["\n", ":", " fn", "\""] {
+    // "A" is in the names of byte tokens (`<0x0A>`), and not in their text.
+    for part in ["\n", ":", " fn", "\"", " ", "A"] {
         let ids = tokenizer.ids_with(part);
-        let spells = |id: u32| tokenizer.token(id).is_some_and(|token| token.replace('\u{2581}', " ").contains(part));
+        let spells = |id: u32| tokenizer.token_bytes(id).windows(part.len()).any(|bytes| bytes == part.as_bytes());
         assert!(!ids.is_empty() && ids.is_sorted(), "{part:?}");
         assert_eq!(ids, (0..4096).filter(|id| spells(*id)).collect::<Vec<_>>(), "{part:?}");
     }
+    let [line_end, half] = ["<0x0A>", "<0xE2>"].map(|token| tokenizer.id(token).expect("a byte token"));
+    assert!(tokenizer.ids_with("\n").contains(&line_end) && !tokenizer.ids_with("E").contains(&half));
     assert!(tokenizer.ids_with("").is_empty());
 }

@@ -201,14 +201,18 @@ impl Tokenizer {
         self.longest
     }
 
-    /// The ids of all tokens that contain `part`, ascending; none for an empty `part`. A space matches however the
-    /// vocabulary spells it.
+    /// The ids of all tokens whose text contains `part`, ascending; none for an empty `part`. Spaces and bytes match
+    /// however the vocabulary spells them.
     pub fn ids_with(&self, part: &str) -> Vec<u32> {
-        let part = match self.spelling {
+        let spelled = match self.spelling {
             Spelling::Spaces => part.replace(' ', "\u{2581}"),
             Spelling::Bytes => part.bytes().map(byte_character).collect(),
         };
-        let with = self.spellings().filter(|(token, _)| !part.is_empty() && token.contains(&part));
+        let contains = |token: &str| match byte_token(token).filter(|_| self.spelling == Spelling::Spaces) {
+            Some(byte) => part.as_bytes() == [byte],
+            None => token.contains(&spelled),
+        };
+        let with = self.spellings().filter(|(token, _)| !part.is_empty() && contains(token));
         let mut ids: Vec<u32> = with.map(|(_, id)| id).collect();
         ids.sort_unstable();
         ids.dedup();

@@ -195,6 +195,26 @@ fn a_tokenizer_beside_a_file_replaces_a_missing_one() {
     refused(ids("no_vocab", "{}"), &["tokenizer.json"]);
 }
 
+/// An embedding row without a token has a name in a converted file, and no text there either: the files of both formats
+/// have the same tokens.
+#[test]
+fn rows_without_a_token_have_no_text() {
+    let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
+    let mut json: Value = serde_json::from_str(&vocabulary.json(NO_POST_PROCESSOR)).expect("JSON");
+    let tokens = json["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    tokens.retain(|token, _| !token.starts_with("[PAD"));
+    twin.write("target/tokenizer.json", json.to_string());
+    let path = twin.write("model.gguf", twin.gguf("target").bytes());
+    let row = vocabulary.id("[PAD511]");
+    let engine = engine(&path, None).expect("an engine");
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    assert_eq!(tokenizer.token(row), None);
+    assert_eq!(tokenizer.decode(&[row]).expect("a text"), "");
+    let options =
+        EngineOptions { draft_model: Some(path), threads: Some(1), ..EngineOptions::new(twin.path("target")) };
+    assert!(Engine::load(&options).expect("the same tokens").draft_model().is_some());
+}
+
 /// A message's content is text, whatever it spells: it ends no turn and begins none.
 #[test]
 fn messages_forge_no_control_tokens() {

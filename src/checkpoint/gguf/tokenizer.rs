@@ -103,7 +103,9 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<BpeTokenizer>> {
     }
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, &tokens)?;
-    let vocabulary = Vocabulary::new(tokens.iter().copied().zip(0..)).map_err(|repeated| twice(&keys, &repeated))?;
+    let named = tokens.iter().copied().zip(0..).zip(&kinds);
+    let named = named.filter(|((token, id), kind)| **kind != UNUSED || !is_placeholder(token, *id));
+    let vocabulary = Vocabulary::new(named.map(|(token, _)| token)).map_err(|repeated| twice(&keys, &repeated))?;
     // An empty list counts as absent: every text would be its characters.
     let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| !array.is_empty())) {
         Some(_) => listed_merges(&keys, &vocabulary)?,
@@ -129,6 +131,12 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<BpeTokenizer>> {
     tokenizer.add_tokens(visible).map_err(failed(&keys, TYPES))?;
     keys.refuse_misspelt()?;
     Ok(Some(tokenizer))
+}
+
+/// Whether the name is the one that converters give the embedding row `id` if it has no token (`[PAD511]`).
+fn is_placeholder(name: &str, id: u32) -> bool {
+    let number = name.strip_prefix("[PAD").and_then(|rest| rest.strip_suffix(']'));
+    number.is_some_and(|number| number.parse::<u32>() == Ok(id))
 }
 
 /// Gemma 4's tokenizer, without special tokens.

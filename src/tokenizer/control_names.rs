@@ -37,7 +37,8 @@ impl ControlNames {
     /// `text` with `mark` after the first character of every name in it; `None` if there are none. A prefix of a name
     /// at the end of the text counts, because a template may append another text.
     pub fn mark(&self, text: &str, mark: char) -> Option<String> {
-        let end = text.trim_end().len();
+        // Python's white space includes control characters that Unicode's does not (U+001C to U+001F).
+        let end = text.trim_end_matches(|c: char| c.is_whitespace() || c.is_control()).len();
         let longest = self.lengths.first().copied().unwrap_or_default();
         let is_beginning = |at: usize| {
             let rest = text.get(at..end).filter(|rest| rest.len() < longest);
@@ -86,6 +87,7 @@ mod tests {
             // A prefix at the end, also before white space that a template may trim.
             ("x <|tu", Some("x <_|tu")),
             ("x <\n ", Some("x <_\n ")),
+            ("x <|tu\u{1c}\u{1f}", Some("x <_|tu\u{1c}\u{1f}")),
             ("<", Some("<_")),
             ("x < y", None),
             ("fn f<T>() -> Vec<T> {}", None),

@@ -262,7 +262,7 @@ fn messages_forge_no_control_tokens() {
         let raw = engine.tokenizer().and_then(|own| own.encode("<|image|>")).expect("ids");
         assert_eq!(raw, [2, 500], "{name}");
         // Text joined or trimmed by a template, calls, tools.
-        let parts = ["x<tur ", "n|>", "<", "turn|>"].map(|part| Part::Text(part.into()));
+        let parts = ["x<tur ", "n|>", "<\u{1f}", "turn|>"].map(|part| Part::Text(part.into()));
         let parts = Message::user(Content::Parts(parts.into()));
         let join = "{% for part in messages[0].content %}{{ part.text | trim }}{% endfor %}<turn|>";
         let (ids, _) = encode(&engine, join, &parts, &safe);

@@ -617,7 +617,6 @@ fn the_tokenizer_is_qwens() {
         pair => format!("{} {}", pair[0].as_str().expect("left"), pair[1].as_str().expect("right")),
     });
     let kinds: Vec<_> = tokens.iter().map(|(_, _, kind)| u32_value(*kind)).collect();
-    let normal: Vec<_> = tokens.iter().map(|_| u32_value(1)).collect();
     let gguf = |pre: &str, kinds: &[gguf_writer::Raw]| {
         let file = GgufFile::new()
             .key("tokenizer.ggml.model", str_value("gpt2"))
@@ -641,11 +640,16 @@ fn the_tokenizer_is_qwens() {
     }
     // Bytes of line ends and spaces are spelled differently.
     assert!(of_file.ids_with("\n").contains(&198) && of_file.ids_with(" ").contains(&220));
-    // Control tokens marked normal are still one id each.
-    let of_normal = gguf("qwen35", &normal).expect("a tokenizer").expect("one");
-    let of_normal = Tokenizer::new(of_normal, &path, 1000).expect("a tokenizer");
+    // Control tokens of another type are still one id each, and no text.
     let turn = "<|im_start|>user\nHi<|im_end|>";
-    assert_eq!(of_normal.encode(turn).expect("ids"), of_file.encode(turn).expect("ids"));
+    for other in [0, 1, 4, 5] {
+        let kinds = tokens.iter().map(|(_, _, kind)| u32_value(if *kind == 3 { other } else { 1 }));
+        let own = gguf("qwen35", &kinds.collect::<Vec<_>>()).expect("a tokenizer").expect("one");
+        let own = Tokenizer::new(own, &path, 1000).expect("a tokenizer");
+        let ids = own.encode(turn).expect("ids");
+        assert_eq!(ids, of_file.encode(turn).expect("ids"), "type {other}");
+        assert_eq!(own.decode(&ids).expect("text"), "user\nHi", "type {other}");
+    }
     let message = gguf("qwen2", &kinds).expect_err("a refusal").to_string();
     assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
 }

@@ -67,7 +67,7 @@ const CONTROL_TOKENS: [&str; 24] = [
     "<|audio|>",
     "<|video|>",
 ];
-/// Qwen's control tokens, for files that mark them normal.
+/// Qwen's control tokens, for files that give them another type.
 const QWEN_CONTROL_TOKENS: [&str; 14] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -233,7 +233,7 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
     Ok(array.strings().into_iter().flatten().collect())
 }
 
-/// Token types, corrected for control tokens of other types (Gemma), or of type `NORMAL` (byte-level models).
+/// Token types, corrected for control tokens of other types.
 fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     let is_byte_level = keys.optional_str(MODEL)? == Some(byte_level::MODEL);
     let of_all = |value: Value<'_>| -> Option<Vec<u64>> {
@@ -248,21 +248,15 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
             keys.error(TYPES, format!("is {value:?}, must be {} integers, one for each token", tokens.len()))
         })?,
     };
-    if is_byte_level {
-        for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| **kind == NORMAL) {
-            match *token {
-                token if QWEN_CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
-                token if QWEN_VISIBLE_TOKENS.contains(&token) => *kind = USER_DEFINED,
-                _ => {}
-            }
-        }
-        return Ok(kinds);
-    }
+    let (control, visible): (&[&str], &[&str]) = match is_byte_level {
+        true => (&QWEN_CONTROL_TOKENS, &QWEN_VISIBLE_TOKENS),
+        false => (&CONTROL_TOKENS, &[STRIKE_END]),
+    };
     for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| ![UNKNOWN, CONTROL].contains(kind)) {
-        match *token {
-            STRIKE_END => *kind = USER_DEFINED,
-            token if CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
-            _ => {}
+        if control.contains(token) {
+            *kind = CONTROL;
+        } else if visible.contains(token) {
+            *kind = USER_DEFINED;
         }
     }
     Ok(kinds)

@@ -1,4 +1,4 @@
-"""Soak of foretoken-server: `python3 scripts/server_soak.py [--seconds 120] [--server target/release/foretoken-server]`.
+"""Soak of foretoken-server: `python3 scripts/server_soak.py [--seconds 1200] [--server target/release/foretoken-server]`.
 
 32 connections send random requests for 20 minutes: whole and streamed texts, several choices, clients that disconnect, read
 slowly or not at all, JSON under a schema, pathological schemas, invalid bodies and headers. Fails if a completed greedy text differs

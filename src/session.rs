@@ -16,7 +16,7 @@ use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Backend, Cancel, Confidence, DeviceSequence, DrafterOptions, Drafters, NgramCache, Order, OtherSequences, Pending,
     Planner, Proposal, RoundResult, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder,
-    add_all, count_at,
+    add_all, count_draft,
 };
 use crate::{Error, Result};
 
@@ -384,7 +384,7 @@ pub struct Statistics {
     pub accepted: usize,
     /// For each draft position, how often a token was drafted there.
     pub drafted_at: Vec<usize>,
-    /// For each draft position, how often the token drafted there was emitted.
+    /// For each of these positions, how often the token drafted there was emitted.
     pub accepted_at: Vec<usize>,
     /// Time for the prompt.
     pub prefill: Duration,
@@ -423,8 +423,7 @@ impl Statistics {
         self.rounds += 1;
         self.drafted += drafted;
         self.accepted += round.accepted;
-        count_at(&mut self.drafted_at, drafted);
-        count_at(&mut self.accepted_at, round.accepted);
+        count_draft(&mut self.drafted_at, &mut self.accepted_at, drafted, round.accepted);
         self.speculation.count(round, wait);
     }
 

@@ -346,6 +346,9 @@ fn acceptance_can_be_simulated() {
         let got = run(&engine, ElementType::F16, &pair.prompt, &options);
         let rate = got.statistics.acceptance_rate();
         assert!((rate - chance).abs() < 0.1, "{rate} accepted at {chance}");
+        // A position where no draft is accepted is counted as well.
+        let at = [&got.statistics.accepted_at, &got.statistics.speculation.drafters[0].accepted_at];
+        assert!(at.iter().all(|at| at.len() == 1), "{at:?} accepted at {chance}");
         assert!(got.statistics.simulated && (chance == 0.0 || got.ids != want.ids));
         let again = run(&engine, ElementType::F16, &pair.prompt, &options);
         assert_eq!(again.ids, got.ids, "the draws have a seed");

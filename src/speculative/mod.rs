@@ -68,6 +68,6 @@ pub(crate) use round_result::RoundResult;
 pub(crate) use settings::{Order, Settings};
 pub(crate) use simulated::SimulatedAcceptance;
 pub(crate) use sources::Sources;
-pub(crate) use statistics::{add_all, count_at};
+pub(crate) use statistics::{add_all, count_draft};
 pub(crate) use trace::Tracer;
 pub(crate) use work::Work;

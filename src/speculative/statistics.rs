@@ -65,7 +65,7 @@ pub struct DrafterStats {
     pub accepted: usize,
     /// For each draft position, drafts that had a token there.
     pub drafted_at: Vec<usize>,
-    /// For each draft position, drafts whose token there was accepted.
+    /// For each of these positions, drafts whose token there was accepted.
     pub accepted_at: Vec<usize>,
     /// Time for its drafts.
     #[serde(serialize_with = "milliseconds")]
@@ -106,10 +106,13 @@ pub(crate) fn add_all(to: &mut Vec<usize>, from: &[usize]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Adds one to each of the first `places` elements.
-pub(crate) fn count_at(at: &mut Vec<usize>, places: usize) {
-    at.resize(at.len().max(places), 0);
-    at[..places].iter_mut().for_each(|n| *n += 1);
+/// Counts a draft of `drafted` tokens, of which the first `accepted` were accepted, at each position. Both lists have an
+/// element for every position drafted so far.
+pub(crate) fn count_draft(drafted_at: &mut Vec<usize>, accepted_at: &mut Vec<usize>, drafted: usize, accepted: usize) {
+    for (at, places) in [(drafted_at, drafted), (accepted_at, accepted)] {
+        at.resize(at.len().max(drafted), 0);
+        at[..places].iter_mut().for_each(|n| *n += 1);
+    }
 }
 
 impl SpeculationStats {
@@ -141,8 +144,7 @@ impl SpeculationStats {
             drafter.accepted_drafts += usize::from(round.accepted > 0);
             drafter.drafted += drafted;
             drafter.accepted += round.accepted;
-            count_at(&mut drafter.drafted_at, drafted);
-            count_at(&mut drafter.accepted_at, round.accepted);
+            count_draft(&mut drafter.drafted_at, &mut drafter.accepted_at, drafted, round.accepted);
         }
     }
 

@@ -118,6 +118,9 @@ fn hovering_shows_the_round() {
     let round = &rounds[2];
     assert!(panel.starts_with("round 3 of session 0"), "{panel}");
     assert!(panel.contains(&format!("position {}, after token {}", round["position"], round["last"])), "{panel}");
+    // 0.02 of 256 tokens may be lost before any is saved.
+    let balance = round["expected"]["balance"].as_f64().expect("a number");
+    assert!(panel.contains(&format!("saved so far, plus the loss budget: {balance:.1} plain steps")), "{panel}");
     assert!(panel.contains(&format!(
         "{} rows because: {}",
         round["rows"],

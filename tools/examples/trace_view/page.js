@@ -8,7 +8,8 @@ const show = (r) => {
     `${r.drafter ?? "no drafter"}, ${r.path}\n` +
     `${r.rows} rows because: ${r.reason}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
     `expected ${e.tokens.toFixed(2)} tokens in ${e.ms.toFixed(2)} ms\n` +
-    `a plain step takes ${e.plain_ms.toFixed(2)} ms\nsaved so far: ${e.balance.toFixed(1)} plain steps\n\n` +
+    `a plain step takes ${e.plain_ms.toFixed(2)} ms\n` +
+    `saved so far, plus the loss budget: ${e.balance.toFixed(1)} plain steps\n\n` +
     `draft ${r.us_draft} us, waited ${r.us_wait}\nverify ${r.us_verify} us\naccept ${r.us_accept} us`;
 };
 document.addEventListener("mouseover", (event) => {

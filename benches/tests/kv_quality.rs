@@ -36,3 +36,14 @@ fn balanced_holds_on_the_demo_pair() {
     assert!(median("balanced") < 0.01, "{}", median("balanced"));
     assert!(last.starts_with("recommendation: "), "{last}");
 }
+
+#[test]
+fn without_a_divergence_there_is_no_plot() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let svg = directory.path().join("kv.svg");
+    let arguments = ["--tokens", "8", "--only", "exact", "--gemma-keys", "8", "--svg"];
+    let run = example("kv_quality").args(arguments).arg(&svg).output().expect("a run");
+    let complaint = String::from_utf8_lossy(&run.stderr);
+    assert!(complaint.contains("Error: --svg: at the median no format differs from the exact cache; "), "{complaint}");
+    assert!(!run.status.success() && !svg.exists());
+}

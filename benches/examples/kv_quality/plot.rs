@@ -2,13 +2,21 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use plotters::prelude::*;
 
 use crate::{Case, summary};
 
 /// Plots the median divergence (logarithmic) against the bits per value as SVG.
+///
+/// # Errors
+/// If no median is above zero, or the file cannot be written.
 pub fn divergence_by_size(path: &Path, cases: &[Case]) -> Result<()> {
+    // On an axis from infinity to infinity, the search for ticks would not end.
+    ensure!(
+        cases.iter().any(|case| summary(case)[0] > 0.0),
+        "--svg: at the median no format differs from the exact cache; measure others, or use more --tokens"
+    );
     draw(path, cases).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 

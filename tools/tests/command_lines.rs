@@ -1532,6 +1532,18 @@ fn batch_measures_v_with_its_own_options() {
     assert!(status.code() == Some(1) && line.contains("do not fit the context of 24"), "{line}");
 }
 
+/// Speeds are those after the first token. Where there is no other, none is printed.
+#[test]
+fn batch_measures_no_text_of_one_token() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, "fn main() {\n").expect("a file");
+    let first = json("generate", &["fn main() {", "-n", "1", "--no-assistant", "--threads", "1", "--json"]);
+    let stop = format!("--stop={}", first["text"].as_str().expect("a text"));
+    let line = refused("batch", &[utf8(&path), "--measure", "1", "--sequences", "2", "--threads", "1", &stop]);
+    assert!(line.starts_with("Error: --measure: the texts end with their first tokens; "), "{line}");
+}
+
 /// A scheduler drafts nothing ahead: the option is not accepted without effect.
 #[test]
 fn batch_has_no_pipeline_depth() {

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use foretoken::{Engine, GenerateOptions, Probe, Scheduler};
 use foretoken_tools::{measure, println};
 
 use crate::{Args, add, scheduler_options};
 
 /// Total tokens per second of several sequences, after their prompts.
+///
+/// # Errors
+/// The engine's, or if every sequence ends before a pass that reads no prompt.
 fn together(
     args: &Args,
     engine: &Engine,
@@ -34,6 +37,7 @@ fn together(
         }
         reading = ids.iter().filter_map(|id| scheduler.statistics(*id)).filter(|s| s.generated_tokens == 0).count();
     }
+    ensure!(tokens > 0, "--measure: the texts end with their first tokens; use other prompts, or pass --ignore-eos");
     Ok(tokens as f64 / time.as_secs_f64())
 }
 

@@ -12,7 +12,7 @@ use foretoken_tools::arguments::{Compute, Pair};
 use foretoken_tools::measure::{self, Rollback};
 use foretoken_tools::println;
 use foretoken_tools::progress::StatusLine;
-use foretoken_tools::report::{above_bandwidth, count};
+use foretoken_tools::report::{above_bandwidth, count, percent};
 use serde_json::json;
 
 /// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best
@@ -141,10 +141,10 @@ fn print(args: &Args, engine: &Engine, measured: &Measured) {
     println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds per row\n");
     println!("rows      ms   v(B)   GB/s  of best   G/s");
     let of_best: Vec<f64> = ms.iter().map(|ms| 1e5 * bytes / ms / read.unwrap_or(f64::NAN)).collect();
-    for (rows, ((ms, v), of_best)) in (1..).zip(ms.iter().zip(&v).zip(&of_best)) {
+    for (rows, ((ms, v), of_best)) in (1..).zip(ms.iter().zip(&v).zip(of_best.iter().copied())) {
         let per_second = |amount: f64| amount / ms * 1e3;
         let rate = per_second(multiply_adds * f64::from(rows));
-        println!("{rows:4} {ms:7.3} {v:6.2} {:6.1} {of_best:6.1} % {rate:5.0}", per_second(bytes));
+        println!("{rows:4} {ms:7.3} {v:6.2} {:6.1} {:>8} {rate:5.0}", per_second(bytes), percent(of_best));
     }
     above_bandwidth(&of_best).iter().for_each(|remark| println!("{remark}"));
     if let Some(draft_ms) = draft_ms {

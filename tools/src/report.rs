@@ -36,6 +36,11 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
+/// A percentage with one decimal; a dash for NaN, where it is unknown.
+pub fn percent(x: f64) -> String {
+    if x.is_nan() { "-".into() } else { format!("{x:.1} %") }
+}
+
 /// Why passes read weights faster than the best read bandwidth; `None` if none does. NaN: the bandwidth is unknown.
 pub fn above_bandwidth(percent_of_best: &[f64]) -> Option<&'static str> {
     percent_of_best.iter().any(|percent| *percent > 100.0).then_some(
@@ -194,6 +199,11 @@ mod tests {
     fn words_are_quoted_for_a_shell() {
         let words = ["--kv", "f16,q8_0", "", "Why?", "it's", "a\nb", "\u{e4}"].map(shell_word);
         assert_eq!(words, ["--kv", "f16,q8_0", "''", "'Why?'", r"'it'\''s'", "'a\nb'", "'\u{e4}'"]);
+    }
+
+    #[test]
+    fn an_unknown_percentage_is_a_dash() {
+        assert_eq!([0.04, 77.26, 100.0, f64::NAN].map(percent), ["0.0 %", "77.3 %", "100.0 %", "-"]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// Cost of the weights in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes read per pass, once for all rows.
+    /// Bytes read per pass, once for all rows; of experts those of one row, to which further rows add theirs.
     pub bytes: usize,
     /// Multiply-adds per row.
     pub multiply_adds: usize,

@@ -84,7 +84,7 @@ struct Measured {
     rollbacks: Vec<Rollback>,
     /// Best read bandwidth in GB/s.
     read: Option<f64>,
-    /// Best rate of 8-bit multiply-adds, in billions per second.
+    /// Best rate of 8-bit multiply-adds of vectors, in billions per second.
     peak: Option<f64>,
 }
 

@@ -44,7 +44,7 @@ pub struct Turn {
     pub threads: usize,
     /// Best read bandwidth of the machine in GB/s.
     pub read_gb_per_second: Option<f64>,
-    /// Bytes of weights that a pass reads, for any number of rows.
+    /// Bytes of weights that a pass reads, for any number of rows; of experts those of one row.
     pub step_bytes: usize,
     /// Median milliseconds of a verification, by number of rows.
     pub verify_ms: Vec<(usize, f64)>,

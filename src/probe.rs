@@ -83,18 +83,20 @@ impl Probe {
     /// # Errors
     /// If that many positions do not fit the context.
     pub fn skip_to(&mut self, depth: usize) -> Result<()> {
-        let rng = &mut self.rng;
+        let (engine, rng) = (self.session.engine.clone(), &mut self.rng);
         let decoder = self.session.decoder();
         let layout = decoder.backend.device.is_none().then(|| decoder.state.kv().layout().clone());
-        while decoder.state.len() < depth {
-            let rows = decoder.state.kv().max_round_rows().min(depth - decoder.state.len());
-            let mut round = decoder.state.begin_round(rows)?;
-            if let Some(layout) = &layout {
-                noise(layout, &mut round, rows, rng)?;
+        engine.run(|| {
+            while decoder.state.len() < depth {
+                let rows = decoder.state.kv().max_round_rows().min(depth - decoder.state.len());
+                let mut round = decoder.state.begin_round(rows)?;
+                if let Some(layout) = &layout {
+                    noise(layout, &mut round, rows, rng)?;
+                }
+                round.commit(rows);
             }
-            round.commit(rows);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Verifies `ids` in one pass, which is rolled back. Returns the duration, including the results.

@@ -68,9 +68,10 @@ impl Session {
     /// If the file cannot be written, or the device with K and V fails.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let model = self.engine.target().fingerprint()?;
-        let options = self.kv_options().clone();
+        let (engine, options) = (self.engine.clone(), self.kv_options().clone());
         let SpeculativeDecoder { backend, state, drafting } = self.decoder();
-        let recurrent = backend.save_recurrent(state)?;
+        // On the CPU, accepted rows may have to be applied first.
+        let recurrent = engine.run(|| backend.save_recurrent(state))?;
         let (kv, newest) = (state.kv(), &drafting.newest);
         let state = newest.as_ref().map(|newest| backend.hidden(newest)).transpose()?;
         let state = state.unwrap_or_default();

@@ -167,8 +167,7 @@ impl Drop for GenerationStream {
         if let Some(generation) = generation.filter(|generation| generation.is_drafting()) {
             // Its end waits for the draft's current token, whose job may wait for others: not on this thread.
             let engine = generation.engine().clone();
-            // A panic on a thread of the pool would end the process.
-            engine.parts.pool.spawn(move || drop(catch_unwind(AssertUnwindSafe(|| drop(generation)))));
+            engine.parts.pool.spawn(move || drop(generation));
         }
     }
 }

@@ -134,6 +134,59 @@ fn a_stream_gives_its_generation_back() {
     assert_eq!(generation.into_session().tokens(), [&prompt[..], &tokens].concat());
 }
 
+/// Calls a function for a drafter, and panics when the drafter is dropped.
+struct Broken(Arc<dyn Fn() + Send + Sync>);
+
+impl Broken {
+    fn call(&self) {
+        (self.0)();
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        panic!("a bug");
+    }
+}
+
+/// A stream that is dropped while a piece is computed, or while a draft is made, leaves its generation to the engine's
+/// thread: that thread goes on if dropping it panics.
+#[test]
+fn a_panic_in_what_a_dropped_stream_leaves_ends_no_thread() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(demo) }).expect("the demo");
+    for pipeline in [DraftPipeline::InTurn, DraftPipeline::Ahead] {
+        let ((begun, has_begun), (go, may_go)) = (channel(), channel::<()>());
+        let may_go = Mutex::new(may_go);
+        let wait: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            let _ = begun.send(());
+            // Until the other end is dropped.
+            let _ = may_go.lock().recv();
+        });
+        let custom = CustomDrafter::new("broken", move || {
+            let broken = Broken(wait.clone());
+            Box::new(Slow(Arc::new(move || broken.call())))
+        });
+        let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom)]);
+        let speculation = SpeculationOptions { drafters, block: BlockSize::Fixed(9), pipeline, ..Default::default() };
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let speculation = Speculation::With(speculation);
+        let options = GenerateOptions { max_tokens: 64, speculation, stop, ..GenerateOptions::default() };
+        let session = engine.session(&SessionOptions::default()).expect("a session");
+        let mut stream = Box::pin(session.into_generation(&[5, 6], &options).expect("a generation").into_stream());
+        next(stream.as_mut()).expect("a piece").expect("the first token");
+        if pipeline == DraftPipeline::InTurn {
+            // Only the second piece has a draft.
+            assert!(stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        has_begun.recv().expect("a draft");
+        drop(stream);
+        drop(go);
+        // After what the stream left, on the same thread.
+        engine.run(|| ());
+    }
+}
+
 /// The thread that drops a stream does not wait for the draft that is being made, whether the piece before it was
 /// polled or not.
 #[test]

@@ -128,6 +128,13 @@ impl DeltaNet {
     }
 }
 
+/// The last values of `window` and `new` together, in `window`.
+fn shift(window: &mut [f32], new: &[f32]) {
+    let (old, new) = (window.len().saturating_sub(new.len()), &new[new.len().saturating_sub(window.len())..]);
+    window.copy_within(new.len().., 0);
+    window[old..].copy_from_slice(new);
+}
+
 impl Rows {
     fn new(x: Vec<f32>, inputs: &Inputs<'_>, heads: usize) -> Self {
         let by_head = |x: &[f32]| (0..heads).flat_map(|head| x.iter().skip(head).step_by(heads)).copied().collect();
@@ -214,8 +221,7 @@ impl Layer {
     fn commit(&mut self, keep: usize) {
         match self.staged.take() {
             Some(Staged::Logged(rows, qkv)) => {
-                let kept = keep * self.net.dims.channels();
-                self.window = [&self.window, &qkv[..kept]].concat().split_off(kept);
+                shift(&mut self.window, &qkv[..keep * self.net.dims.channels()]);
                 self.accepted = Some(Rows { count: keep, ..rows });
                 if keep > MAX_LOGGED {
                     self.apply_accepted();
@@ -324,6 +330,18 @@ mod tests {
 
     use super::*;
     use crate::nn::DeltaNetConfig;
+
+    #[test]
+    fn a_window_has_the_last_values() {
+        let all = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        for len in 0..=4 {
+            for new in 0..=all.len() - len {
+                let mut window = all[..len].to_vec();
+                shift(&mut window, &all[len..len + new]);
+                assert_eq!(window, all[new..len + new], "{new} values after {len}");
+            }
+        }
+    }
 
     #[test]
     fn states_that_do_not_fit_memory_are_refused() {

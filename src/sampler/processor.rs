@@ -5,7 +5,8 @@ use crate::Result;
 /// Modifies logits before sampling: a mask, a bias, a penalty.
 ///
 /// Called for every verified row in order, up to the first rejected draft, so that its effect on the text is the same
-/// with and without speculation. It runs before the penalties and filters of [`Sampling`](crate::Sampling).
+/// with and without speculation. Several sequences of a [`Scheduler`](crate::Scheduler) may call one at the same time.
+/// It runs before the penalties and filters of [`Sampling`](crate::Sampling).
 ///
 /// On a device it is called within the pass whose logits it modifies, so it must not open or run sessions of the same
 /// engine: they would wait for that pass forever.

@@ -1,7 +1,7 @@
 //! A sequence being decoded, and the passes that advance any number of them: propose each, draft
 //! together, one batched forward, finish each.
 
-use std::ops::Add;
+use std::ops::{Add, Range};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -15,6 +15,7 @@ use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSeque
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
+use crate::nn::for_each;
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
 
@@ -346,6 +347,17 @@ impl<R> Unfinished<'_, '_, R> {
     }
 }
 
+impl Unfinished<'_, '_, Range<usize>> {
+    /// Accepts the draft of a round from its rows of a pass. This reads whole rows of logits, and of no other sequence
+    /// anything: those of a pass do it at the same time.
+    fn accept(&mut self, output: Option<&Output>) {
+        let (Some(Work::Verify(proposal)), Some(output)) = (&mut *self.work, output) else { return };
+        let Proposal { draft, verified, .. } = &mut **proposal;
+        let mut output = ForwardOutput::Cpu(output.clone());
+        *verified = Some(Error::catch(|| self.drafting.accept(draft, &mut output, self.rng)));
+    }
+}
+
 /// One pass of the model over the rows of all steps.
 ///
 /// # Errors
@@ -379,11 +391,12 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
             hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
             taps: drafting.drafters.reads().taps_of(&request.taps, &output.taps, hidden.clone())?,
         };
-        Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
+        Ok((!hidden.is_empty()).then_some(rows))
     });
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
+    for_each(unfinished.iter_mut().zip(&outputs), |(step, output)| step.accept(output.as_ref()));
     let steps = unfinished.into_iter().zip(outputs).zip(batch.into_rounds());
-    Ok(steps.map(|((step, output), round)| step.finish(output, round, verify, all)).collect())
+    Ok(steps.map(|((step, output), round)| step.finish(output.map(ForwardOutput::Cpu), round, verify, all)).collect())
 }
 
 /// One pass on a device over the rows of all steps, whose sequences share passes.

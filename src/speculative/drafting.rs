@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use super::chain::ChainDraft;
 use super::drafter_list::DrafterList;
 use super::drafting_context::DraftingContext;
-use super::proposal::{Call, drafted_by, outcomes};
+use super::proposal::{Call, Verified, drafted_by, outcomes};
 use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
@@ -222,7 +222,8 @@ impl Drafting {
             }
         };
         let time = start.elapsed();
-        Ok(Proposal { draft, planned_len, decision, calls, drafter, is_shortened: false, found, forced, time, rng })
+        let (is_shortened, verified) = (false, None);
+        Ok(Proposal { draft, planned_len, decision, calls, drafter, is_shortened, found, forced, time, rng, verified })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
@@ -292,9 +293,20 @@ impl Drafting {
         self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()
     }
 
-    /// Verifies a proposal after its pass, and draws the target's next token. `ends(token)` is called for every emitted
-    /// token in order; the round is cut after the first for which it returns true. The caller commits as many rows as
-    /// tokens were emitted. On an error the tokens are unchanged, but not the constraint and the text decoder.
+    /// Accepts a draft after its pass, and draws the target's next token.
+    ///
+    /// # Errors
+    /// If a logit is NaN or infinite, or those of the logits processor or the constraint.
+    pub fn accept(&self, draft: &mut Draft, output: &mut ForwardOutput<'_>, rng: &mut impl Rng) -> Result<Verified> {
+        let start = Instant::now();
+        let (accepted, logprobs) = output.verify(draft, &self.settings, &self.tokens, rng)?;
+        Ok(Verified { accepted, logprobs, time: start.elapsed() })
+    }
+
+    /// Completes a round after its pass, of a proposal whose draft may be [accepted](Drafting::accept) already.
+    /// `ends(token)` is called for every emitted token in order; the round is cut after the first for which it returns
+    /// true. The caller commits as many rows as tokens were emitted. On an error the tokens are unchanged, but not the
+    /// constraint and the text decoder.
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or those of `ends`.
@@ -306,10 +318,12 @@ impl Drafting {
         rng: &mut impl Rng,
         timing: &PassTiming,
     ) -> Result<RoundResult> {
-        let start = Instant::now();
-        let Proposal { mut draft, decision, calls, drafter, is_shortened, found, time: draft_time, .. } = proposal;
+        let Proposal { mut draft, decision, calls, drafter, is_shortened, found, time: draft_time, verified, .. } =
+            proposal;
         let drafted = draft.tokens.len();
-        let (Accepted { count, next }, mut logprobs) = output.verify(&mut draft, &self.settings, &self.tokens, rng)?;
+        let verified = verified.unwrap_or_else(|| self.accept(&mut draft, &mut output, rng));
+        let Verified { accepted: Accepted { count, next }, mut logprobs, time: read_time } = verified?;
+        let start = Instant::now();
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);
         let emitted = self.emitted(&tokens, ends)?;
@@ -342,7 +356,7 @@ impl Drafting {
             hidden_l2,
             draft_time,
             verify_time: timing.verify,
-            accept_time: start.elapsed(),
+            accept_time: read_time + start.elapsed(),
         };
         self.report(&round, &found, timing.others);
         Ok(round)

@@ -4,13 +4,22 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use super::{Cancel, Decision, Draft, DraftOutcome, Plan, Reason};
+use super::{Accepted, Cancel, Decision, Draft, DraftOutcome, Plan, Reason};
+use crate::Result;
+use crate::sampler::TokenLogprobs;
 
 /// One drafter's work in a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub drafter: usize,
     pub tokens: usize,
+    pub time: Duration,
+}
+
+/// How much of a draft is accepted, and the target's log-probabilities, if requested.
+pub(crate) struct Verified {
+    pub accepted: Accepted,
+    pub logprobs: Vec<TokenLogprobs>,
     pub time: Duration,
 }
 
@@ -26,6 +35,8 @@ pub(crate) struct Proposal {
     pub forced: Vec<u32>,   // tokens that a constraint forces
     pub time: Duration,
     pub rng: Option<StdRng>, // that of drafts, before
+    /// Once its pass has run; `None` on a device, where passes accept drafts one sequence after the other.
+    pub verified: Option<Result<Verified>>,
 }
 
 impl Proposal {
@@ -34,7 +45,7 @@ impl Proposal {
         let decision =
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, found, forced) = (Draft::default(), Vec::new(), Vec::new(), Vec::new());
-        let time = Duration::ZERO;
+        let (time, verified) = (Duration::ZERO, None);
         Self {
             draft,
             planned_len: 0,
@@ -46,6 +57,7 @@ impl Proposal {
             forced,
             time,
             rng: None,
+            verified,
         }
     }
 

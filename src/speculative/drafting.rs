@@ -16,7 +16,7 @@ use super::{
     OtherSequences, Plan, Planner, Proposal, RoundResult, Settings, States,
 };
 use crate::kv::SequenceState;
-use crate::nn::F32View;
+use crate::nn::{F32View, map};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
 
@@ -149,13 +149,11 @@ impl Drafting {
     /// If a logit is NaN or infinite, or the device's.
     pub fn score(&self, scored: &Scored, output: &mut ForwardOutput<'_>) -> Result<Vec<TokenLogprobs>> {
         let isa = self.settings.sampler.isa();
-        let mut logprobs = Vec::with_capacity(scored.tokens.len());
-        {
+        let logprobs = {
             let logits = output.logits(scored.tokens.len())?;
-            let rows = logits.chunks_exact(logits.len() / scored.tokens.len());
-            logprobs
-                .extend(rows.zip(&scored.tokens).map(|(row, token)| TokenLogprobs::of(isa, row, *token, scored.top)));
-        }
+            let rows = logits.chunks_exact(logits.len() / scored.tokens.len()).zip(&scored.tokens);
+            map(rows, logits.len(), |(row, token)| TokenLogprobs::of(isa, row, *token, scored.top))
+        };
         if let Some(of) = logprobs.iter().find(|of| of.logprob.is_nan()) {
             return Err(Error::logits(of.logprob));
         }

@@ -5,6 +5,7 @@
 
 use crate::kv::{KvOptions, SequenceState};
 use crate::model::OutputRows;
+use crate::nn::map;
 use crate::options::SessionOptions;
 use crate::speculative::SpeculativeDecoder;
 use crate::{Engine, Error, Result};
@@ -68,22 +69,27 @@ impl Perplexity {
             decoder.forward(&ids[start..end], SequenceState::begin_whole_round, OutputRows::All, |output| {
                 let Some(output) = output else { return Ok(0) };
                 let logits = output.logits(end - start)?;
-                let rows = logits.chunks_exact(vocab_size);
-                rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| self.add(row, *next));
+                let rows = logits.chunks_exact(vocab_size).zip(&ids[start + 1..=end]);
+                let surprisals = map(rows, logits.len(), |(row, next)| surprisal(row, *next));
+                surprisals.into_iter().for_each(|surprisal| self.add(surprisal));
                 Ok(end - start)
             })?;
         }
         Ok(())
     }
 
-    fn add(&mut self, logits: &[f32], token: u32) {
-        let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-        let surprisal = sum.ln() - (f64::from(logits[token as usize]) - largest);
+    fn add(&mut self, surprisal: f64) {
         self.tokens += 1;
         self.sum += surprisal;
         self.squares += surprisal * surprisal;
     }
+}
+
+/// The negative log likelihood of `token` under a row of logits.
+fn surprisal(logits: &[f32], token: u32) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    sum.ln() - (f64::from(logits[token as usize]) - largest)
 }
 
 /// Measures the engine's target over `tokens`; `progress` is called after each window.

@@ -42,9 +42,9 @@ pub enum Error {
         repository: String,
         /// The HTTP status, if the Hub refused: with 401, 403 or 404 the repository is missing, or not accessible;
         /// after 429 and from 500, the same call may succeed later. `None`: there was no usable response (no
-        /// connection, a timeout, one that broke off, an endpoint or a token that is not valid), the files changed
-        /// meanwhile, or another process downloads them; unless the endpoint or the token is wrong, the same call may
-        /// succeed later.
+        /// connection, a timeout, one that broke off, an endpoint or a token that is not valid), the files were of
+        /// another commit, or another process downloads them; unless the endpoint or the token is wrong, the same call
+        /// may succeed later.
         status: Option<u16>,
         /// The problem and its remedy.
         problem: String,

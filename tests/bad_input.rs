@@ -739,6 +739,8 @@ fn names_on_the_hub_without_the_feature() {
         if cfg!(not(feature = "hub")) {
             let command = format!("hf download {path} --local-dir models/{path}");
             refused(resolve(path), &[path, "rebuild with --features hub", &command]);
+            let command = format!("hf download {path} --revision v1.0 --local-dir models/{path}");
+            refused(resolve(&format!("{path}@v1.0")), &[path, &command]);
         }
     }
     // Anything that could be a path is not a Hub name.

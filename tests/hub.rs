@@ -17,11 +17,13 @@ use refusal::refused;
 use serde_json::json;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const OTHER_COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
+const NOT_FOUND: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 /// Served files, and the log of requests.
 #[derive(Default)]
 struct State {
-    /// Files by `owner/name/file`.
+    /// Files by `owner/name/file`; those of a commit that is not `main`'s by `owner/name@COMMIT/file`.
     files: BTreeMap<String, Vec<u8>>,
     /// First lines of requests, with the requested range.
     requests: Vec<String>,
@@ -29,12 +31,26 @@ struct State {
     break_after: Option<usize>,
     /// The token that requests need.
     token: Option<&'static str>,
-    /// The commit of all files. Default: [`COMMIT`].
+    /// The commit of `main`. Default: [`COMMIT`].
     commit: Option<&'static str>,
+    /// Other revisions, and their commits.
+    revisions: Vec<(&'static str, &'static str)>,
+    /// The commit that files are sent as. Default: theirs.
+    sent_as: Option<&'static str>,
     /// Whether files are sent whole, whatever range is requested.
     ignores_ranges: bool,
     /// Status and headers of every response to paths that contain this.
     refuse: Option<(&'static str, &'static str)>,
+}
+
+impl State {
+    /// The commit of a revision, and the name of its repository in `files`.
+    fn revision(&self, name: &str, revision: &str) -> Option<(&'static str, String)> {
+        let (main, revision) = (self.commit.unwrap_or(COMMIT), revision.replace("%2F", "/"));
+        let mut all = std::iter::once(("main", main)).chain(self.revisions.iter().copied());
+        let (_, commit) = all.find(|(named, commit)| *named == revision || *commit == revision)?;
+        Some((commit, if commit == main { name.to_owned() } else { format!("{name}@{commit}") }))
+    }
 }
 
 struct Server {
@@ -87,29 +103,34 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         return write!(stream, "HTTP/1.1 {head}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     }
     let allowed = state.token.is_none_or(|token| headers.get("authorization") == Some(&format!("Bearer {token}")));
-    let info = path.strip_prefix("/api/models/").and_then(|path| path.strip_suffix("/revision/main"));
-    if let Some(name) = info.filter(|_| allowed) {
-        let prefix = format!("{name}/");
+    let info = path.strip_prefix("/api/models/").and_then(|path| path.split_once("/revision/"));
+    if let Some((name, revision)) = info.filter(|_| allowed) {
+        let Some((sha, own)) = state.revision(name, revision) else { return stream.write_all(NOT_FOUND.as_bytes()) };
+        let prefix = format!("{own}/");
         let names = state.files.keys().filter_map(|file| file.strip_prefix(&prefix));
         let siblings: Vec<_> = names.map(|file| json!({ "rfilename": file })).collect();
         if siblings.is_empty() {
-            return write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            return stream.write_all(NOT_FOUND.as_bytes());
         }
-        let sha = state.commit.unwrap_or(COMMIT);
         let body = json!({"siblings": siblings, "sha": sha, "id": name}).to_string();
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
         return write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     }
     // Large files are stored elsewhere: the Hub sends their hash, and redirects.
     let stored = path.strip_prefix("/storage/");
-    let file = stored.map(str::to_owned).unwrap_or_else(|| path[1..].replacen("/resolve/main/", "/", 1));
+    let resolved = path[1..].split_once("/resolve/").and_then(|(name, rest)| {
+        let (revision, file) = rest.split_once('/')?;
+        let (commit, own) = state.revision(name, revision)?;
+        Some((commit, format!("{own}/{file}")))
+    });
+    let (commit, file) = stored.map(|file| (COMMIT, file.to_owned())).or(resolved).unwrap_or_default();
     let Some(content) = state.files.get(&file).filter(|_| allowed) else {
         let status = if allowed { "404 Not Found" } else { "401 Unauthorized" };
         return write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     };
     let etag =
         format!("{:x}-{:x}", content.len(), content.iter().fold(7_u64, |h, b| h.wrapping_mul(31) + u64::from(*b)));
-    let commit = format!("X-Repo-Commit: {}\r\nConnection: close", state.commit.unwrap_or(COMMIT));
+    let commit = format!("X-Repo-Commit: {}\r\nConnection: close", state.sent_as.unwrap_or(commit));
     if stored.is_none() && file.ends_with(".safetensors") {
         let location = format!("Location: {endpoint}/storage/{file}\r\nX-Linked-Etag: \"{etag}\"");
         return write!(stream, "HTTP/1.1 302 Found\r\n{location}\r\n{commit}\r\nContent-Length: 0\r\n\r\n");
@@ -403,7 +424,7 @@ fn a_part_that_is_the_whole_file() {
     has_the_weights(&resolve("test/target", &options).expect("the target"));
 }
 
-/// Parts of two commits are not used together.
+/// Parts of two commits are not used together: all are of the commit that the list of files was of.
 #[test]
 fn a_split_file_that_changes() {
     let parts = ["edge-BF16-00001-of-00002.gguf", "edge-BF16-00002-of-00002.gguf"];
@@ -412,10 +433,55 @@ fn a_split_file_that_changes() {
     server.state().refuse = Some((parts[1], "503 Service Unavailable"));
     refused(resolve("test/edge-GGUF:BF16", &options), &[parts[1], "503"]);
     server.state().refuse = None;
-    server.state().commit = Some("89abcdef0123456789abcdef0123456789abcdef");
-    refused(resolve("test/edge-GGUF:BF16", &options), &["changed on the Hub", "try again"]);
+    server.state().commit = Some(OTHER_COMMIT);
     let path = resolve("test/edge-GGUF:BF16", &options).expect("the first part");
-    assert!(path.with_file_name(parts[1]).exists() && path.to_string_lossy().contains("89abcdef"));
+    assert!(path.with_file_name(parts[1]).exists() && path.to_string_lossy().contains(OTHER_COMMIT), "{path:?}");
+    let of_main = |request: &String| request.contains("/resolve/main/");
+    assert!(!server.state().requests.iter().any(of_main), "{:?}", server.state().requests);
+    // A server that sends the files of another commit than it lists.
+    server.state().sent_as = Some(COMMIT);
+    let fresh = tempfile::tempdir().expect("a directory");
+    let mixed = resolve("test/edge-GGUF:BF16", &server.options(fresh.path()));
+    refused(mixed, &[&server.endpoint, parts[0], "of another commit", "check the endpoint"]);
+}
+
+/// The files of a branch, a tag or a commit, whatever `main` has; a commit is known in the cache by any of its names.
+#[test]
+fn a_revision_by_name() {
+    let mut all = BTreeMap::from([gguf_file("edge-Q8_0.gguf")]);
+    all.insert(format!("test/edge-GGUF@{OTHER_COMMIT}/edge-Q8_0.gguf"), b"older".to_vec());
+    all.extend(files(&format!("test/target@{OTHER_COMMIT}"), &fixture().0.join("target")));
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    server.state().revisions = vec![("v1.0", OTHER_COMMIT), ("refs/pr/1", OTHER_COMMIT)];
+    let options = server.options(cache.path());
+    let offline = offline(&options);
+    let read = |name: &str, options: &HubOptions| {
+        let path = resolve(name, options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        String::from_utf8(std::fs::read(path).expect("a file")).expect("text")
+    };
+    assert_eq!(read("test/edge-GGUF:Q8_0", &options), "edge-Q8_0.gguf");
+    let [tag, commit, branch] = ["v1.0", OTHER_COMMIT, "refs/pr/1"].map(|name| format!("test/edge-GGUF@{name}:Q8_0"));
+    for name in [&tag, &commit] {
+        refused(resolve(name, &offline), &["test/edge-GGUF", "127.0.0.1:9"]);
+    }
+    assert_eq!(read(&tag, &options), "older");
+    assert_eq!(read(&commit, &offline), "older", "downloaded by the tag");
+    let downloads = || server.state().requests.iter().filter(|request| request.contains("/resolve/")).count();
+    let before = downloads();
+    assert_eq!(read(&branch, &options), "older");
+    assert_eq!(downloads(), before, "downloaded by the tag");
+    for name in [&tag, &branch] {
+        assert_eq!(read(name, &offline), "older");
+    }
+    assert_eq!(read("test/edge-GGUF:Q8_0", &offline), "edge-Q8_0.gguf");
+    refused(resolve("test/edge-GGUF@v2:Q8_0", &options), &["test/edge-GGUF", "404", "check the name and the revision"]);
+
+    // A directory, by the commit first.
+    let target = resolve(format!("test/target@{OTHER_COMMIT}"), &options).expect("the target");
+    assert!(target.ends_with(format!("snapshots/{OTHER_COMMIT}")), "{target:?}");
+    has_the_weights(&target);
+    assert_eq!(resolve("test/target@v1.0", &options).expect("the same"), target);
+    refused(resolve("test/target", &options), &["test/target", "404"]);
 }
 
 /// Responses that require an action: each error names it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, CacheRepo, Repo};
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use super::gguf_files::{certain, in_directory, likely, parts, tagged};
 use super::name::Name;
@@ -42,52 +42,69 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
         }
     };
     let cache = Cache::new(cache);
-    let repo = Repo::model(name.repository.to_owned());
-    if let Some(path) = complete(&cache.repo(repo.clone()), name) {
+    let repo = |revision: &str| Repo::with_revision(name.repository.to_owned(), RepoType::Model, revision.to_owned());
+    let cached = cache.repo(repo(name.revision()));
+    if let Some(path) = complete(&cached, name) {
         return Ok(path);
     }
-    let mut api = ApiBuilder::from_cache(cache.clone()).with_endpoint(options.endpoint.clone());
+    let mut api = ApiBuilder::from_cache(cache).with_endpoint(options.endpoint.clone());
     if options.token.is_some() {
         api = api.with_token(options.token.clone());
     }
     let client = api.build().map_err(|e| failure(name, None, problem(&options.endpoint, &e)))?;
-    let download = Downloads { api: client.repo(repo.clone()), client, cache: cache.repo(repo), name, options };
+    let api = client.repo(repo(name.revision()));
+    let mut download = Downloads { api, client, cache: cached, snapshot: PathBuf::new(), name, options };
     let info = match download.info() {
         Ok(info) => info,
         Err(error @ Error::Download { status: Some(..500), .. }) => return Err(error),
         Err(error) => return download.unanswered(error),
     };
+    // All files of one commit, whatever is pushed meanwhile.
+    let commit = name.commit().unwrap_or(&info.sha);
+    (download.api, download.snapshot) = (download.client.repo(repo(commit)), download.cache.pointer_path(commit));
     let files: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
     let has = |file: &str| files.contains(&file);
-    if name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf")) {
-        return download.gguf(&files);
+    let is_gguf =
+        name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf"));
+    let path = if is_gguf { download.gguf(&files) } else { download.safetensors(&files) }?;
+    // The revision is this commit once its files are there.
+    if name.commit().is_none() {
+        download.cache.create_ref(commit).map_err(Error::io(&download.snapshot))?;
     }
-    download.safetensors(&files)
+    Ok(path)
 }
-
-/// The problem with files of two commits.
-const CHANGED: &str = "changed on the Hub during the download; try again";
 
 /// The directory or the GGUF file of an earlier complete download.
 fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
-    let Some(config) = cache.get(DESCRIPTIONS[0]).filter(|_| name.tag.is_none()) else {
-        return cached_gguf(cache, |files| certain(files, name));
+    let Some(config) = cached(cache, name, DESCRIPTIONS[0]).filter(|_| name.tag.is_none()) else {
+        return cached_gguf(cache, name, certain);
     };
     let directory = directory_of(&config);
     let whole = directory.join(WEIGHTS);
-    let files = match cache.get(INDEX) {
+    let files = match cached(cache, name, INDEX) {
         Some(index) => weights(directory, &index, whole.exists()).ok()?,
         None => vec![whole],
     };
     files.iter().all(|file| file.exists()).then(|| directory.to_owned())
 }
 
+/// The cached `file` of the name's revision; "" is its directory. A commit's may have been downloaded by a branch.
+fn cached(cache: &CacheRepo, name: Name<'_>, file: &str) -> Option<PathBuf> {
+    match name.commit() {
+        Some(commit) => Some(cache.pointer_path(commit).join(file)).filter(|path| path.exists()),
+        None => cache.get(file),
+    }
+}
+
+/// Which of the files a name means.
+type Choose = for<'a> fn(&[&'a str], Name<'_>) -> Option<&'a str>;
+
 /// The one of the cached files that `choose` returns, if all its parts are there.
-fn cached_gguf(cache: &CacheRepo, choose: impl for<'a> Fn(&[&'a str]) -> Option<&'a str>) -> Option<PathBuf> {
-    let snapshot = cache.get("")?;
+fn cached_gguf(cache: &CacheRepo, name: Name<'_>, choose: Choose) -> Option<PathBuf> {
+    let snapshot = cached(cache, name, "")?;
     let files = in_directory(&snapshot);
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    let file = choose(&files)?;
+    let file = choose(&files, name)?;
     parts(file, &files).map(|_| snapshot.join(file))
 }
 
@@ -99,6 +116,7 @@ struct Downloads<'a> {
     client: Api,
     api: ApiRepo,
     cache: CacheRepo,
+    snapshot: PathBuf, // the cache's directory of the commit, once it is known
     name: Name<'a>,
     options: &'a HubOptions,
 }
@@ -121,12 +139,12 @@ impl Downloads<'_> {
     /// The only cached file with the tag, if the Hub did not answer: the file that the name meant when it was
     /// downloaded, as far as the cache shows.
     fn unanswered(&self, mut error: Error) -> Result<PathBuf> {
-        let path = self.name.tag.and_then(|_| cached_gguf(&self.cache, |files| likely(files, self.name)));
+        let path = self.name.tag.and_then(|_| cached_gguf(&self.cache, self.name, likely));
         if let Some(path) = path {
             tracing::warn!(%error, path = %path.display(), "the Hub does not answer; using the cached file");
             return Ok(path);
         }
-        let files = self.cache.get("").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
+        let files = cached(&self.cache, self.name, "").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
         let found = tagged(&files, self.name);
         if let Error::Download { problem, .. } = &mut error
@@ -163,7 +181,7 @@ impl Downloads<'_> {
                 self.file(file)?;
             }
         }
-        complete(&self.cache, self.name).ok_or_else(|| failure(self.name, None, CHANGED))
+        Ok(self.snapshot.clone())
     }
 
     /// A GGUF file with all its parts; returns the first.
@@ -182,21 +200,16 @@ impl Downloads<'_> {
         };
         let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("is missing parts of {file}")))?;
         let paths = parts.into_iter().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
-        match &paths[..] {
-            [] => Err(none()),
-            [first, others @ ..] if others.iter().any(|part| part.parent() != first.parent()) => {
-                Err(failure(self.name, None, CHANGED))
-            }
-            [first, ..] => Ok(first.clone()),
-        }
+        paths.into_iter().next().ok_or_else(none)
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Error::file(self.name.repository, format!("lists a file {name:?} outside the repository")));
         }
-        if let Some(path) = self.cache.get(name) {
-            return Ok(path);
+        let own = self.snapshot.join(name);
+        if own.exists() {
+            return Ok(own);
         }
         let mut retries = 0;
         loop {
@@ -214,7 +227,12 @@ impl Downloads<'_> {
             };
             let error = match result {
                 Ok(path) => match self.check_length(name, &path, &listener) {
-                    Ok(()) => return Ok(path),
+                    Ok(()) if path == own => return Ok(own),
+                    Ok(()) => {
+                        let (at, problem) = (&self.options.endpoint, "it is of another commit; check the endpoint");
+                        let problem = format!("cannot be downloaded from {at}, {name}: {problem}");
+                        return Err(failure(self.name, None, problem));
+                    }
                     Err(error) => error,
                 },
                 // Another attempt would not help.
@@ -290,6 +308,7 @@ impl Downloads<'_> {
     fn refused(&self, what: &str, status: u16, wait: Option<u64>) -> Error {
         let (repository, endpoint) = (self.name.repository, &self.options.endpoint);
         let remedy = match (status, wait) {
+            (404, _) if self.name.revision.is_some() => "check the name and the revision".into(),
             (404, _) => "check the name".into(),
             // The Hub also answers 401 for names that do not exist.
             (401 | 403, _) => format!(

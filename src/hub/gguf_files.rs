@@ -27,7 +27,7 @@ pub(super) fn tagged<'a>(files: &[&'a str], name: Name<'_>) -> Vec<&'a str> {
 
 /// Whether the file's name is the tag, or the name of the repository and the tag. An assistant is that by its whole name
 /// only.
-fn is_named(file: &str, Name { repository, tag }: Name<'_>) -> bool {
+fn is_named(file: &str, Name { repository, tag, .. }: Name<'_>) -> bool {
     let (name, base) = (file_name(file), file_name(repository));
     let (Some(stem), Some(tag)) = (name.strip_suffix(".gguf"), tag.map(str::to_lowercase)) else { return false };
     let stem = split_part(stem).map_or(stem, |(name, ..)| name);
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_tag_is_a_part_of_a_name() {
         fn of(repository: &str, tag: Option<&str>) -> Vec<&'static str> {
-            tagged(&FILES, Name { repository, tag })
+            tagged(&FILES, Name { repository, revision: None, tag })
         }
         let found = |tag: &str| of("a/b", Some(tag));
         assert_eq!(found("Q4_K_M"), [FILES[1]]);
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(found("mtp-gemma-4-E2B-it-Q8_0"), [FILES[7]]);
         assert_eq!(found("BF16"), [FILES[8]]);
         assert_eq!(of("a/b", None).len(), 7);
-        let alone = Name { repository: "a/b", tag: None };
+        let alone = Name { repository: "a/b", revision: None, tag: None };
         assert_eq!(tagged(&FILES[6..8], alone), [FILES[7]], "an assistant's repository");
         assert_eq!(parts(FILES[8], &FILES), Some(vec![FILES[8], FILES[9]]));
         assert_eq!(parts(FILES[10], &FILES), None, "a part is missing");

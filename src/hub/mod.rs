@@ -1,5 +1,6 @@
 //! Checkpoints by name: `google/gemma-4-E2B-it`, or `owner/name:Q4_K_M` for one of a repository's GGUF
-//! files, on the Hugging Face Hub (feature `hub`).
+//! files, on the Hugging Face Hub (feature `hub`); with a revision, `owner/name@revision` or
+//! `owner/name@revision:Q4_K_M`.
 
 #[cfg(feature = "hub")]
 mod client;
@@ -20,9 +21,13 @@ pub use options::{Download, HubOptions, OnDownload};
 /// without a tag, a repository without safetensors must have exactly one GGUF file. If the Hub does not answer, it is
 /// the only cached one with the tag.
 ///
+/// `owner/name@revision` and `owner/name@revision:TAG` are of that branch, tag or commit, by default the branch `main`.
+/// All files are of one commit: the one that is named (40 hexadecimal digits), or that of the branch or tag when the
+/// download began. A branch whose files are cached is not compared with the Hub's.
+///
 /// # Errors
-/// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses, the files
-/// change during the download, or another process downloads them, [`Error::Io`](crate::Error::Io) if the cache cannot
+/// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses, sends
+/// files of another commit, or another process downloads them, [`Error::Io`](crate::Error::Io) if the cache cannot
 /// be written, and [`Error::File`](crate::Error::File) if the repository is not a checkpoint, there is no cache, or the
 /// build cannot download.
 pub fn resolve(path: impl AsRef<Path>, options: &HubOptions) -> Result<PathBuf> {
@@ -34,9 +39,10 @@ pub fn resolve(path: impl AsRef<Path>, options: &HubOptions) -> Result<PathBuf> 
 }
 
 #[cfg(not(feature = "hub"))]
-fn download(name::Name { repository, tag }: name::Name<'_>, _: &HubOptions) -> Result<PathBuf> {
+fn download(name::Name { repository, revision, tag }: name::Name<'_>, _: &HubOptions) -> Result<PathBuf> {
+    let revision = revision.map_or(String::new(), |revision| format!(" --revision {revision}"));
     let files = tag.map_or(String::new(), |tag| format!(" --include \"*{tag}*.gguf\""));
-    let command = format!("hf download {repository}{files} --local-dir models/{repository}");
+    let command = format!("hf download {repository}{revision}{files} --local-dir models/{repository}");
     let problem = format!("does not exist; rebuild with --features hub, or download it with: {command}");
     Err(crate::Error::file(repository, problem))
 }

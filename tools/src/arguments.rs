@@ -22,7 +22,8 @@ use crate::progress::ProgressLine;
 #[derive(Args)]
 pub struct Load {
     /// Target checkpoint: a directory, a GGUF file, or (feature hub) a Hugging Face Hub name (owner/name, or
-    /// owner/name:Q4_K_M for a GGUF file).
+    /// owner/name:Q4_K_M for a GGUF file; with a branch, tag or commit, owner/name@REVISION or
+    /// owner/name@REVISION:Q4_K_M).
     #[arg(short, long)]
     pub model: Option<PathBuf>,
     /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf,

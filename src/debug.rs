@@ -108,9 +108,9 @@ impl fmt::Debug for QuantizeOptions {
 /// Without the token.
 impl fmt::Debug for HubOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoint, cache, token, retries, progress: _ } = self;
+        let Self { endpoint, cache, token, offline, retries, progress: _ } = self;
         let mut all = f.debug_struct("HubOptions");
         all.field("endpoint", endpoint).field("cache", cache).field("has_token", &token.is_some());
-        all.field("retries", retries).finish_non_exhaustive()
+        all.field("offline", offline).field("retries", retries).finish_non_exhaustive()
     }
 }

@@ -689,6 +689,30 @@ fn the_only_cached_gguf_file() {
     refused(resolve("test/edge-GGUF", &options), &["several GGUF files", "edge-Q4_0.gguf", "edge-Q8_0.gguf"]);
 }
 
+/// What is cached is used, and nobody is asked for the rest.
+#[test]
+fn an_offline_hub_is_not_asked() {
+    let mut all: BTreeMap<_, _> = [gguf_file("edge-UD-Q4_0.gguf"), gguf_file("edge-Q8_0.gguf")].into();
+    all.extend(files("test/target", &fixture().0.join("target")));
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    let online = server.options(cache.path());
+    let offline = HubOptions { offline: true, ..online.clone() };
+    let disabled = "is not complete in the cache, and downloads are disabled";
+    for name in ["test/target", "test/edge-GGUF", "test/edge-GGUF:Q4_0"] {
+        refused(resolve(name, &offline), &[name.split(':').next().expect("a name"), disabled]);
+    }
+    assert_eq!(server.state().requests, [""; 0]);
+    for name in ["test/target", "test/edge-GGUF:Q4_0"] {
+        let path = resolve(name, &online).expect(name);
+        server.state().requests.clear();
+        assert_eq!(resolve(name, &offline).expect("the same"), path);
+        assert_eq!(server.state().requests, [""; 0]);
+    }
+    let other = resolve("test/edge-GGUF:Q8_0", &offline);
+    refused(other, &["test/edge-GGUF", disabled]);
+    assert_eq!(server.state().requests, [""; 0]);
+}
+
 #[test]
 fn nobody_answers() {
     let cache = tempfile::tempdir().expect("a directory");

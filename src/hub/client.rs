@@ -47,6 +47,10 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     if let Some(path) = complete(&cached, name) {
         return Ok(path);
     }
+    if options.offline {
+        let problem = "is not complete in the cache, and downloads are disabled; enable them, or use hf download";
+        return cached_or(failure(name, None, problem), &cached, name);
+    }
     let mut api = ApiBuilder::from_cache(cache).with_endpoint(options.endpoint.clone());
     if options.token.is_some() {
         api = api.with_token(options.token.clone());
@@ -57,7 +61,13 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     let info = match download.info() {
         Ok(info) => info,
         Err(error @ Error::Download { status: Some(..500), .. }) => return Err(error),
-        Err(error) => return download.unanswered(error),
+        Err(error) => {
+            let problem = error.to_string();
+            return cached_or(error, &download.cache, name).inspect(|path| {
+                let path = path.display();
+                tracing::warn!(error = problem, %path, "the Hub does not answer; using the cached file");
+            });
+        }
     };
     // All files of one commit, whatever is pushed meanwhile.
     let commit = name.commit().unwrap_or(&info.sha);
@@ -108,6 +118,23 @@ fn cached_gguf(cache: &CacheRepo, name: Name<'_>, choose: Choose) -> Option<Path
     parts(file, &files).map(|_| snapshot.join(file))
 }
 
+/// The only cached file with the tag: the file that the name meant when it was downloaded, as far as the cache shows.
+/// Else `error`, with the files that are there.
+fn cached_or(mut error: Error, cache: &CacheRepo, name: Name<'_>) -> Result<PathBuf> {
+    if let Some(path) = name.tag.and_then(|_| cached_gguf(cache, name, likely)) {
+        return Ok(path);
+    }
+    let files = cached(cache, name, "").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let found = tagged(&files, name);
+    if let Error::Download { problem, .. } = &mut error
+        && !found.is_empty()
+    {
+        *problem += &format!("; cached GGUF files{}: {}", tagged_as(name.tag), listed(&found));
+    }
+    Err(error)
+}
+
 fn directory_of(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new("."))
 }
@@ -134,26 +161,6 @@ impl Downloads<'_> {
             return Err(self.refused("", status, wait));
         }
         response.body_mut().read_json().map_err(failed)
-    }
-
-    /// The only cached file with the tag, if the Hub did not answer: the file that the name meant when it was
-    /// downloaded, as far as the cache shows.
-    fn unanswered(&self, mut error: Error) -> Result<PathBuf> {
-        let path = self.name.tag.and_then(|_| cached_gguf(&self.cache, self.name, likely));
-        if let Some(path) = path {
-            tracing::warn!(%error, path = %path.display(), "the Hub does not answer; using the cached file");
-            return Ok(path);
-        }
-        let files = cached(&self.cache, self.name, "").map(|snapshot| in_directory(&snapshot)).unwrap_or_default();
-        let files: Vec<&str> = files.iter().map(String::as_str).collect();
-        let found = tagged(&files, self.name);
-        if let Error::Download { problem, .. } = &mut error
-            && !found.is_empty()
-        {
-            let tags = tagged_as(self.name.tag);
-            *problem += &format!("; cached GGUF files{tags}: {}", listed(&found));
-        }
-        Err(error)
     }
 
     /// A checkpoint in safetensors; returns its directory.

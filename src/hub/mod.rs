@@ -18,8 +18,8 @@ pub use options::{Download, HubOptions, OnDownload};
 /// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else
 /// downloaded from the Hub into [`HubOptions::cache`] (feature `hub`). `owner/name:TAG` is the GGUF file `name-TAG.gguf`
 /// (without the `-GGUF` of the repository), or the only one with that tag in its name (`Q4_K_M`), with all its parts;
-/// without a tag, a repository without safetensors must have exactly one GGUF file. If the Hub does not answer, it is
-/// the only cached one with the tag.
+/// without a tag, a repository without safetensors must have exactly one GGUF file. If the Hub does not answer, or
+/// [is not asked](HubOptions::offline), it is the only cached one with the tag.
 ///
 /// `owner/name@revision` and `owner/name@revision:TAG` are of that branch, tag or commit, by default the branch `main`.
 /// All files are of one commit: the one that is named (40 hexadecimal digits), or that of the branch or tag when the

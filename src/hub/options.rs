@@ -14,6 +14,8 @@ pub struct HubOptions {
     pub cache: Option<PathBuf>,
     /// Access token for private and gated repositories. Default: the one stored by `hf auth login` next to the cache.
     pub token: Option<String>,
+    /// Whether only the cache is used, and the Hub is not asked. Default: false.
+    pub offline: bool,
     /// How often an interrupted download is resumed before it is an error. Default: 3.
     pub retries: usize,
     /// Called as a file is downloaded. Default: none.
@@ -22,7 +24,8 @@ pub struct HubOptions {
 
 impl Default for HubOptions {
     fn default() -> Self {
-        Self { endpoint: "https://huggingface.co".into(), cache: None, token: None, retries: 3, progress: None }
+        let endpoint = "https://huggingface.co".into();
+        Self { endpoint, cache: None, token: None, offline: false, retries: 3, progress: None }
     }
 }
 

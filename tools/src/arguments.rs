@@ -15,7 +15,7 @@ use foretoken::{
     WeightType, hub,
 };
 
-use crate::environment::{hub_cache, hub_token, own_cache};
+use crate::environment::{hub_cache, hub_endpoint, hub_offline, hub_token, own_cache};
 use crate::progress::ProgressLine;
 
 /// Checkpoints, and what computes.
@@ -45,8 +45,9 @@ pub struct Load {
     /// Do not cache built centroids (default: foretoken in XDG_CACHE_HOME, or in .cache in the home directory).
     #[arg(long)]
     pub no_cache: bool,
-    /// Download cache. Default: HF_HUB_CACHE, or hub in HF_HOME, or .cache/huggingface/hub in the home directory. The
-    /// token is HF_TOKEN, or the one stored by hf auth login.
+    /// Download cache. Default: HF_HUB_CACHE, or hub in HF_HOME, or huggingface/hub in XDG_CACHE_HOME or in .cache in
+    /// the home directory. The token is HF_TOKEN, or the one stored by hf auth login; HF_ENDPOINT is a mirror,
+    /// and with HF_HUB_OFFLINE=1 nothing is downloaded.
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...; an unknown type lists all. Default: the
@@ -166,11 +167,14 @@ pub fn quantized_type(name: &str) -> Result<WeightType, String> {
 /// The options of the Hub, with a progress bar on a terminal.
 fn hub_options(cache: Option<PathBuf>) -> hub::HubOptions {
     let download = ProgressLine::new("downloading", 0);
+    let default = hub::HubOptions::default();
     hub::HubOptions {
+        endpoint: hub_endpoint().unwrap_or(default.endpoint),
         cache: cache.or_else(hub_cache),
         token: hub_token(),
+        offline: hub_offline(),
         progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
-        ..hub::HubOptions::default()
+        ..default
     }
 }
 

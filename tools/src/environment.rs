@@ -1,4 +1,4 @@
-//! Directories and the Hub's token, from environment variables.
+//! Directories, and the Hub's address and token, from environment variables, as huggingface_hub reads them.
 
 use std::path::PathBuf;
 
@@ -7,27 +7,65 @@ pub fn hub_cache() -> Option<PathBuf> {
     path_variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))
 }
 
+/// The Hub's address, if it is not the public one.
+pub fn hub_endpoint() -> Option<String> {
+    Some(text_variable("HF_ENDPOINT")?.trim_end_matches('/').to_owned())
+}
+
+/// Whether the Hub may not be asked.
+pub fn hub_offline() -> bool {
+    text_variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value))
+}
+
 /// The Hub's token: the variable's, or that of `hf auth login`, wherever the cache is.
 pub fn hub_token() -> Option<String> {
-    let variable = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
     let file =
         || std::fs::read_to_string(path_variable("HF_TOKEN_PATH").or_else(|| Some(hub_home()?.join("token")))?).ok();
-    let token = variable.or_else(file)?;
-    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+    text_variable("HF_TOKEN").or_else(|| Some(file()?.trim().to_owned()).filter(|token| !token.is_empty()))
 }
 
 /// The commands' directory in the user's cache.
 pub fn own_cache() -> Option<PathBuf> {
-    let directory = path_variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
-    Some(directory.join("foretoken"))
+    Some(user_cache()?.join("foretoken"))
 }
 
 /// The directory of the Hub's files.
 fn hub_home() -> Option<PathBuf> {
-    path_variable("HF_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
+    path_variable("HF_HOME").or_else(|| Some(user_cache()?.join("huggingface")))
 }
 
-/// The path in an environment variable.
+/// The user's directory of cached files.
+fn user_cache() -> Option<PathBuf> {
+    path_variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))
+}
+
+/// The path in an environment variable, where `~` is the home directory.
 fn path_variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
+    let path = std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)?;
+    match path.strip_prefix("~") {
+        Ok(rest) => Some(std::env::home_dir()?.join(rest)),
+        Err(_) => Some(path),
+    }
+}
+
+/// The text in an environment variable, unless it is blank.
+fn text_variable(name: &str) -> Option<String> {
+    let text = std::env::var(name).ok()?.trim().to_owned();
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// Whether a variable's value switches it on.
+fn is_true(value: &str) -> bool {
+    ["1", "true", "yes", "on"].iter().any(|on| value.eq_ignore_ascii_case(on))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_switch_a_variable_on() {
+        assert!(["1", "true", "TRUE", "Yes", "on"].iter().all(|value| is_true(value)));
+        assert!(!["", "0", "false", "no", "off", "2", "11"].iter().any(|value| is_true(value)));
+    }
 }

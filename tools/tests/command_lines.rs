@@ -1141,6 +1141,46 @@ fn names_on_the_hub_are_resolved() {
     }
 }
 
+/// The variables of Hugging Face's own tools.
+#[cfg(all(unix, feature = "hub"))]
+#[test]
+fn the_hubs_variables_are_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let home = directory.path().join("huggingface");
+    let repository = home.join("hub/models--owner--fox");
+    let files = repository.join("snapshots/0123abcd");
+    std::fs::create_dir_all(&files).expect("a directory");
+    std::fs::create_dir_all(repository.join("refs")).expect("a directory");
+    std::fs::write(repository.join("refs/main"), "0123abcd").expect("a file");
+    copy_demo("target", &files);
+    let doctor = |name: &str, variables: &[(&str, &str)]| {
+        let mut command = example("doctor");
+        for variable in ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"] {
+            command.env_remove(variable);
+        }
+        let Output { status, stderr, .. } =
+            command.arg(name).env("HOME", directory.path()).envs(variables.iter().copied()).output().expect("a run");
+        (status.success(), text(&stderr))
+    };
+    for cache in [
+        ("HF_HUB_CACHE", utf8(&home.join("hub"))),
+        ("HF_HOME", utf8(&home)),
+        ("HF_HOME", "~/huggingface"),
+        ("XDG_CACHE_HOME", utf8(directory.path())),
+    ] {
+        let (is_found, stderr) = doctor("owner/fox", &[cache, ("HF_HUB_OFFLINE", "1")]);
+        assert!(is_found, "{cache:?}: {stderr}");
+    }
+    // Nobody answers there.
+    let endpoint = ("HF_ENDPOINT", "http://127.0.0.1:9/");
+    let (_, stderr) = doctor("owner/bear", &[endpoint]);
+    assert!(stderr.contains("owner/bear: cannot be downloaded from http://127.0.0.1:9: "), "{stderr}");
+    let (_, stderr) = doctor("owner/bear", &[endpoint, ("HF_HUB_OFFLINE", "0")]);
+    assert!(stderr.contains("cannot be downloaded from"), "{stderr}");
+    let (_, stderr) = doctor("owner/bear", &[endpoint, ("HF_HUB_OFFLINE", "yes")]);
+    assert!(stderr.contains("owner/bear: is not complete in the cache, and downloads are disabled"), "{stderr}");
+}
+
 /// A copy of the demo target that shrinks between two tensors is an error that names the file, not a fault.
 #[test]
 fn safetensors_that_shrink_are_noticed() {

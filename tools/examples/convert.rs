@@ -7,18 +7,21 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
-use foretoken::ElementType;
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, Report, ToGgufOptions, ToHuggingFaceOptions, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken::{Cancel, ElementType};
 use foretoken_tools::arguments::resolve;
+use foretoken_tools::interrupt::{cancel_on_interrupt, exit_code};
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 use foretoken_tools::report::{count, size};
 
 /// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also
 /// read, or a floating-point GGUF file to a directory.
+///
+/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
 ///
 /// Example: convert path/to/gemma-4-E2B-it gemma-4-E2B-it-bf16.gguf --outtype bf16
 #[derive(Parser)]
@@ -48,11 +51,13 @@ struct Args {
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    foretoken_tools::run(command)
+    foretoken_tools::run(|args| exit_code(command(args)))
 }
 
 fn command(args: Args) -> Result<()> {
     let path = resolve(&args.source)?;
+    let cancel = Cancel::default();
+    cancel_on_interrupt(cancel.clone());
     let source = Checkpoint::open(&path)?;
     let line = ProgressLine::new("converting", 0);
     let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> =
@@ -70,8 +75,7 @@ fn command(args: Args) -> Result<()> {
             if tokenizer.is_none() && !path.join("tokenizer.json").exists() {
                 eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
-            let options =
-                ToGgufOptions { outtype, layout, tokenizer, name, unknown, progress, ..ToGgufOptions::default() };
+            let options = ToGgufOptions { outtype, layout, tokenizer, name, unknown, progress, cancel };
             to_gguf(&source, &args.destination, &options)?
         }
         Some(_) => {
@@ -84,7 +88,7 @@ fn command(args: Args) -> Result<()> {
                 bail!("{option}: applies to a GGUF file to write, but this one is converted to a directory; omit it");
             }
             let outtype = args.outtype.map(element).transpose()?;
-            let options = ToHuggingFaceOptions { outtype, unknown, progress, ..ToHuggingFaceOptions::default() };
+            let options = ToHuggingFaceOptions { outtype, unknown, progress, cancel };
             to_hugging_face(&source, &args.destination, &options)?
         }
     };

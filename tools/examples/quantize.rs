@@ -7,14 +7,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use foretoken::Cancel;
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requantize, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::arguments::resolve;
+use foretoken_tools::interrupt::{cancel_on_interrupt, exit_code};
 use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 use foretoken_tools::report::{count, size};
 
 /// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.
+///
+/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
 ///
 /// Example: quantize gemma-4-E2B-it-bf16.gguf gemma-4-E2B-it-q4_k_m.gguf q4_k_m --imatrix imatrix.gguf
 #[derive(Parser)]
@@ -46,18 +50,22 @@ struct Args {
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    foretoken_tools::run(command)
+    foretoken_tools::run(|args| exit_code(command(args)))
 }
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.threads <= 1024, "--threads must be from 1 to 1024, or 0 for all hardware threads");
-    let source = Checkpoint::open(resolve(&args.source)?)?;
+    let path = resolve(&args.source)?;
+    let cancel = Cancel::default();
+    cancel_on_interrupt(cancel.clone());
+    let source = Checkpoint::open(path)?;
     let line = ProgressLine::new("quantizing", 0);
     let options = QuantizeOptions {
         rules: if args.pure { Rules::Pure } else { Rules::Mixed },
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
         requantize: if args.allow_requantize { Requantize::Allowed } else { Requantize::Refused },
         progress: Some(Arc::new(move |progress: Progress| line.set(progress.loaded, progress.total))),
+        cancel,
         ..QuantizeOptions::new(args.mix)
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("threads")?;

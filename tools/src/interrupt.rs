@@ -1,8 +1,9 @@
-//! Ctrl-C ends a generation, so that what was generated is not lost.
+//! Ctrl-C ends a generation, so that what was generated is not lost, and removes a file that is not complete.
 
-use std::process::exit;
+use std::process::{ExitCode, exit};
 
-use foretoken::Cancel;
+use anyhow::Result;
+use foretoken::{Cancel, Error};
 
 /// A shell's exit code for a command that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
@@ -16,4 +17,31 @@ pub fn cancel_on_interrupt(cancel: Cancel) {
         }
         cancel.cancel();
     }));
+}
+
+/// The exit code of a command that writes files. That it was cancelled, by [`cancel_on_interrupt`], is said on stderr.
+///
+/// # Errors
+/// All others of `result`.
+pub fn exit_code(result: Result<()>) -> Result<ExitCode> {
+    match result {
+        Err(error) if matches!(error.downcast_ref(), Some(Error::Cancelled)) => {
+            eprintln!("interrupted; the incomplete file is removed");
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+        result => result.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_command_is_no_error() {
+        let code = |result| exit_code(result).map(|code| format!("{code:?}"));
+        assert_eq!(code(Err(Error::Cancelled.into())).expect("a code"), format!("{:?}", ExitCode::from(INTERRUPTED)));
+        assert_eq!(code(Ok(())).expect("a code"), format!("{:?}", ExitCode::SUCCESS));
+        assert!(code(Err(anyhow::anyhow!("another"))).is_err());
+    }
 }

@@ -824,6 +824,26 @@ fn an_interrupted_batch_is_printed() {
     assert!(printed.starts_with("== 1\n") && printed.contains("\n== 3\n"), "{printed}");
 }
 
+/// Ctrl-C while a file is written: what there is of it is removed.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_file_is_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    // 3 GB: the signal comes when a part of them is written.
+    let mut child = interruptible("synthesize").arg(directory.path()).arg("e2b").spawn().expect("a run");
+    let partial = directory.path().join("e2b-target.gguf.partial");
+    while !partial.exists() {
+        assert!(child.try_wait().expect("a state").is_none(), "it ended before");
+        std::thread::yield_now();
+    }
+    // SAFETY: the child has not been waited for, so the id is its own.
+    assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) }, 0);
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(text(&output.stderr), "interrupted; the incomplete file is removed\n");
+    assert_eq!(std::fs::read_dir(directory.path()).expect("a directory").count(), 0);
+}
+
 /// Every instruction set of this processor, by name: the measured costs are those of that one.
 #[test]
 fn an_instruction_set_can_be_chosen() {

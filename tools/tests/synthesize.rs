@@ -10,8 +10,8 @@ use std::path::Path;
 use clap::Parser;
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter, TensorWriter, Value, ValueType};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Piece, SessionOptions, Speculation, SpeculationOptions,
-    Statistics, Stop,
+    Cancel, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Piece, SessionOptions, Speculation,
+    SpeculationOptions, Statistics, Stop,
 };
 
 const TOKENS: usize = 16;
@@ -20,7 +20,7 @@ fn synthesize(directory: &Path, options: &str) -> Engine {
     let directory = directory.to_str().expect("a path in UTF-8");
     let words = ["synthesize", directory].into_iter().chain(options.split(' '));
     let args = synthesize::Args::try_parse_from(words).expect("options");
-    synthesize::run(&args).expect("a pair of checkpoints");
+    synthesize::run(&args, Cancel::default()).expect("a pair of checkpoints");
     let variant = options.split(' ').next().expect("a variant");
     let path = |part: &str| Path::new(directory).join(format!("{variant}-{part}.gguf"));
     let mut options = EngineOptions::new(path("target"));
@@ -90,11 +90,25 @@ fn options_that_do_not_fit_are_errors() {
         assert!(parse(words).is_err(), "{words:?}");
     }
     let args = parse(&["26b", "--centroids"]).expect("options");
-    let error = synthesize::run(&args).expect_err("26b's assistant has no centroids");
+    let error = synthesize::run(&args, Cancel::default()).expect_err("26b's assistant has no centroids");
     assert!(error.to_string().starts_with("--centroids:"), "{error}");
     let args = parse(&["qwen-27b", "--layers", "3"]).expect("options");
-    let error = synthesize::run(&args).expect_err("no attention");
+    let error = synthesize::run(&args, Cancel::default()).expect_err("no attention");
     assert!(error.to_string().starts_with("--layers:"), "{error}");
+    assert_eq!(names(directory.path()), [""; 0]);
+}
+
+/// A file that is cancelled before its first tensor is removed.
+#[test]
+fn a_cancelled_file_is_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("a path in UTF-8");
+    let words = ["synthesize", path, "e2b", "--layers", "2", "--vocab", "1024"];
+    let args = synthesize::Args::try_parse_from(words).expect("options");
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let error = synthesize::run(&args, cancel).expect_err("cancelled");
+    assert!(matches!(error.downcast_ref(), Some(foretoken::Error::Cancelled)), "{error}");
     assert_eq!(names(directory.path()), [""; 0]);
 }
 

@@ -22,6 +22,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use foretoken::checkpoint::gguf::{GgufWriter, TensorWriter};
+use foretoken::{Cancel, Error};
+use foretoken_tools::interrupt::{cancel_on_interrupt, exit_code};
 use foretoken_tools::progress::ProgressLine;
 use rayon::prelude::*;
 
@@ -34,6 +36,8 @@ use variant::Variant;
 ///
 /// Writes OUT_DIR/VARIANT-target.gguf and, if the drafter is a separate file,
 /// OUT_DIR/VARIANT-assistant.gguf: 3 GB for e2b, 18 GB for 26b.
+///
+/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
 ///
 /// Example: synthesize /tmp/echo 26b --quantize q4_k_m
 #[derive(Parser)]
@@ -66,7 +70,11 @@ pub struct Args {
 }
 
 fn main() -> ExitCode {
-    foretoken_tools::run(|args: Args| run(&args))
+    foretoken_tools::run(|args: Args| {
+        let cancel = Cancel::default();
+        cancel_on_interrupt(cancel.clone());
+        exit_code(run(&args, cancel))
+    })
 }
 
 /// Writes a file's metadata.
@@ -80,13 +88,16 @@ pub struct File {
 }
 
 /// Writes the files of the variant.
-pub fn run(args: &Args) -> Result<()> {
+///
+/// # Errors
+/// If the options do not fit the variant, a file cannot be written, or `cancel` is cancelled.
+pub fn run(args: &Args, cancel: Cancel) -> Result<()> {
     let files = args.variant.files(args)?;
     let directory = &args.out_dir;
     std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be created", directory.display()))?;
     let all = files.iter().flat_map(|file| &file.tensors);
     let line = ProgressLine::new("", all.map(|tensor| tensor.bytes as u64).sum());
-    let mut job = Job { seed: args.seed, banks: HashMap::new(), line };
+    let mut job = Job { seed: args.seed, banks: HashMap::new(), line, cancel };
     files.into_iter().try_for_each(|file| job.write(&directory.join(&file.name), &file.tensors, file.describe))
 }
 
@@ -114,6 +125,7 @@ struct Job {
     seed: u64,
     banks: HashMap<(u32, u32), Bank>, // by type and the bits of the deviation
     line: ProgressLine,
+    cancel: Cancel,
 }
 
 impl Job {
@@ -138,6 +150,9 @@ impl Job {
 
     fn fill(&mut self, file: &mut TensorWriter, tensor: &Tensor) -> Result<()> {
         let mut write = |bytes: &[u8]| -> Result<()> {
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled.into());
+            }
             file.write(&tensor.name, bytes)?;
             self.line.add(bytes.len() as u64);
             Ok(())

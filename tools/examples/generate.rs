@@ -12,7 +12,7 @@ use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::sampling::GenerateArgs;
-use foretoken_tools::{arguments, check_directory_of, println, report};
+use foretoken_tools::{arguments, check_directory_of, describe, println, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
@@ -90,11 +90,15 @@ fn generate(args: Args) -> Result<ExitCode> {
     written = written.and(reply.finish());
     let (statistics, finish_reason) = (generation.statistics().clone(), generation.finish_reason());
     drop(generation);
+    // Before the output ends, which a full stdout would end the command at. One that fails loses no other.
+    let saved = args.costs.as_ref().map_or(Ok(()), |path| engine.costs().save(path));
+    let learnt = args.drafting.ngram_dynamic.as_ref().zip(session.learnt_ngrams());
+    let saved = saved.and(learnt.map_or(Ok(()), |(path, cache)| cache.save(path)));
     if args.json {
         let mut own = reply.json(&tokens, load_seconds);
         own["finish_reason"] = serde_json::json!(finish_reason.map(FinishReason::name));
         if let Err(error) = &written {
-            own["error"] = serde_json::json!(error.to_string());
+            own["error"] = serde_json::json!(describe::<Args>(error));
         }
         println!("{}", report::json(own, &statistics, &session));
     } else {
@@ -103,18 +107,14 @@ fn generate(args: Args) -> Result<ExitCode> {
         let limit = finish_reason.and_then(|reason| args.generate.limit_reached(reason, context, args.kv.context));
         limit.iter().for_each(|limit| eprintln!("{limit}"));
     }
-    if let Some(path) = &args.costs {
-        engine.costs().save(path)?;
-    }
-    if let (Some(path), Some(cache)) = (&args.drafting.ngram_dynamic, session.learnt_ngrams()) {
-        cache.save(path)?;
-    }
     if args.stats {
         eprint!("{kv}{}", report::details(&statistics, session.kv_bytes()));
     }
     eprintln!("{statistics}");
     let is_interrupted = finish_reason == Some(FinishReason::Cancelled);
-    written.map(|()| if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    written?;
+    saved?;
+    Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {

@@ -346,6 +346,36 @@ fn files_of_ngram_counts_need_their_drafter() {
     succeeds("generate", &[&all[..], &corpus, &["--spec-type", "mtp,ngram-cache"]].concat());
 }
 
+/// One of the files that are saved at the end cannot be, or stdout is full: the others are saved, and it is said.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_cannot_be_saved_loses_no_other() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (costs, counts) = (directory.path().join("costs"), directory.path().join("counts"));
+    let all = ["fn main() {", "--threads", "1", "--max-tokens", "8", "--spec-type", "ngram-cache", "--costs"];
+    let all = [&all[..], &[utf8(&costs), "--ngram-dynamic", utf8(&counts)]].concat();
+    for (failing, other) in [(&costs, &counts), (&counts, &costs)] {
+        let in_the_way = failing.with_added_extension("partial");
+        std::fs::create_dir(&in_the_way).expect("a directory");
+        let Output { status, stdout, stderr } = run("generate", &all);
+        let stderr = text(&stderr);
+        let last = stderr.lines().last().unwrap_or_default();
+        let is_named = last.starts_with("Error: ") && last.contains(utf8(failing));
+        assert!(status.code() == Some(1) && is_named && !stdout.is_empty(), "{status}: {stderr}");
+        assert!(other.is_file() && !failing.exists(), "{stderr}");
+        std::fs::remove_file(other).expect("removed");
+        std::fs::remove_dir(in_the_way).expect("removed");
+    }
+    for json in [&[][..], &["--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let output = example("generate").args(&all).args(json).stdout(full).output().expect("a run");
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        for file in [&costs, &counts] {
+            std::fs::remove_file(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
+    }
+}
+
 /// Options of which one would have no effect beside the other are refused together.
 #[test]
 fn options_without_effect_are_refused() {
@@ -1506,6 +1536,27 @@ fn errors_name_options() {
         let line = refused("generate", &[&ids[..], arguments].concat());
         assert!(line.starts_with(&format!("Error: {what}")), "{line}");
     }
+}
+
+/// An error that ends a text names the option in JSON, as it does on stderr.
+#[cfg(feature = "constraint")]
+#[test]
+fn an_error_that_ends_a_text_names_the_option() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("wide.lark");
+    // After forty letters the parser has more items than its limit of 2000.
+    let names: Vec<_> = (0..2100).map(|i| format!("r{i}")).collect();
+    let rules: String = (0..2100).map(|i| format!("r{i}: L \"{i}\"\n")).collect();
+    let grammar = format!("start: {}wide\nwide: {}\n{rules}L: /[a-z]/\n", "L ".repeat(40), names.join(" | "));
+    std::fs::write(&path, grammar).expect("a file");
+    let Output { status, stdout, stderr } =
+        run("generate", &["a", "--threads", "1", "--max-tokens", "60", "--json", "--grammar", utf8(&path)]);
+    let stderr = text(&stderr);
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    let report: Value = serde_json::from_slice(&stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"));
+    let error = report["error"].as_str().expect("an error");
+    assert!(error.starts_with("--grammar: ") && report["finish_reason"] == "error", "{report}");
+    assert_eq!(stderr.lines().last(), Some(&*format!("Error: {error}")));
 }
 
 /// What fails of one prompt of several is said, and loses nothing of the others.

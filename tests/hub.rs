@@ -689,6 +689,61 @@ fn the_only_cached_gguf_file() {
     refused(resolve("test/edge-GGUF", &options), &["several GGUF files", "edge-Q4_0.gguf", "edge-Q8_0.gguf"]);
 }
 
+/// The events of the download on this thread.
+#[derive(Default)]
+struct Events(Mutex<Vec<String>>);
+
+impl tracing::Subscriber for Events {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("foretoken::hub")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut fields = Vec::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            fields.push(format!("{}={value:?}", field.name()));
+        });
+        fields.sort();
+        self.0.lock().expect("the lines").push(format!("{} {}", event.metadata().level(), fields.join(" ")));
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Every file is logged when its download begins, with what there is of it.
+#[test]
+fn downloads_are_logged() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    let logged = || {
+        let events = Arc::new(Events::default());
+        let resolved = tracing::subscriber::with_default(events.clone(), || resolve("test/target", &options));
+        (resolved, std::mem::take(&mut *events.0.lock().expect("the lines")))
+    };
+    let line = |file: &str, present: u64| {
+        let bytes = std::fs::metadata(fixture().0.join("target").join(file)).expect("a file").len();
+        format!("INFO bytes={bytes} file={file:?} message=downloading present={present}")
+    };
+    server.state().break_after = Some(100_000);
+    let (broken, lines) = logged();
+    refused(broken, &["model.safetensors", "try again"]);
+    let small = ["config.json", "generation_config.json"].map(|file| line(file, 0));
+    assert_eq!(lines, [&small[..], &[line("model.safetensors", 0)]].concat());
+    let (resolved, lines) = logged();
+    resolved.expect("the target");
+    assert_eq!(lines, [line("model.safetensors", 100_000)]);
+}
+
 /// What is cached is used, and nobody is asked for the rest.
 #[test]
 fn an_offline_hub_is_not_asked() {

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::{DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
+use foretoken::{Cancel, DraftPipeline, Engine, PrefixCacheOptions, Sampling, SchedulerOptions, Speculation};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::prompt::TemplateVariables;
 use foretoken_tools::sampling::{Chain, at_least_minus_one, unlimited_if_negative};
@@ -148,7 +149,7 @@ const DEMO_TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{
 const IO_THREADS: usize = 2;
 /// Maximum number of prompts that are tokenized at a time.
 const TOKENIZER_THREADS: usize = 2;
-/// Time to wait at exit for requests that are being tokenized.
+/// Time to wait at exit for requests that are being tokenized, or for a load that is cancelled.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -163,12 +164,7 @@ fn serve(args: Args) -> Result<()> {
         tracing::error!(place, "panic");
     }));
     let api_keys = check(&args)?;
-    let load = args.load.options(&args.drafting)?;
-    let model = load.model.clone();
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), model = %model.display(), "loading");
-    let engine = Engine::load(&foretoken::EngineOptions { kv_memory: args.kv_memory, ..load })?;
-    let options = ServerOptions { api_keys, ..options(&args, &engine, &model)? };
-    let (host, has_key) = (args.host, !options.api_keys.is_empty());
+    let (host, parallel, max_queue, has_key) = (args.host, args.parallel, args.max_queue, !api_keys.is_empty());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(IO_THREADS)
         .max_blocking_threads(TOKENIZER_THREADS)
@@ -176,21 +172,44 @@ fn serve(args: Args) -> Result<()> {
         .enable_time()
         .build()?;
     let served = runtime.block_on(async {
+        let mut stop = pin!(stop()?);
+        let cancel = Cancel::default();
+        let of_load = cancel.clone();
+        let loading = tokio::task::spawn_blocking(move || load(&args, api_keys, of_load));
+        let (engine, options) = tokio::select! {
+            loaded = loading => loaded??,
+            () = &mut stop => {
+                // A download ends with the process; the next start resumes it.
+                cancel.cancel();
+                tracing::info!("stopped while loading");
+                return Ok(());
+            }
+        };
         let model = options.model.clone();
         let server = Server::bind(&engine, options).await?;
         if !host.is_loopback() && !has_key {
             tracing::warn!("no API key: anyone who can reach {host} can use the server; set --api-key-file");
         }
         let url = format!("http://{}", server.address());
-        let (parallel, max_queue, kv_memory) = (args.parallel, args.max_queue, engine.pages().limit());
+        let kv_memory = engine.pages().limit();
         tracing::info!(url, model, context = server.context(), parallel, max_queue, kv_memory, "listening");
-        server.run(stop()?).await;
+        server.run(stop).await;
         tracing::info!("stopped");
         Ok(())
     });
-    // Tokenizing cannot be interrupted.
+    // Tokenizing and downloads cannot be interrupted.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     served
+}
+
+/// Downloads what is not cached, and loads it.
+fn load(args: &Args, api_keys: Vec<String>, cancel: Cancel) -> Result<(Engine, ServerOptions)> {
+    let load = args.load.options(&args.drafting)?;
+    let model = load.model.clone();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), model = %model.display(), "loading");
+    let engine = Engine::load(&foretoken::EngineOptions { kv_memory: args.kv_memory, cancel, ..load })?;
+    let options = ServerOptions { api_keys, ..options(args, &engine, &model)? };
+    Ok((engine, options))
 }
 
 /// Logs to stderr what this project's crates log up to `level`, and of others warnings and errors only: tokenizers'

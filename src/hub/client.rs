@@ -402,7 +402,10 @@ impl hf_hub::api::Progress for &mut Listener {
     }
 
     fn update(&mut self, size: usize) {
-        self.first.get_or_insert(size as u64);
+        if self.first.is_none() {
+            self.first = Some(size as u64);
+            tracing::info!(file = self.file, present = size, bytes = self.total, "downloading");
+        }
         self.done += size as u64;
         if let Some(progress) = &self.progress {
             self.calling = true;

@@ -76,6 +76,24 @@ fn it_serves_until_a_signal_ends_it() {
     assert!(log.contains(&prompt), "{prompt}: {log}");
 }
 
+/// A signal while a model is downloaded ends the server as later: the Hub does not answer here.
+#[cfg(feature = "hub")]
+#[test]
+fn a_signal_ends_it_while_it_loads() {
+    let hub = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let endpoint = format!("http://{}", hub.local_addr().expect("an address"));
+    let cache = tempfile::tempdir().expect("a directory");
+    let cache = cache.path().to_str().expect("a path in UTF-8");
+    let mut command = command(&["--port", "0", "--model", "test/target", "--hf-cache", cache]);
+    command.env("HF_ENDPOINT", endpoint).env_remove("HF_HUB_OFFLINE").stderr(Stdio::piped());
+    let mut server = Running(command.spawn().expect("a run"));
+    let rest = BufReader::new(server.0.stderr.take().expect("a pipe"));
+    let request = hub.accept().expect("a request");
+    let log = stop(server, rest);
+    assert!(log.contains("stopped while loading"), "{log}");
+    drop(request);
+}
+
 /// A log on a full disk, or whose reader is gone, ends no server.
 #[test]
 fn it_serves_without_a_reader_of_its_log() {

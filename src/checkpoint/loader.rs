@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
+use rayon::prelude::*;
 
 use super::files::Checkpoint;
 use super::load_options::{LoadOptions, Progress};
@@ -276,11 +277,13 @@ impl<'a> Loader<'a> {
         let mut tensor = self.tensor(name, &[count * outputs, inputs])?;
         let source = tensor.bytes.as_slice();
         let row = source.len() / order.len().max(1);
-        let mut bytes = Vec::with_capacity(source.len());
-        for id in order {
-            let id = *id as usize;
-            bytes.extend_from_slice(source.get(id * row..(id + 1) * row).ok_or_else(|| self.short(name))?);
-        }
+        let mut bytes = vec![0u8; row * order.len()];
+        let copied = bytes.par_chunks_exact_mut(row.max(1)).zip(order).try_for_each(|(to, id)| {
+            let from = *id as usize * row;
+            to.copy_from_slice(source.get(from..from + row)?);
+            Some(())
+        });
+        copied.ok_or_else(|| self.short(name))?;
         tensor.bytes.release_all();
         tensor.bytes = bytes.into();
         self.multiplied(Role::Head, name, tensor, shape)

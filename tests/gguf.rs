@@ -425,6 +425,21 @@ fn experts_that_lie_apart_come_together() {
     assert!(file(39, &[1, 1, 32]).weight(name).is_err());
 }
 
+#[test]
+fn experts_that_lie_apart_have_a_length_before_they_are_joined() {
+    let part = |file: GgufFile, name: &str| file.tensor(name, &[2, 3, 4], 24, vec![0; 24]);
+    let file = part(part(GgufFile::new(), "blk.2.ffn_gate_exps.weight"), "blk.2.ffn_up_exps.weight");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("model.gguf");
+    std::fs::write(&path, part(file, "blk.2.ffn_down_exps.weight").bytes()).expect("written");
+    let checkpoint = Checkpoint::open(&path).expect("a valid file");
+    for (name, len) in [("layers.2.experts.gate_up_proj", 48), ("layers.2.experts.down_proj", 24)] {
+        let read = checkpoint.get(name).expect("readable").expect("there");
+        assert_eq!((checkpoint.len_bytes(name), read.bytes.as_slice().len()), (Some(len), len), "{name}");
+    }
+    assert_eq!(checkpoint.len_bytes("layers.1.experts.down_proj"), None);
+}
+
 /// The shape of a tensor of an unknown type may be of any size: its bytes are not counted.
 #[test]
 fn experts_of_an_unknown_type_and_any_size_have_a_shape() {
@@ -436,6 +451,7 @@ fn experts_of_an_unknown_type_and_any_size_have_a_shape() {
     let checkpoint = Checkpoint::open(&path).expect("a valid file");
     let name = "layers.2.experts.gate_up_proj";
     assert_eq!(checkpoint.type_and_shape(name).map(|(_, shape)| shape), Some(vec![1, usize::MAX, 1]));
+    assert_eq!(checkpoint.len_bytes(name), None);
     assert!(checkpoint.get(name).is_err());
 }
 

@@ -84,6 +84,12 @@ impl Tensors {
         plain.or_else(|| self.compressed.get(name).map(Compressed::type_and_shape))
     }
 
+    /// Bytes of the tensor `name` when loaded.
+    pub(super) fn len_bytes(&self, name: &str) -> Option<usize> {
+        let plain = self.tensors.get(name).map(|tensor| tensor.bytes.as_slice().len());
+        plain.or_else(|| self.compressed.get(name).map(Compressed::len_bytes))
+    }
+
     /// The tensor `name`, or `None`. Compressed matrices are converted in memory.
     ///
     /// # Errors

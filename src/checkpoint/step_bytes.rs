@@ -78,6 +78,15 @@ impl Checkpoint {
         }
     }
 
+    /// Bytes of the tensor `name` as [`Checkpoint::get`] returns it, from the headers; `None` if there is none, or its
+    /// type is unknown.
+    pub fn len_bytes(&self, name: &str) -> Option<usize> {
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.len_bytes(name),
+            Files::Gguf(gguf) => gguf.len_bytes(name.strip_prefix("model.").unwrap_or(name)),
+        }
+    }
+
     /// Bytes of the file's tensors without its towers, which nothing reads.
     pub(crate) fn text_bytes(&self) -> u64 {
         match &self.files {

@@ -58,6 +58,7 @@ fn packed_integers_are_the_dequantized_weights() {
             let tensor = |checkpoint: &Checkpoint| checkpoint.get(name).expect("readable").expect("there");
             let (got, want) = (tensor(&a), tensor(&b));
             assert_eq!((got.shape.clone(), got.dtype.name()), (want.shape, "q4_0"), "{name}");
+            assert_eq!(a.len_bytes(name), Some(got.bytes.as_slice().len()), "{name}");
             let mut row = vec![0.0; got.shape[1]];
             let rows = got.bytes.as_slice().chunks(got.shape[1] / 32 * 18);
             for (bytes, want) in rows.zip(f32s(want.bytes.as_slice()).chunks(got.shape[1])) {

@@ -149,6 +149,15 @@ impl Gguf {
         Some((gate.type_id, shape))
     }
 
+    /// Bytes of the tensor that [`Gguf::weight`] returns; `None` if its type is unknown.
+    pub(crate) fn len_bytes(&self, name: &str) -> Option<usize> {
+        if let Some(info) = self.info_of_weight(name) {
+            return info.len_bytes();
+        }
+        let (gate, up) = self.gate_up_infos(name)?;
+        gate.len_bytes()?.checked_add(up.len_bytes()?)
+    }
+
     /// The tensor names of the file's architecture.
     pub(crate) fn names(&self) -> &Names {
         self.names.get_or_init(|| {

@@ -13,9 +13,10 @@ pub fn print(checkpoint: &Checkpoint) -> Result<()> {
         None => println!("{}", std::fs::read_to_string(checkpoint.path().join("config.json"))?.trim_end()),
     }
     for name in checkpoint.names() {
-        let Some(tensor) = checkpoint.get(&name)? else { continue };
-        let (kind, bytes) = (tensor.dtype.name(), tensor.bytes.as_slice().len());
-        println!("{name:60} {kind:8} {:20} {bytes:>12}", format!("{:?}", tensor.shape));
+        // Not the tensor itself: compressed matrices are converted, and stacks of experts joined, to be read.
+        let Some((kind, shape)) = checkpoint.type_and_shape(&name) else { continue };
+        let bytes = checkpoint.len_bytes(&name).map_or("unknown".to_owned(), |bytes| bytes.to_string());
+        println!("{name:60} {:8} {:20} {bytes:>12}", kind.name(), format!("{shape:?}"));
     }
     Ok(())
 }

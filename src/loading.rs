@@ -23,7 +23,7 @@ pub(crate) struct ReadModels {
     pub end_of_generation: Vec<u32>,
 }
 
-/// [`read`], to memory if the models cannot run on a device that was chosen automatically.
+/// [`read`], to memory if an automatically chosen device cannot run the models, or has too little memory.
 ///
 /// # Errors
 /// As [`read`].
@@ -35,7 +35,7 @@ pub(crate) fn read_with_fallback(
     tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
     match (read(options, load, checkpoint, device, tokens), &options.device) {
-        (Err(error), DeviceChoice::Auto) if device.is_some() && !matches!(error, Error::Cancelled) => {
+        (Err(error @ (Error::Device { .. } | Error::Memory { .. })), DeviceChoice::Auto) if device.is_some() => {
             tracing::warn!(%error, "the models cannot run on the device; using the CPU");
             read(options, load, checkpoint, None, tokens)
         }
@@ -65,9 +65,11 @@ fn read(
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
         let draft = read_target(&checkpoint, load, device)?;
-        if draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some()) {
+        let has_delta_nets = draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some());
+        if let Some(device) = device.filter(|_| has_delta_nets) {
             // It drops rows by truncation, which recurrent states do not support.
-            return Err(family::not_implemented("draft model on a device", "omit it, or use the CPU", &checkpoint));
+            let problem = "a draft model with delta nets is not implemented; omit it, or use the CPU";
+            return Err(Error::Device { device: device.name(), problem: problem.into() });
         }
         let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
         check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;
@@ -139,5 +141,68 @@ fn read_assistant(
             let (assistant, model) = Assistant::load_to(&to, &checkpoint, target.config(), load)?;
             Ok((assistant, Some(model)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use foretoken_kernels::Isa;
+
+    use super::*;
+    use crate::checkpoint::Progress;
+    use crate::device::addresses::Addresses;
+    use crate::device::{AnyLaunch, Memory, Recording, out_of_memory};
+
+    /// A device without free memory.
+    struct Full;
+
+    // SAFETY: it allocates nothing and runs no kernel.
+    unsafe impl Device for Full {
+        fn name(&self) -> String {
+            "full".into()
+        }
+
+        fn free_bytes(&self) -> Result<usize> {
+            Ok(0)
+        }
+
+        fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+            Err(out_of_memory("full", bytes, 0))
+        }
+
+        unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
+            unreachable!("not called")
+        }
+
+        fn record(&self, _: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+            unreachable!("not called")
+        }
+    }
+
+    #[test]
+    fn only_errors_of_the_device_read_the_models_again() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+        let checkpoint = Checkpoint::open(&path).expect("a checkpoint");
+        let tokens = checkpoint.generation_tokens().expect("tokens");
+        let options = EngineOptions { device: DeviceChoice::Auto, ..EngineOptions::new(&path) };
+        let read = |options: &EngineOptions, device: Arc<dyn Device>| {
+            let tensors = Arc::new(AtomicUsize::new(0));
+            let counter = tensors.clone();
+            let count = move |_: Progress| {
+                counter.fetch_add(1, Ordering::Relaxed);
+            };
+            let load = LoadOptions { progress: Some(Arc::new(count)), ..LoadOptions::from(Isa::best()) };
+            let read = read_with_fallback(options, &load, &checkpoint, Some(&device), &tokens);
+            (read, tensors.load(Ordering::Relaxed))
+        };
+        // The first upload fails, and all is read to memory.
+        let (in_memory, once) = read(&options, Arc::new(Full));
+        assert!(in_memory.expect("models").on_device.is_none());
+        let missing = EngineOptions { draft_model: Some("nowhere".into()), ..options };
+        let (error, tensors) = read(&missing, Arc::new(Addresses::default()));
+        assert!(matches!(error.err(), Some(Error::Io { .. })));
+        assert!(tensors <= once, "{tensors} tensors were read, {once} are there");
     }
 }

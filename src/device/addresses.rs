@@ -8,7 +8,7 @@ use crate::Result;
 
 /// Allocations have addresses of their own, and no bytes.
 #[derive(Default)]
-pub(super) struct Addresses {
+pub(crate) struct Addresses {
     allocations: AtomicU64,
     live: Arc<AtomicUsize>, // bytes
 }

@@ -7,7 +7,7 @@
 //! Weights have the CPU's packed layout. K and V are in pages whose addresses are in tables on the device.
 
 #[cfg(test)]
-mod addresses;
+pub(crate) mod addresses;
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt", feature = "metal"))]
 mod backend;
 mod bandwidth;

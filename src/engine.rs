@@ -114,6 +114,7 @@ impl Engine {
             isa,
             quantize: options.quantize,
             centroids: options.centroids.clone(),
+            nextn: true,
             progress: options.progress.clone(),
             cancel: options.cancel.clone(),
         };

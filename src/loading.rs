@@ -64,7 +64,7 @@ fn read(
     let tokenizer = checkpoint.tokenizer(target.model.vocab_size())?;
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
-        let draft = read_target(&checkpoint, load, device)?;
+        let draft = read_target(&checkpoint, &LoadOptions { nextn: false, ..load.clone() }, device)?;
         let has_delta_nets = draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some());
         if let Some(device) = device.filter(|_| has_delta_nets) {
             // It drops rows by truncation, which recurrent states do not support.
@@ -91,7 +91,6 @@ fn read(
         let assistant = assistant.map(|(model, host)| (model, host.donors().to_vec()));
         let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, head, context, suppressed)).transpose()?;
-        // A draft model drafts without its head.
         let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
         sources.pages = models.pages().clone();
         (sources.device_nextn, sources.device_draft_model) = (nextn.map(Arc::new), draft.map(Arc::new));

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cases::{Case, max_difference, values};
-use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, ToHuggingFaceOptions, to_gguf, to_hugging_face};
 use foretoken::checkpoint::gguf::{self, Gguf};
+use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::kv::{Batch, KvOptions, PagePool};
 use foretoken::nn::tensor;
 use foretoken::qwen35::{Target, TensorLayout, TextConfig};
@@ -809,6 +809,26 @@ fn checkpoints_load_with_and_without_a_head() {
     let options = EngineOptions::new(folder.path()).with_assistant(folder.path());
     let message = Engine::load(&options).expect_err("a refusal").to_string();
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
+}
+
+/// It drafts without its head, whatever is left of that.
+#[test]
+fn the_head_of_a_draft_model_is_not_read() {
+    let case = &shipped()[0];
+    let target = directory(case, |_| true, |_| ());
+    let draft = directory(case, |name| name != "mtp.fc.weight", |_| ());
+    let options = EngineOptions { draft_model: Some(draft.path().into()), ..EngineOptions::new(target.path()) };
+    let engine = Engine::load(&options).expect("a draft model");
+    assert!(engine.has_mtp() && engine.draft_model().is_some());
+
+    let path = target.path().join("model.gguf");
+    for case in shipped() {
+        std::fs::write(&path, converted(&case).bytes()).expect("a file");
+        let options = LoadOptions { nextn: false, ..LoadOptions::from(Isa::best()) };
+        let trunk = Target::load(&Checkpoint::open(&path).expect("a file"), options).expect(&case.name);
+        assert!(!trunk.has_nextn(), "{}", case.name);
+        computes_the_logits(&case, &trunk);
+    }
 }
 
 /// The text model's fields at top level, under the outer model's name.

@@ -17,6 +17,8 @@ pub struct LoadOptions {
     pub quantize: Option<WeightType>,
     /// An assistant's centroids. Default: its own.
     pub centroids: Centroids,
+    /// Loads the NextN head, if the checkpoint has one. Default: yes.
+    pub nextn: bool,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     /// Cancels the load before the next tensor. Default: a new handle.
@@ -25,7 +27,14 @@ pub struct LoadOptions {
 
 impl From<Isa> for LoadOptions {
     fn from(isa: Isa) -> Self {
-        Self { isa, quantize: None, centroids: Centroids::default(), progress: None, cancel: Cancel::default() }
+        Self {
+            isa,
+            quantize: None,
+            centroids: Centroids::default(),
+            nextn: true,
+            progress: None,
+            cancel: Cancel::default(),
+        }
     }
 }
 

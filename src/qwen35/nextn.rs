@@ -34,6 +34,12 @@ pub(super) fn has_nextn(checkpoint: &Checkpoint) -> bool {
     }
 }
 
+/// Whether a tensor belongs to a head: scales in a GGUF file have only the name in its block.
+pub(super) fn is_nextn(checkpoint: &Checkpoint, name: &str) -> bool {
+    let block = checkpoint.gguf().and_then(|gguf| gguf.names().nextn);
+    name.starts_with("mtp.") || block.is_some_and(|block| name.starts_with(&format!("blk.{block}.")))
+}
+
 /// Whether a tensor belongs to a head that is not read: Ollama's GGUF files have it under `mtp.*`.
 pub(super) fn is_unread_nextn(checkpoint: &Checkpoint, name: &str) -> bool {
     name.starts_with("mtp.") && checkpoint.gguf().is_some_and(|gguf| gguf.info(name).is_some())

@@ -5,7 +5,7 @@ use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
-use super::nextn::{Head, is_unread_nextn};
+use super::nextn::{Head, is_nextn, is_unread_nextn};
 use super::norm::zero_centred;
 use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
@@ -39,7 +39,8 @@ impl Target {
     ///
     /// # Errors
     /// If the configuration needs something that is not implemented, a tensor is missing or has another shape, or the
-    /// load is cancelled. A NextN head is loaded if any of its tensors is present; then all must be.
+    /// load is cancelled. Unless the options omit it, a NextN head is loaded if any of its tensors is present; then all
+    /// must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let (target, Weights { model, nextn }) =
@@ -75,9 +76,10 @@ impl Target {
             false => to.linear(root.head(checkpoint.head_name(), config.vocab_size, hidden)?)?,
         };
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
-        let nextn = Head::load(&mut root, to, checkpoint, &config)?;
+        let nextn = if options.nextn { Head::load(&mut root, to, checkpoint, &config)? } else { None };
+        let is_unread = if options.nextn { is_unread_nextn } else { is_nextn };
         loader.absorb(root);
-        loader.finish(|name| is_tower(name) || is_head(name) || is_unread_nextn(checkpoint, name))?;
+        loader.finish(|name| is_tower(name) || is_head(name) || is_unread(checkpoint, name))?;
         let rotary = to.rotary(Rotary::of_leading(config.inverse_frequencies(), options.isa))?;
         let path = checkpoint.path().display();
         tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");

@@ -1,5 +1,7 @@
 //! What a checkpoint says about its model: configuration, tokenizer, sampling.
 
+use std::path::PathBuf;
+
 use super::fields::{Fields, is_present};
 use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
@@ -10,7 +12,7 @@ use super::{generation, gguf};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::sampler::Sampling;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, Tokens};
 
 /// Where a configuration is.
 pub(crate) enum ConfigSource<'a> {
@@ -153,18 +155,21 @@ impl Checkpoint {
                 if is_present(&path) { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
             }
             Files::Gguf(gguf) => {
-                let beside = self.path.with_file_name("tokenizer.json");
-                let beside = is_present(&beside).then(|| Tokenizer::read(&beside, vocab_size));
-                let same = |beside: Tokenizer| gguf::check_tokenizer(gguf, &beside).map(|()| beside);
-                match (gguf::tokenizer(gguf), beside) {
+                let beside = Some(self.path.with_file_name("tokenizer.json")).filter(|beside| is_present(beside));
+                let read = |beside: &PathBuf| Tokenizer::read(beside, vocab_size);
+                match (gguf::tokenizer(gguf), &beside) {
                     (Ok(Some(own)), beside) => {
-                        if let Some(Err(error)) = beside.map(|beside| beside.and_then(same)) {
+                        let same = |tokens: Tokens| gguf::check_tokens(gguf, tokens.spellings());
+                        if let Some(Err(error)) = beside.as_ref().map(|beside| Tokens::read(beside).and_then(same)) {
                             tracing::warn!(%error, "the tokenizer.json next to the GGUF file is not used");
                         }
                         Tokenizer::new(own, &self.path, vocab_size).map(Some)
                     }
-                    (Ok(None), beside) => beside.transpose(),
-                    (Err(error), Some(beside)) => beside.and_then(same).map(Some).map_err(|_| error),
+                    (Ok(None), beside) => beside.as_ref().map(read).transpose(),
+                    (Err(error), Some(beside)) => {
+                        let same = |beside: Tokenizer| gguf::check_tokenizer(gguf, &beside).map(|()| beside);
+                        read(beside).and_then(same).map(Some).map_err(|_| error)
+                    }
                     (Err(error), None) => Err(error),
                 }
             }

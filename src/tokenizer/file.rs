@@ -163,6 +163,39 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, AnyError> {
     Ok(tokenizer)
 }
 
+/// The tokens of a tokenizer.json, without what divides a text into them. Other fields are ignored.
+#[derive(Deserialize)]
+pub(crate) struct Tokens {
+    #[serde(default)]
+    added_tokens: Vec<AddedName>,
+    model: ModelTokens,
+}
+
+#[derive(Deserialize)]
+struct AddedName {
+    id: Option<u32>,
+    content: String,
+}
+
+#[derive(Deserialize)]
+struct ModelTokens {
+    vocab: Vocabulary,
+}
+
+/// # Errors
+/// If it is not JSON with tokens of distinct ids.
+pub(super) fn tokens(json: &[u8]) -> serde_json::Result<Tokens> {
+    serde_json::from_slice(json)
+}
+
+impl Tokens {
+    /// As [`Tokenizer::spellings`](super::Tokenizer::spellings), but for added tokens that are declared without an id.
+    pub(crate) fn spellings(&self) -> impl Iterator<Item = (&str, u32)> {
+        let added = self.added_tokens.iter().filter_map(|added| Some((added.content.as_str(), added.id?)));
+        self.model.vocab.iter().chain(added)
+    }
+}
+
 /// The error for a model that is not BPE.
 fn other_kind(text: &str) -> Option<AnyError> {
     #[derive(Deserialize)]
@@ -254,4 +287,28 @@ fn template(step: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::spellings;
+    use super::*;
+
+    #[test]
+    fn tokens_are_read_without_merges() {
+        let file = |merge: [&str; 2]| {
+            let added = json!({"id": 3, "content": "<x>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true});
+            let model = json!({"type": "BPE", "vocab": {"b": 1, "a": 0, "ab": 2}, "merges": [merge]});
+            json!({"added_tokens": [added], "model": model}).to_string()
+        };
+        let (sound, unsound) = (file(["a", "b"]), file(["b", "b"]));
+        let whole = tokenizer(sound.as_bytes()).expect("a tokenizer");
+        assert!(tokenizer(unsound.as_bytes()).is_err());
+        for json in [sound, unsound] {
+            assert!(tokens(json.as_bytes()).expect("tokens").spellings().eq(spellings(&whole)), "{json}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ pub(crate) mod control_names;
 mod file;
 mod vocabulary;
 
+use std::fmt::Display;
 use std::path::Path;
 
 use tokenizers::{AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Token};
@@ -14,6 +15,7 @@ use crate::{Error, Result};
 pub use bpe::{Bpe, BpeTokenizer};
 pub(crate) use bpe::{BpeOptions, Merges};
 use control_names::ControlNames;
+pub(crate) use file::Tokens;
 pub(crate) use vocabulary::{Repeated, Vocabulary};
 
 /// A checkpoint's tokenizer.
@@ -47,16 +49,14 @@ impl Tokenizer {
     /// vocabulary.
     pub fn read(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self> {
         let path = path.as_ref();
-        regular_file(path, "a tokenizer.json")?;
-        let json = std::fs::read(path).map_err(Error::io(path))?;
-        refuse_placeholder(path, &json)?;
+        let json = read_json(path)?;
         let inner = file::tokenizer(&json).map_err(|error| match error.downcast::<file::NotImplemented>() {
             Ok(refused) => {
                 let file::NotImplemented { field, problem } = *refused;
                 let problem = format!("{problem}; use the tokenizer.json published with the model");
                 Error::Unsupported { path: Some(path.to_owned()), what: field, problem }
             }
-            Err(error) => Error::file(path, format!("is not a tokenizer: {error}; download it again")),
+            Err(error) => not_a_tokenizer(path, error),
         })?;
         Self::new(inner, path, vocab_size)
     }
@@ -228,6 +228,27 @@ impl Tokenizer {
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
+}
+
+impl Tokens {
+    /// Reads the tokens of `tokenizer.json`, without its merges.
+    ///
+    /// # Errors
+    /// If the file is missing, or is not JSON with tokens of distinct ids.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        file::tokens(&read_json(path)?).map_err(|error| not_a_tokenizer(path, error))
+    }
+}
+
+/// The contents of the `tokenizer.json` at `path`.
+fn read_json(path: &Path) -> Result<Vec<u8>> {
+    regular_file(path, "a tokenizer.json")?;
+    let json = std::fs::read(path).map_err(Error::io(path))?;
+    refuse_placeholder(path, &json).map(|()| json)
+}
+
+fn not_a_tokenizer(path: &Path, error: impl Display) -> Error {
+    Error::file(path, format!("is not a tokenizer: {error}; download it again"))
 }
 
 /// See [`Tokenizer::spellings`].

@@ -32,6 +32,7 @@ pub use names::{gguf_names, hugging_face_name};
 pub(crate) use sampling::declare_sampling;
 pub use sampling::sampling_defaults;
 pub(crate) use split::split_part;
+pub(crate) use tokenizer::check_tokens;
 pub use tokenizer::{check_tokenizer, tokenizer};
 pub use types::GgmlType;
 pub use writer::{GgufWriter, MetadataValue, TensorWriter};

@@ -4,6 +4,8 @@
 //! characters without a token. Files say `gemma4` and list the merges; some say `llama`, with
 //! merges or with only scores, which imply the merges.
 
+use std::collections::BTreeMap;
+
 use tokenizers::AddedToken;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse};
@@ -195,6 +197,11 @@ fn template(bos: &str, id: u32) -> tokenizers::Result<TemplateProcessing> {
 /// # Errors
 /// If one differs, or the file lists none.
 pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
+    check_tokens(gguf, other.spellings())
+}
+
+/// The same for the tokens of another tokenizer; of those with one id, the last counts.
+pub(crate) fn check_tokens<'a>(gguf: &Gguf, others: impl Iterator<Item = (&'a str, u32)>) -> Result<()> {
     let keys = Keys::new(gguf, "");
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, &tokens)?;
@@ -204,16 +211,17 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
         let remedy = "use the tokenizer that came with the checkpoint";
         Err(keys.error(TOKENS, format!("id {id} is {token} here, {other} in the tokenizer.json; {remedy}")))
     };
+    let others: BTreeMap<usize, &str> = others.map(|(token, id)| (id as usize, token)).collect();
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
-        match other.token(id as u32) {
+        match others.get(&id).copied() {
             // Converters give unused ids different names.
             None if *kind == UNUSED => {}
-            Some(other) if same(token, &other) => {}
-            other => return differs(id, other.as_deref()),
+            Some(other) if same(token, other) => {}
+            other => return differs(id, other),
         }
     }
-    let beyond = other.spellings().find(|(_, id)| *id as usize >= tokens.len());
-    beyond.map_or(Ok(()), |(token, id)| differs(id as usize, Some(token)))
+    let beyond = others.range(tokens.len()..).next();
+    beyond.map_or(Ok(()), |(id, token)| differs(*id, Some(token)))
 }
 
 /// Converters write spaces in user-defined tokens as spaces, tokenizer.json as `▁`.

@@ -38,6 +38,7 @@ struct Family {
     /// Contents of the Hugging Face directory for a GGUF checkpoint.
     directory: fn(&Checkpoint) -> Result<Directory>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
+    vocab_size: fn(&Checkpoint) -> Result<usize>,
     /// What `verify` checks in a target.
     implied: fn(&Checkpoint) -> Result<Implied>,
     /// The reply syntax, if its markers are tokens of the tokenizer.
@@ -52,6 +53,7 @@ static QWEN35: Family = Family {
     describe: qwen35::description,
     directory: qwen35::directory,
     facts: qwen35::facts,
+    vocab_size: |checkpoint| Ok(qwen35::TextConfig::of(checkpoint)?.vocab_size),
     implied: qwen35::implied,
     reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
     calls: |tokenizer| Some(Box::new(qwen35::XmlCalls::new(tokenizer)?)),
@@ -63,6 +65,7 @@ static GEMMA4: Family = Family {
     describe: description,
     directory: gemma4_directory,
     facts: gemma4::facts,
+    vocab_size: |checkpoint| Ok(checkpoint.target_config()?.vocab_size),
     implied: gemma4::implied,
     reply: |tokenizer, options| Some(channels(tokenizer, options)),
     calls: |tokenizer| Some(Box::new(ChannelCalls::new(tokenizer)?)),
@@ -120,6 +123,14 @@ pub(crate) fn directory(checkpoint: &Checkpoint) -> Result<Directory> {
 /// If the configuration is malformed or needs something that is not implemented.
 pub fn target_facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
     (of(checkpoint)?.facts)(checkpoint)
+}
+
+/// The size of the vocabulary in the configuration of a target of any family.
+///
+/// # Errors
+/// As [`target_facts`].
+pub(crate) fn vocab_size(checkpoint: &Checkpoint) -> Result<usize> {
+    (of(checkpoint)?.vocab_size)(checkpoint)
 }
 
 /// What the configuration of a target of any family implies.

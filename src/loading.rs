@@ -55,13 +55,17 @@ fn read(
     device: Option<&Arc<dyn Device>>,
     tokens: &GenerationTokens,
 ) -> Result<ReadModels> {
-    let (target, models) = read_target(checkpoint, load, device)?;
+    // One thread makes the tokenizer; the weights' errors come first.
+    let vocab_size = family::vocab_size(checkpoint);
+    let (target, tokenizer) =
+        rayon::join(|| read_target(checkpoint, load, device), || checkpoint.tokenizer(vocab_size?));
+    let (target, models) = target?;
     let assistant = options.assistant.as_ref().map(|path| match &target.gemma4 {
         Some(target) => read_assistant(path, target, load, device),
         None => Err(family::not_implemented("assistant", "omit it", checkpoint)),
     });
     let (assistant, assistant_model) = assistant.transpose()?.unzip();
-    let tokenizer = checkpoint.tokenizer(target.model.vocab_size())?;
+    let tokenizer = tokenizer?;
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
         let draft = read_target(&checkpoint, &LoadOptions { nextn: false, ..load.clone() }, device)?;

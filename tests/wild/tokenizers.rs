@@ -215,6 +215,22 @@ fn rows_without_a_token_have_no_text() {
     assert!(Engine::load(&options).expect("the same tokens").draft_model().is_some());
 }
 
+/// Both are read at once.
+#[test]
+fn errors_of_weights_precede_those_of_the_tokenizer() {
+    let twin = Twin::of("edge");
+    twin.write("target/tokenizer.json", "{}");
+    let load =
+        |threads| Engine::load(&EngineOptions { threads: Some(threads), ..EngineOptions::new(twin.path("target")) });
+    for threads in [1, 2] {
+        refused(load(threads), &["tokenizer.json", "is not a tokenizer"]);
+    }
+    twin.tensors(WEIGHTS, |tensors| tensors.retain(|name, _| !name.ends_with("layers.0.input_layernorm.weight")));
+    for threads in [1, 2] {
+        refused(load(threads), &["layers.0.input_layernorm.weight", "is missing"]);
+    }
+}
+
 /// A message's content is text, whatever it spells: it ends no turn and begins none.
 #[test]
 fn messages_forge_no_control_tokens() {

@@ -61,6 +61,11 @@ impl PagePool {
         self.available().or_else(|| available_memory().map(dropped))
     }
 
+    /// The same, where a sequence takes `other` bytes that are no pages: of the system's memory, but of no limit.
+    pub(crate) fn available_beside(&self, other: u64) -> Option<u64> {
+        self.available().or_else(|| self.available_memory().map(|memory| memory.saturating_sub(other)))
+    }
+
     /// Counts `bytes` of a page, here or on a device, as in use until the result is dropped; `None` if the limit is
     /// reached.
     pub(crate) fn count(&self, bytes: u64) -> Option<Counted> {
@@ -174,6 +179,9 @@ mod tests {
         drop(first);
         let reused = pool.take(4096).expect("the returned page");
         assert!(reused.as_slice().iter().all(|byte| *byte == 0));
+        // Only the system's memory has to hold what else a sequence takes.
+        assert_eq!(pool.available_beside(u64::MAX), pool.available());
+        assert!(PagePool::new(None).available_beside(u64::MAX).is_none_or(|left| left == 0));
         drop((fork, third, reused));
         assert_eq!((pool.held(), pool.available()), (0, Some(3 * 4096)));
     }

@@ -11,7 +11,7 @@ use super::text_model::TextModel;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
 use crate::gemma4::is_tower;
 use crate::kv::{
-    Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, SequenceState, available_memory,
+    Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, Recurrent, SequenceState, available_memory,
 };
 use crate::model::{Model, NextnHead, Output, Request, weights_on_device};
 use crate::nn::{Rotary, linear};
@@ -167,11 +167,12 @@ impl Model for Target {
     }
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
-        let context = self.config.max_position_embeddings;
-        let kv = KvCache::in_pool(self.config.kv_layout(), options, context, self.ops.isa, pool)?;
         // A device has the state of its sequences; this one only cannot be truncated.
         let delta_nets = self.model.iter().flat_map(TextModel::delta_nets);
         let delta_nets = DeltaNetState::new(delta_nets, available_memory())?;
+        let memory = options.memory.or_else(|| pool.available_beside(delta_nets.bytes() as u64));
+        let (context, options) = (self.config.max_position_embeddings, KvOptions { memory, ..options.clone() });
+        let kv = KvCache::in_pool(self.config.kv_layout(), &options, context, self.ops.isa, pool)?;
         Ok(SequenceState::with_recurrent(kv, Box::new(delta_nets)))
     }
 

@@ -33,7 +33,13 @@ impl Scheduler {
                 // Memory is the system's, to which what others hold may not return.
                 None => match self.reclaimable() {
                     0 => {} // the engine measured it
-                    more => session.extend_context(|| pages.available_memory().map_or(u64::MAX, |free| free + more))?,
+                    more => {
+                        let SpeculativeDecoder { backend, state, .. } = session.decoder();
+                        let own = backend.recurrent_bytes(state) as u64; // zeros that take no memory yet
+                        let free =
+                            || pages.available_memory().map_or(u64::MAX, |free| (free + more).saturating_sub(own));
+                        session.extend_context(free)?;
+                    }
                 },
             }
         }

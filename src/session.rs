@@ -220,6 +220,11 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the tokens read can be truncated to the first `len`: see [`Session::rewind`].
+    pub(crate) fn can_rewind(&self, len: usize) -> bool {
+        self.idle().state.can_rewind(len)
+    }
+
     /// The decoder, waiting for it if it is drafting. A draft made meanwhile is dropped.
     pub(crate) fn decoder(&mut self) -> &mut SpeculativeDecoder {
         self.decoder_and_draft().0

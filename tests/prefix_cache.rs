@@ -233,32 +233,56 @@ impl LogitsProcessor for Fails {
     }
 }
 
-/// The third prompt that diverges at one place computes nothing before it.
+/// The third prompt that diverges at one place computes nothing before it. Nor does the second if the first one's state
+/// can be truncated to that place: sliding windows can, a recurrent state cannot.
 #[test]
 fn a_place_where_prompts_part_is_kept() {
+    for (engine, second) in [(demo(), 100), (demo_qwen(), 400 - 2 * INTERVAL)] {
+        let mut rng = StdRng::seed_from_u64(6);
+        let common = text(&mut rng, 300, 4000);
+        let (session, options) = (SessionOptions::default(), options(4, &engine));
+        let mut scheduler = scheduler(&engine, Some(u64::MAX));
+        let computed: Vec<usize> = (0..3)
+            .map(|_| {
+                let prompt = [&common[..], &text(&mut rng, 100, 4000)].concat();
+                let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+                assert_eq!(results[0].0, cold(&engine, &session, &prompt, &options));
+                results[0].1
+            })
+            .collect();
+        assert_eq!(computed, [400, second, 100]);
+    }
+}
+
+/// The next turn of a chat, whose template leaves the reasoning that a prompt opens out of earlier turns; the same
+/// prompt again, for another answer; and an earlier message that is edited.
+#[test]
+fn turns_of_a_chat_compute_what_is_new() {
+    let part = |first: u32, len: u32| (first..first + len).collect::<Vec<u32>>();
+    let (history, reasoning) = (part(10, 200), part(300, 4));
+    let next = [&history[..], &part(400, 50), &reasoning].concat();
+    let edited = [&history[..150], &part(500, 60)].concat();
+    let prompts = [[history, reasoning].concat(), next.clone(), next, edited];
+    let (engine, session) = (demo(), SessionOptions::default());
+    let (mut scheduler, options) = (scheduler(&engine, Some(u64::MAX)), options(4, &engine));
+    let computed = prompts.map(|prompt| {
+        let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0);
+        assert_eq!(written, cold(&engine, &session, &prompt, &options));
+        computed
+    });
+    assert_eq!(computed, [204, 54, 1, 60]);
+}
+
+/// Prompts in other formats do not use what is cached, nor do contexts that are too short for the prompt.
+#[test]
+fn other_formats_and_contexts_are_not_continued() {
     let engine = demo();
-    let mut rng = StdRng::seed_from_u64(6);
-    let common = text(&mut rng, 300, 4000);
+    let prompts = [text(&mut StdRng::seed_from_u64(6), 400, 4000)];
     let (session, options) = (SessionOptions::default(), options(4, &engine));
     let mut scheduler = scheduler(&engine, Some(u64::MAX));
-    let computed: Vec<usize> = (0..3)
-        .map(|_| {
-            let prompt = [&common[..], &text(&mut rng, 100, 4000)].concat();
-            let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
-            assert_eq!(results[0].0, cold(&engine, &session, &prompt, &options));
-            results[0].1
-        })
-        .collect();
-    assert_eq!(computed, [400, 400 - 2 * INTERVAL, 100]);
-    // The same prompt again: its last token is computed for its logits, as is what is not worth ending a pass for.
-    let again = [&common[..], &text(&mut rng, 100, 4000)].concat();
-    let prompts = [again.clone(), again];
-    run(&mut scheduler, &session, &prompts[..1], &options);
-    assert!(run(&mut scheduler, &session, &prompts[1..], &options)[0].1 <= 100);
-    // Prompts in other formats do not use it.
+    run(&mut scheduler, &session, &prompts, &options);
     let other = SessionOptions { kv: KvPreset::Balanced.into() };
-    assert_eq!(run(&mut scheduler, &other, &prompts[..1], &options)[0].1, 400);
-    // Nor does a sequence whose context is shorter than it.
+    assert_eq!(run(&mut scheduler, &other, &prompts, &options)[0].1, 400);
     let short = SessionOptions { kv: KvOptions { max_context: Some(200), ..KvOptions::default() } };
     let short = scheduler.session(&short).expect("a session");
     let refused = scheduler.add(short, &prompts[0], &options).expect_err("a prompt of 400 tokens");
@@ -377,7 +401,7 @@ fn what_is_kept_may_take_the_free_memory() {
         (held, twice)
     };
     let (held, _) = used(None);
-    assert_eq!(used(Some(held * 3 / 2)).1, [600, 600 - 4 * INTERVAL]);
+    assert_eq!(used(Some(held * 3 / 2)).1, [600, 1]);
 }
 
 /// A state's tokens are, which the cache and its session have.
@@ -386,10 +410,12 @@ fn the_tokens_of_what_is_kept_are_counted() {
     let demo = cases::demo().path.join("target");
     let mut rng = StdRng::seed_from_u64(19);
     let (prompt, more) = (text(&mut rng, 100, 4000), text(&mut rng, 10, 4000));
-    let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+    let kv = KvOptions { max_context: Some(1024), max_round_rows: 16, ..KvOptions::default() };
+    let session = SessionOptions { kv };
     let used = |max_bytes| {
         let engine = with_memory(&demo, None);
-        let (mut scheduler, options) = (scheduler(&engine, Some(max_bytes)), options(4, &engine));
+        // A text so long that the state after it cannot be truncated to the prompt.
+        let (mut scheduler, options) = (scheduler(&engine, Some(max_bytes)), options(200, &engine));
         run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
         let held = engine.pages().held();
         (held, run(&mut scheduler, &session, &[[&prompt[..], &more].concat()], &options)[0].1)
@@ -397,7 +423,7 @@ fn the_tokens_of_what_is_kept_are_counted() {
     let (held, computed) = used(u64::MAX);
     assert_eq!(computed, 10);
     // States after the prompt, and after all of the text but its last token.
-    let all = held + 8 * (100 + 103);
+    let all = held + 8 * (100 + 299);
     assert_eq!([all, all - 1].map(|max_bytes| used(max_bytes).1), [10, 110]);
 }
 

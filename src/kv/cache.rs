@@ -97,7 +97,7 @@ impl KvCache {
         if len > self.len {
             return Err(Error::argument("len", problem));
         }
-        if !self.stores.iter().all(|store| store.holds(len, self.written)) {
+        if !self.can_rewind(len) {
             let problem = format!("{problem}: rows of a sliding window were overwritten; start a new session");
             return Err(Error::argument("len", problem));
         }
@@ -107,6 +107,11 @@ impl KvCache {
             self.written = 0;
         }
         Ok(())
+    }
+
+    /// Whether [`KvCache::rewind`] to `len` positions is possible.
+    pub(crate) fn can_rewind(&self, len: usize) -> bool {
+        len <= self.len && self.stores.iter().all(|store| store.holds(len, self.written))
     }
 
     /// Frees the pages that only rows after the committed ones took.

@@ -134,4 +134,9 @@ impl SequenceState {
         }
         self.kv.rewind(len)
     }
+
+    /// Whether [`SequenceState::rewind`] to `len` positions is possible.
+    pub(crate) fn can_rewind(&self, len: usize) -> bool {
+        (self.recurrent.is_none() || len == self.kv.len()) && self.kv.can_rewind(len)
+    }
 }

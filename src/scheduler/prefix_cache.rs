@@ -1,8 +1,9 @@
 //! Prefix cache: a prompt continues from the longest cached prefix of it.
 //!
 //! A cached prefix is a fork of a session. It shares pages with the sequence that wrote them (for sliding layers those
-//! of the window at that length), and the recurrent state. A sequence that continues from it has the bits of one that
-//! read the whole prompt.
+//! of the window at that length), and the recurrent state. It also serves a prompt that has only its first tokens, if
+//! it can be truncated to them ([`Session::rewind`]). A sequence that continues from it has the bits of one that read
+//! the whole prompt.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -28,9 +29,9 @@ const UNKNOWN_MEMORY_MAX_BYTES: u64 = 4 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
     /// Tokens of a prompt between two of its first 64 cached prefixes; between the next 64 twice as many, then four
-    /// times as many, and so on. A prompt that diverges from a cached one between two prefixes computes the tokens
-    /// after the shorter one again, and is cached at that place. A pass reads at most the tokens up to the next cached
-    /// prefix. Default: 256.
+    /// times as many, and so on. A prompt that diverges from a cached one between two prefixes continues from the
+    /// longer one, truncated, if [`Session::rewind`] can do that; else it computes the tokens after the shorter one
+    /// again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix. Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, and of the prefixes' recurrent
     /// states and tokens, which are in no page and take at most half of it; beyond it the least recently used prefixes
@@ -111,16 +112,18 @@ impl PrefixCache {
         }
     }
 
-    /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at
-    /// least one token of the prompt is left to read. Older prefixes are dropped for one that is in a file.
+    /// A session with the longest prefix of `prompt` that a cached one has or can be truncated to, in the formats and
+    /// with the limits of `like`; at least one token of the prompt is left to read. Older prefixes are dropped for one
+    /// that is in a file.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
         self.uses += 1;
         loop {
-            let key = self.longest_prefix(like, prompt)?;
+            let (key, len) = self.longest_prefix(like, prompt)?;
             let prefix = self.prefixes.get_mut(&key)?;
             prefix.used = self.uses;
             let needed = like.kv().bytes_at(key.len()) as u64;
-            match prefix.session(&self.engine, &key).and_then(|session| session.fork_like(like)) {
+            let fork = prefix.session(&self.engine, &key).and_then(|session| session.fork_like(like));
+            match fork.and_then(|mut fork| fork.rewind(len).map(|()| fork)) {
                 Ok(found) => return Some(found),
                 // The file is in memory now, and its context turned out too short.
                 Err(Error::Context { .. }) if !prefix.serves(like) => {}
@@ -136,19 +139,18 @@ impl PrefixCache {
         }
     }
 
-    /// The longest cached prefix of `prompt` without its last token that serves `like`.
-    fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<Vec<u32>> {
-        let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
-        // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with
-        // it as any prefix has.
-        loop {
-            let (key, prefix) = self.prefixes.range::<[u32], _>(up_to(upper)).next_back()?;
-            let shared = shared(key, upper);
-            if shared == key.len() && prefix.serves(like) {
-                return Some(key.clone());
-            }
-            upper = &upper[..shared.min(key.len() - 1)];
-        }
+    /// The cached prefix with the most tokens of `prompt` without its last one, of those that serve `like`, and how
+    /// many it is truncated to.
+    fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<(Vec<u32>, usize)> {
+        let prompt = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
+        let usable = |(key, prefix): (&Vec<u32>, &CachedPrefix)| {
+            let len = shared(key, prompt);
+            (prefix.has_state_at(len, key) && prefix.serves(like)).then(|| (key.clone(), len))
+        };
+        // The farther a key is from `prompt` in the map, the fewer tokens it shares with it.
+        let below = self.prefixes.range::<[u32], _>(up_to(prompt)).rev().find_map(usable);
+        let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).find_map(usable);
+        below.into_iter().chain(above).max_by_key(|(_, len)| *len)
     }
 
     /// Lengths, ascending, at which a sequence that reads `prompt` from token `from` on is cached: at regular
@@ -335,6 +337,16 @@ impl CachedPrefix {
             SessionStorage::File { .. } => true,
         };
         is_long_enough && self.formats == like.kv_options().without_limits()
+    }
+
+    /// Whether a fork can have the state after the first `len` tokens of `key`, its own. It is not truncated to the few
+    /// that all prompts of a chat template begin with.
+    fn has_state_at(&self, len: usize, key: &[u32]) -> bool {
+        let can_rewind = |session: &Session| len >= MIN_SAVED_TOKENS && session.can_rewind(len);
+        match &self.storage {
+            SessionStorage::Memory { session, .. } => len == key.len() || can_rewind(session),
+            SessionStorage::File { .. } => len == key.len(),
+        }
     }
 
     /// The session of `tokens`, read back if it is in a file.

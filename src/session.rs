@@ -225,6 +225,11 @@ impl Session {
         self.idle().state.can_rewind(len)
     }
 
+    /// Whether there is a recurrent state, which cannot be truncated.
+    pub(crate) fn has_recurrent(&self) -> bool {
+        self.idle().state.has_recurrent()
+    }
+
     /// The decoder, waiting for it if it is drafting. A draft made meanwhile is dropped.
     pub(crate) fn decoder(&mut self) -> &mut SpeculativeDecoder {
         self.decoder_and_draft().0

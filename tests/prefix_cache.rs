@@ -172,7 +172,7 @@ fn sampled_drafts_are_those_of_a_fresh_session() {
         };
         let mut scheduler = scheduler(&engine, Some(u64::MAX));
         let want = cold(&engine, &session, &prompt, &options);
-        for computed in [300, 300 - 2 * INTERVAL] {
+        for computed in [300, 4] {
             let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
             assert_eq!(results, [(want.clone(), computed)], "seed {seed}");
         }
@@ -263,14 +263,17 @@ fn turns_of_a_chat_compute_what_is_new() {
     let next = [&history[..], &part(400, 50), &reasoning].concat();
     let edited = [&history[..150], &part(500, 60)].concat();
     let prompts = [[history, reasoning].concat(), next.clone(), next, edited];
-    let (engine, session) = (demo(), SessionOptions::default());
-    let (mut scheduler, options) = (scheduler(&engine, Some(u64::MAX)), options(4, &engine));
-    let computed = prompts.map(|prompt| {
-        let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0);
-        assert_eq!(written, cold(&engine, &session, &prompt, &options));
-        computed
-    });
-    assert_eq!(computed, [204, 54, 1, 60]);
+    // A recurrent state is cached before the reasoning and at intervals.
+    for (engine, want) in [(demo(), [204, 54, 1, 60]), (demo_qwen(), [204, 54, 4, 210 - INTERVAL])] {
+        let session = SessionOptions::default();
+        let (mut scheduler, options) = (scheduler(&engine, Some(u64::MAX)), options(4, &engine));
+        let computed = prompts.each_ref().map(|prompt| {
+            let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(prompt), &options).remove(0);
+            assert_eq!(written, cold(&engine, &session, prompt, &options));
+            computed
+        });
+        assert_eq!(computed, want);
+    }
 }
 
 /// Prompts in other formats do not use what is cached, nor do contexts that are too short for the prompt.
@@ -293,7 +296,8 @@ fn other_formats_and_contexts_are_not_continued() {
 /// What prompts share that are added together is computed once, also if the sequence that computes it is removed.
 #[test]
 fn prompts_that_are_added_together_share_their_beginning() {
-    for engine in [demo(), demo_qwen()] {
+    // A recurrent state is cached a few tokens before the end.
+    for (engine, again) in [(demo(), 1), (demo_qwen(), 4)] {
         let (mut rng, session, options) = (StdRng::seed_from_u64(20), SessionOptions::default(), options(4, &engine));
         let common = text(&mut rng, 300, 4000);
         let [long, short] = [100, 60].map(|len| [&common[..], &text(&mut rng, len, 4000)].concat());
@@ -301,7 +305,7 @@ fn prompts_that_are_added_together_share_their_beginning() {
         let prompts = [long.clone(), short, long, branch];
         let want = prompts.each_ref().map(|prompt| cold(&engine, &session, prompt, &options));
         let results = run(&mut scheduler(&engine, Some(u64::MAX)), &session, &prompts, &options);
-        assert_eq!(results, Vec::from_iter(want.clone().into_iter().zip([400, 60, 1, 20])));
+        assert_eq!(results, Vec::from_iter(want.clone().into_iter().zip([400, 60, again, 20])));
 
         let mut scheduler = scheduler(&engine, Some(u64::MAX));
         let [first, others @ ..] = prompts.each_ref().map(|prompt| {
@@ -502,13 +506,13 @@ fn a_context_does_not_depend_on_what_is_kept() {
 /// not fit beside a running sequence.
 #[test]
 fn a_context_that_does_not_fit_beside_others_drops_nothing() {
-    drops_nothing(&cases::demo().path.join("target"), 300, 12);
+    drops_nothing(&cases::demo().path.join("target"), (300, 300), 12);
     // The pages of the NextN head count.
-    drops_nothing(&cases::demo_qwen().path, 100, 15);
+    drops_nothing(&cases::demo_qwen().path, (100, 96), 15);
 }
 
-/// With a prefix of `len` tokens, and memory for `eighths` of a context.
-fn drops_nothing(target: &Path, len: usize, eighths: u64) {
+/// With a prompt of `len` tokens, a cached prefix of `cached` of them, and memory for `eighths` of a context.
+fn drops_nothing(target: &Path, (len, cached): (usize, usize), eighths: u64) {
     let load = |kv_memory| with_memory(target, kv_memory);
     let mut rng = StdRng::seed_from_u64(21);
     let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
@@ -527,7 +531,7 @@ fn drops_nothing(target: &Path, len: usize, eighths: u64) {
     assert!(matches!(scheduler.session(&session), Err(Error::Memory { .. })));
     drop(scheduler.remove(running));
     let id = scheduler.add(later, &[&prompt[..], &text(&mut rng, 10, 4000)].concat(), &options).expect("added");
-    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, len);
+    assert_eq!(scheduler.statistics(id).expect("a sequence").cached_tokens, cached);
 }
 
 /// So do prefixes all of whose pages a running sequence has.

@@ -173,7 +173,7 @@ impl Scheduler {
             run.replaces(empty);
         }
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
-            run.cuts = prefixes.cuts(prompt, cached);
+            run.cuts = prefixes.cuts(&session, prompt);
         }
         let awaited = match takes_prefix {
             true => await_reader(&mut self.slots, &session, prompt, options),
@@ -255,7 +255,7 @@ impl Scheduler {
         let unread = |slot: &&mut Slot| slot.id == id && slot.run.is_reading();
         let missing = || Error::argument("id", "is not a sequence of this scheduler whose prompt is unread");
         let slot = self.slots.iter_mut().find(unread).ok_or_else(missing)?;
-        if slot.session.decoder().state.has_recurrent() {
+        if slot.session.has_recurrent() {
             slot.run.kept_at = Some(slot.run.prompt_end - 1);
             // The other tokens may be a cached prefix.
             slot.keep_before_last();

@@ -19,6 +19,10 @@ use crate::{Error, Result};
 /// weights once more, which for E2B takes as long as 16 tokens of a prompt.
 pub(super) const MIN_SAVED_TOKENS: usize = 32;
 
+/// Tokens at the end of a chat's prompt that the next turn may not have, as templates leave the reasoning that a prompt
+/// opens out of earlier turns: Qwen3.5's `<think>`, `\n\n`, `</think>`, `\n\n`.
+const REASONING_TOKENS: usize = 4;
+
 /// Regular cuts of a prompt after which their distance doubles.
 const CUTS: usize = 64;
 
@@ -153,9 +157,11 @@ impl PrefixCache {
         below.into_iter().chain(above).max_by_key(|(_, len)| *len)
     }
 
-    /// Lengths, ascending, at which a sequence that reads `prompt` from token `from` on is cached: at regular
-    /// intervals, where the prompt diverges from cached ones, and at its end.
-    pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
+    /// Lengths, ascending, at which a sequence is cached that continues from `session`, with the first tokens of
+    /// `prompt`: at regular intervals, where the prompt diverges from cached ones, and at its end. A recurrent state
+    /// cannot be truncated, and is cached before the reasoning that a chat's prompt ends with.
+    pub fn cuts(&self, session: &Session, prompt: &[u32]) -> Vec<usize> {
+        let from = session.tokens().len();
         let below = self.prefixes.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
         let diverges_at = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
@@ -165,9 +171,12 @@ impl PrefixCache {
             cuts.push(diverges_at);
         }
         cuts.retain(|cut| *cut > from && cut + MIN_SAVED_TOKENS <= prompt.len());
-        cuts.push(prompt.len());
         cuts.sort_unstable();
         cuts.dedup();
+        let last = cuts.last().map_or(from, |cut| *cut);
+        let reasoning = if session.has_recurrent() { REASONING_TOKENS } else { 0 };
+        let ends_early = last + MIN_SAVED_TOKENS + reasoning <= prompt.len();
+        cuts.push(prompt.len() - if ends_early { reasoning } else { 0 });
         cuts
     }
 

@@ -688,6 +688,29 @@ fn what_memory_does_not_hold_goes_to_files() {
     assert_eq!(files(), 0);
 }
 
+/// A conversation in a file is truncated to what its next turn has of it, as one in memory.
+#[test]
+fn a_chat_goes_on_from_a_file() {
+    let part = |first: u32, len: u32| (first..first + len).collect::<Vec<u32>>();
+    let (history, reasoning) = (part(10, 200), part(300, 4));
+    let next = [&history[..], &part(400, 50)].concat();
+    let (engine, session) = (demo(), SessionOptions::default());
+    let directory = tempfile::tempdir().expect("a folder");
+    let prefix_cache = PrefixCacheOptions {
+        interval: INTERVAL,
+        max_bytes: Some(0),
+        directory: Some(directory.path().into()),
+        ..PrefixCacheOptions::default()
+    };
+    let prefix_cache = Some(prefix_cache);
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let options = options(4, &engine);
+    for (prompt, want) in [([history, reasoning].concat(), 204), (next, 50)] {
+        let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0);
+        assert_eq!((&written, computed), (&cold(&engine, &session, &prompt, &options), want));
+    }
+}
+
 /// One in a file takes the memory of older ones, and stays in its file while running sequences have that.
 #[test]
 fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {

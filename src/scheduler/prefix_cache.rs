@@ -83,8 +83,16 @@ enum Origin {
 }
 
 enum SessionStorage {
-    Memory { session: Session, recurrent_bytes: u64 },
-    File { path: PathBuf, bytes: u64 },
+    Memory {
+        session: Session,
+        recurrent_bytes: u64,
+    },
+    /// A session that can be truncated to `shortest` tokens.
+    File {
+        path: PathBuf,
+        bytes: u64,
+        shortest: usize,
+    },
 }
 
 impl PrefixCache {
@@ -287,7 +295,9 @@ impl PrefixCache {
             let path = files.next();
             match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
                 Ok(metadata) => {
-                    prefix.storage = SessionStorage::File { path, bytes: metadata.len() };
+                    let lengths = (0..=key.len()).rev();
+                    let shortest = lengths.take_while(|len| session.can_rewind(*len)).last().unwrap_or(key.len());
+                    prefix.storage = SessionStorage::File { path, bytes: metadata.len(), shortest };
                     self.prefixes.insert(key, prefix);
                 }
                 Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
@@ -351,11 +361,11 @@ impl CachedPrefix {
     /// Whether a fork can have the state after the first `len` tokens of `key`, its own. It is not truncated to the few
     /// that all prompts of a chat template begin with.
     fn has_state_at(&self, len: usize, key: &[u32]) -> bool {
-        let can_rewind = |session: &Session| len >= MIN_SAVED_TOKENS && session.can_rewind(len);
-        match &self.storage {
-            SessionStorage::Memory { session, .. } => len == key.len() || can_rewind(session),
-            SessionStorage::File { .. } => len == key.len(),
-        }
+        let can_rewind = || match &self.storage {
+            SessionStorage::Memory { session, .. } => session.can_rewind(len),
+            SessionStorage::File { shortest, .. } => len >= *shortest,
+        };
+        len == key.len() || len >= MIN_SAVED_TOKENS && can_rewind()
     }
 
     /// The session of `tokens`, read back if it is in a file.

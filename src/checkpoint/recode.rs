@@ -1,7 +1,7 @@
 //! Converts tensors between types in chunks of a few megabytes on all threads; no tensor is in memory as a whole.
 
+use foretoken_kernels::Isa;
 use foretoken_kernels::quant::{dequantize_row, quantize_row, quantize_row_by_importance};
-use foretoken_kernels::{ElementType, Isa};
 use rayon::prelude::*;
 
 use super::tensor::{RawTensor, TensorType};
@@ -142,6 +142,7 @@ fn are_finite(x: &[f32]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use foretoken_kernels::ElementType;
     use foretoken_kernels::quant::WeightType;
 
     use super::*;

@@ -96,12 +96,13 @@ impl Weight {
         }
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
         // Allocators align buffers for any element type; `cast` checks.
-        let copied = |from: Bytes| {
-            let copy = Bytes::from(from.as_slice().to_vec());
-            from.release_all();
+        let bytes = if aligned {
+            bytes
+        } else {
+            let copy = Bytes::from(bytes.as_slice().to_vec());
+            bytes.release_all();
             copy
         };
-        let bytes = if aligned { bytes } else { copied(bytes) };
         Some(Self::of(Storage::Float(element, bytes), [count, outputs, inputs]))
     }
 

@@ -366,9 +366,9 @@ impl Engine {
     /// Opens a session: an empty cache for one sequence.
     ///
     /// # Errors
-    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Unsupported`] if
-    /// the CPU cannot quantize heads of this width; [`Error::Device`] if the device has no kernels for a K/V format, or
-    /// fails.
+    /// If an option is out of its range; [`Error::Memory`] if the context does not fit memory; [`Error::Unsupported`]
+    /// if the CPU cannot quantize heads of this width; [`Error::Device`] if the device has no kernels for a K/V format,
+    /// or fails.
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
         Session::new(self.clone(), options)
     }

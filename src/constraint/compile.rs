@@ -80,8 +80,8 @@ impl Compiler {
     /// Compiles `constraint`, unless it is cached. `end` are the end-of-generation tokens.
     ///
     /// # Errors
-    /// If it is malformed, no text satisfies it or it exceeds its limits, the tokenizer has no known decoder, or there is
-    /// no memory for the stack.
+    /// If it is malformed, no text satisfies it or it exceeds its limits, the tokenizer has no known decoder, or there
+    /// is no memory for the stack.
     pub fn compile(
         &self,
         constraint: &Constraint,

@@ -126,8 +126,8 @@ impl Constraint {
 /// Limits on compiling and running a constraint. Exceeding one is an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintLimits {
-    /// Bytes of the schema, expression or grammar. The thread that compiles it reserves a KiB of stack for each. Default:
-    /// 262144.
+    /// Bytes of the schema, expression or grammar. The thread that compiles it reserves a KiB of stack for each.
+    /// Default: 262144.
     pub source_bytes: usize,
     /// Symbols in the productions of the grammar. Default: 200000.
     pub grammar_symbols: usize,

@@ -85,8 +85,8 @@ pub struct Quantized {
 ///
 /// # Errors
 /// If the file is malformed, a matrix is already quantized or has values beyond the range of its new type, importances
-/// are for another model, the new file cannot be written, or the quantization is cancelled: an existing file is unchanged
-/// then.
+/// are for another model, the new file cannot be written, or the quantization is cancelled: an existing file is
+/// unchanged then.
 pub fn quantize(
     source: &Checkpoint,
     destination: impl AsRef<Path>,

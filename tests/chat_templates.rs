@@ -467,7 +467,8 @@ fn a_final_message_is_continued() {
         ("Sure: ", "Sure:"),
         ("a\n", "a"),
         ("  b ", "b"),
-        ("user", "user"), // stands earlier as well
+        ("c \u{1c}", "c"), // white space of Python's `strip` alone
+        ("user", "user"),  // stands earlier as well
         ("", ""),
         (" \n", ""),
         ("<eos>", "<eos>"),

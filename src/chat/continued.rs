@@ -4,6 +4,7 @@ use minijinja::Value;
 
 use super::marks;
 use super::message::{Content, Message, Part, Role};
+use super::python::is_space;
 use crate::{Error, Result};
 
 /// The end of the text that is continued.
@@ -28,8 +29,8 @@ pub(super) fn tagged(messages: &[Message], values: &[Value]) -> Result<(Vec<Mess
     });
     let problem = "the last one must be the assistant's, with a text and without tool calls, to be continued";
     let text = text.ok_or_else(|| Error::argument("messages", problem))?;
-    let without_start = text.trim_start();
-    let spaces = without_start[without_start.trim_end().len()..].to_owned();
+    let without_start = text.trim_start_matches(is_space);
+    let spaces = without_start[without_start.trim_end_matches(is_space).len()..].to_owned();
     // A template that trims the text drops the space.
     text.extend([tag, ' ']);
     Ok((messages, TextEnd { tag, spaces }))

@@ -43,7 +43,7 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, argum
 }
 
 /// Whitespace to Python's `str` methods.
-fn is_space(c: char) -> bool {
+pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 

@@ -26,7 +26,7 @@ pub struct Generation<S: BorrowMut<Session> = Session> {
 impl<S: BorrowMut<Session>> Generation<S> {
     /// A generation whose prompt has not been read yet.
     pub(crate) fn new(mut session: S, prompt: &[u32], options: &GenerateOptions) -> Result<Self, (S, Error)> {
-        match Run::new(session.borrow_mut(), prompt, options) {
+        match Run::new(session.borrow_mut(), prompt, 0, options) {
             Ok(run) => Ok(Self { session: Some(session), run }),
             Err(error) => Err((session, error)),
         }

@@ -61,16 +61,17 @@ enum Undo {
 }
 
 impl Run {
-    /// Validates the request and prepares the sequence. Nothing is computed.
+    /// Validates the request and prepares the sequence, which has the first `cached` tokens of `prompt`. Nothing is
+    /// computed.
     ///
     /// # Errors
     /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
     /// range.
-    pub fn new(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<Self> {
+    pub fn new(session: &mut Session, prompt: &[u32], cached: usize, options: &GenerateOptions) -> Result<Self> {
         let (engine, id) = (session.engine.clone(), session.id);
         let decoder = session.decoder();
         let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
-        let ids: Vec<u32> = newest.into_iter().chain(prompt.iter().copied()).collect();
+        let ids: Vec<u32> = newest.into_iter().chain(prompt[cached..].iter().copied()).collect();
         if prompt.is_empty() {
             return Err(Error::argument("prompt", "is empty; pass at least one token"));
         }
@@ -91,6 +92,7 @@ impl Run {
         let statistics = Statistics {
             generations: 1,
             prompt_tokens: prompt.len(),
+            cached_tokens: cached,
             simulated: !options.simulate_acceptance.is_empty(),
             speculation: SpeculationStats::new(&kinds),
             ..Statistics::default()

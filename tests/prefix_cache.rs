@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use foretoken::kv::{KvOptions, KvPreset};
-use foretoken::speculative::{BlockSize, Cancel};
+use foretoken::speculative::{BlockSize, Cancel, Trace};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions, LogitsProcessor, PrefixCacheOptions,
     Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde_json::Value;
 
 const INTERVAL: usize = 128;
 
@@ -755,6 +756,23 @@ fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {
     assert_eq!(none, 0);
     drop(scheduler.remove(other));
     assert_eq!(cached(&mut scheduler, waiting).0, known);
+}
+
+/// A trace has the size of the whole prompt, as the statistics do.
+#[test]
+fn a_trace_counts_cached_tokens() {
+    let (engine, file) = (demo(), tempfile::NamedTempFile::new().expect("a file"));
+    let trace = Some(Trace::file(file.path()).expect("a trace"));
+    let options = GenerateOptions { trace, ..options(4, &engine) };
+    let (mut scheduler, session) = (scheduler(&engine, Some(u64::MAX)), SessionOptions::default());
+    let prompts = [text(&mut StdRng::seed_from_u64(6), 100, 4000)];
+    let computed: Vec<usize> =
+        (0..2).flat_map(|_| run(&mut scheduler, &session, &prompts, &options)).map(|(_, computed)| computed).collect();
+    assert!(computed[0] == 100 && computed[1] < 100, "{computed:?}");
+    let lines = std::fs::read_to_string(file.path()).expect("a trace");
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let begins: Vec<_> = lines.filter(|line| line["event"] == "begin").collect();
+    assert_eq!(begins.iter().map(|line| line["prompt_tokens"].as_u64()).collect::<Vec<_>>(), [Some(100); 2]);
 }
 
 /// An interval of nothing is refused before any prompt is looked at, and the session comes back.

@@ -162,13 +162,11 @@ impl Scheduler {
             Some(known) => (known, Some(session)),
             None => (session, None),
         };
-        let run = Run::new(&mut session, &prompt[cached..], options);
+        let run = Run::new(&mut session, prompt, cached, options);
         let mut run = match run.and_then(|run| check(self, &mut session, run.unread()).map(|()| run)) {
             Ok(run) => run,
             Err(error) => return refuse(empty.unwrap_or(session), error),
         };
-        run.statistics.prompt_tokens = prompt.len();
-        run.statistics.cached_tokens = cached;
         if let Some(empty) = empty {
             run.replaces(empty);
         }

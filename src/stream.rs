@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::generation::Generation;
 use crate::piece::Piece;
-use crate::speculative::Cancel;
+use crate::speculative::{Cancel, spawn_task};
 use crate::{Error, Result};
 
 /// Yields a [`Piece`] per round: [`Generation::into_stream`] (feature `stream`). Dropping it cancels this generation
@@ -94,7 +94,7 @@ impl GenerationStream {
         let engine = generation.engine().clone();
         let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
         let result = job.clone();
-        engine.parts.pool.spawn(move || {
+        spawn_task(&engine.parts.pool, move || {
             let done = catch_unwind(AssertUnwindSafe(|| {
                 let piece = generation.next();
                 (generation, piece)
@@ -167,7 +167,7 @@ impl Drop for GenerationStream {
         if let Some(generation) = generation.filter(|generation| generation.is_drafting()) {
             // Its end waits for the draft's current token, whose job may wait for others: not on this thread.
             let engine = generation.engine().clone();
-            engine.parts.pool.spawn(move || drop(generation));
+            spawn_task(&engine.parts.pool, move || drop(generation));
         }
     }
 }

@@ -187,6 +187,43 @@ fn a_panic_in_what_a_dropped_stream_leaves_ends_no_thread() {
     }
 }
 
+/// While a drafter waits for rayon, its thread takes up other work of the pool, but not the round that waits for the
+/// draft.
+#[test]
+fn a_drafter_may_wait_for_rayon() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(demo) }).expect("the demo");
+    let ((begun, has_begun), (go, may_go)) = (channel(), channel::<()>());
+    let may_go = Mutex::new(may_go);
+    let join = Arc::new(move || {
+        let (stolen, is_stolen) = channel();
+        let on_the_other_thread = || {
+            let _ = (stolen.send(()), begun.send(()));
+            // Until the other end is dropped.
+            let _ = may_go.lock().recv();
+        };
+        rayon::join(move || is_stolen.recv().is_ok(), on_the_other_thread);
+    });
+    let custom = CustomDrafter::new("join", move || Box::new(Slow(join.clone())));
+    let drafters = Drafters::Priority(vec![DrafterOptions::Custom(custom)]);
+    let (block, pipeline) = (BlockSize::Fixed(2), DraftPipeline::Ahead);
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 6, speculation, stop, ..GenerateOptions::default() };
+    let session = engine.session(&SessionOptions::default()).expect("a session");
+    let mut stream = pin!(session.into_generation(&[5, 6], &options).expect("a generation").into_stream());
+    let mut tokens = next(stream.as_mut()).expect("a piece").expect("the first token").tokens.len();
+    has_begun.recv().expect("a draft");
+    // Both threads are in the draft now. The one that waits takes up the next round, and then this.
+    assert!(stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
+    engine.run(|| ());
+    drop(go);
+    while let Some(piece) = next(stream.as_mut()) {
+        tokens += piece.expect("a piece").tokens.len();
+    }
+    assert_eq!(tokens, 6);
+}
+
 /// The thread that drops a stream does not wait for the draft that is being made, whether the piece before it was
 /// polled or not.
 #[test]

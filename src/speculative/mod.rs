@@ -46,6 +46,8 @@ pub use drafters::{
     NgramMapK4v, NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions,
 };
 pub use pipeline::Cancel;
+#[cfg(feature = "stream")]
+pub(crate) use pipeline::spawn_task;
 // For tests: callers have no pool to run it on.
 #[doc(hidden)]
 pub use pipeline::Pending;

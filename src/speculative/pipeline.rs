@@ -24,6 +24,7 @@
 //! assert_eq!(sum.unwrap(), 6);
 //! ```
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,8 +88,11 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         let (send, result) = sync_channel(1);
         let seen = cancel.clone();
         pool.spawn(move || {
+            let outer = DEFERRED.replace(Some(Vec::new()));
             // The work must be returned even after a panic.
             let done = catch_unwind(AssertUnwindSafe(|| job(&mut work, &seen)));
+            let deferred = DEFERRED.replace(outer).unwrap_or_default();
+            deferred.into_iter().for_each(|task| rayon::spawn(move || begin(task)));
             // Nobody waits if the `Pending` itself was dropped.
             let _ = send.send((work, done));
         });
@@ -115,5 +119,33 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
             }
         }
         self.result.recv().expect("the job sends before it ends")
+    }
+}
+
+/// Work that may wait for a job.
+type Task = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// Within a job: what the thread begins after it.
+    static DEFERRED: RefCell<Option<Vec<Task>>> = const { RefCell::new(None) };
+}
+
+/// Runs `task`, which may wait for a job, on a thread of `pool`. A thread that waits for rayon within a job takes up
+/// other work, but begins the task after the job, which may be the one that the task waits for.
+#[cfg(feature = "stream")]
+pub(crate) fn spawn_task(pool: &ThreadPool, task: impl FnOnce() + Send + 'static) {
+    pool.spawn(move || begin(Box::new(task)));
+}
+
+fn begin(task: Task) {
+    let task = DEFERRED.with_borrow_mut(|deferred| match deferred {
+        Some(deferred) => {
+            deferred.push(task);
+            None
+        }
+        None => Some(task),
+    });
+    if let Some(task) = task {
+        task();
     }
 }

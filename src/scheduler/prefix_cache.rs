@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::prefix_files::PrefixFiles;
 use crate::engine::Engine;
@@ -28,6 +29,10 @@ const CUTS: usize = 64;
 
 /// Default of [`PrefixCacheOptions::max_bytes`] where the free memory is unknown.
 const UNKNOWN_MEMORY_MAX_BYTES: u64 = 4 << 30;
+
+/// How long the system's available memory, once read, counts as known. Reading it takes about 0.1 ms: a tenth of a small
+/// model's pass.
+const MEMORY_KNOWN_FOR: Duration = Duration::from_millis(100);
 
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +67,9 @@ pub(crate) struct PrefixCache {
     max_bytes: u64,
     prefixes: BTreeMap<Vec<u32>, CachedPrefix>,
     uses: u64,
-    has_dropped: bool,          // since `take_has_dropped`
-    files: Option<PrefixFiles>, // dropped after the prefixes
+    has_dropped: bool,                     // since `take_has_dropped`
+    system_memory: Option<(Instant, u64)>, // when it was read, and what passes since have left of it at least
+    files: Option<PrefixFiles>,            // dropped after the prefixes
 }
 
 /// The state of a sequence after the tokens of its key.
@@ -111,6 +117,7 @@ impl PrefixCache {
             prefixes: BTreeMap::new(),
             uses: 0,
             has_dropped: false,
+            system_memory: None,
             files,
         }
     }
@@ -223,12 +230,23 @@ impl PrefixCache {
     /// Drops prefixes until `bytes` are available under the limit of the engine's pages, or of the system, or as many
     /// as all prefixes together can free.
     pub fn drop_until_available(&mut self, bytes: u64) {
-        // Without a limit, the system's memory is read: only for a pass that takes pages.
         if bytes == 0 || self.prefixes.is_empty() {
             return;
         }
+        if let Some((read, left)) = &mut self.system_memory
+            && read.elapsed() < MEMORY_KNOWN_FOR
+            && *left >= bytes
+        {
+            *left -= bytes;
+            return;
+        }
         let available = |cache: &Self| cache.engine.pages().available_memory();
-        let Some(before) = available(self).filter(|available| *available < bytes) else { return };
+        let Some(before) = available(self) else { return };
+        let left = before.checked_sub(bytes);
+        self.system_memory = left.filter(|_| self.engine.pages().limit().is_none()).map(|left| (Instant::now(), left));
+        if left.is_some() {
+            return;
+        }
         // Part of what is needed suffices for some of the sequences.
         let reachable =
             if self.holds_uncounted() { bytes } else { bytes.min(before.saturating_add(self.reclaimable())) };

@@ -89,8 +89,8 @@ impl Metrics {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Adds a generation's statistics, and its times from admission to start, first token and end.
-    pub fn ended(&self, statistics: &Statistics, queued: Duration, first: Duration, total: Duration) {
+    /// Adds the rounds and drafts of a generation that has ended or failed.
+    pub fn decoded(&self, statistics: &Statistics) {
         self.rounds.fetch_add(statistics.rounds as u64, Relaxed);
         // A pass of one row verifies no draft.
         let drafts: usize = statistics.speculation.rows.iter().skip(2).sum();
@@ -105,7 +105,10 @@ impl Metrics {
             add(drafted, &drafter.drafted_at);
             add(accepted, &drafter.accepted_at);
         }
-        drop(drafters);
+    }
+
+    /// Adds a generation's times from admission to start, first token and end.
+    pub fn ended(&self, statistics: &Statistics, queued: Duration, first: Duration, total: Duration) {
         self.queue.observe(queued);
         self.total.observe(total);
         if statistics.generated_tokens > 1 {

@@ -363,6 +363,7 @@ impl EngineThread {
 
     /// Fails every job, and replaces the scheduler.
     fn fail_all(&mut self, failure: impl Fn() -> Failure) {
+        self.running.iter().filter_map(|one| self.scheduler.statistics(one.id)).for_each(|of| self.metrics.decoded(of));
         let empty = Scheduler::new(&self.engine, SchedulerOptions::default());
         let old = std::mem::replace(&mut self.scheduler, empty);
         if catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
@@ -427,6 +428,7 @@ impl EngineThread {
             }
             Err(error) => {
                 let started = self.running.swap_remove(at);
+                self.scheduler.statistics(started.id).into_iter().for_each(|failed| self.metrics.decoded(failed));
                 self.scheduler.remove(started.id);
                 self.full = false;
                 let failure = Failure::Library(Arc::new(error));
@@ -445,6 +447,7 @@ impl EngineThread {
         self.scheduler.remove(started.id);
         self.full = false;
         let total = started.request.admitted.elapsed();
+        self.metrics.decoded(&statistics);
         self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
         tracing::info!(
             request = started.request.id,

@@ -1,5 +1,5 @@
 use foretoken::kv::KvOptions;
-use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor, Stop};
+use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor, Speculation, Stop};
 use foretoken_tools::demo;
 
 use super::*;
@@ -257,21 +257,13 @@ impl LogitsProcessor for FailingDevice {
     }
 }
 
-/// The tokens of a prompt whose client leaves while it is read are not those of prompts that were read.
-#[test]
-fn prompts_that_are_not_read_to_their_end_are_not_counted() {
-    let (engine, (send, jobs), metrics) = (with_memory(None), channel(), Arc::<Metrics>::default());
+/// A thread of at most `parallel` sequences, whose turns a test takes.
+fn thread(engine: &Engine, parallel: usize, jobs: Receiver<Job>) -> EngineThread {
     let scheduler = SchedulerOptions { max_rows: 16, ..SchedulerOptions::default() };
-    let mut thread = EngineThread {
-        scheduler: Scheduler::new(&engine, scheduler.clone()),
+    EngineThread {
+        scheduler: Scheduler::new(engine, scheduler.clone()),
         engine: engine.clone(),
-        options: WorkerOptions {
-            parallel: 1,
-            max_queue: 0,
-            session: SessionOptions::default(),
-            context: 8192,
-            scheduler,
-        },
+        options: WorkerOptions { parallel, max_queue: 0, session: SessionOptions::default(), context: 8192, scheduler },
         jobs,
         waiting: VecDeque::new(),
         running: Vec::new(),
@@ -280,23 +272,57 @@ fn prompts_that_are_not_read_to_their_end_are_not_counted() {
         abort: Arc::default(),
         device_failures: Arc::default(),
         device_failed: false,
-        metrics: metrics.clone(),
-    };
+        metrics: Arc::default(),
+    }
+}
+
+fn assert_metrics(thread: &EngineThread, counts: &[(&str, &str, usize)]) {
+    let text = thread.metrics.text("m", &thread.engine);
+    for (name, label, count) in counts {
+        let line = format!("{name}{{model_name=\"m\"{label}}} {count}\n");
+        assert!(text.contains(&line), "no {line} in {text}");
+    }
+}
+
+/// The tokens of a prompt whose client leaves while it is read are not those of prompts that were read.
+#[test]
+fn prompts_that_are_not_read_to_their_end_are_not_counted() {
+    let (engine, (send, jobs)) = (with_memory(None), channel());
+    let mut thread = thread(&engine, 1, jobs);
     let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
     let (job, running) = job_with(places, (300..400).collect(), &of_length(4));
     send.send(job).expect("a receiver");
     assert!(thread.turn() && thread.running.len() == 1, "its first 16 tokens are read");
     drop(running);
     assert!(thread.turn() && thread.running.is_empty());
-    let text = metrics.text("m", &engine);
-    for (name, label, count) in [
+    let counts = [
         ("vllm:prompt_tokens_total", "", 0),
         ("vllm:prefix_cache_queries_total", "", 0),
         ("vllm:request_success_total", ",finished_reason=\"abort\"", 1),
-    ] {
-        let line = format!("{name}{{model_name=\"m\"{label}}} {count}\n");
-        assert!(text.contains(&line), "no {line} in {text}");
-    }
+    ];
+    assert_metrics(&thread, &counts);
+}
+
+/// The rounds of a failed generation are counted, as its tokens are.
+#[test]
+fn rounds_of_failed_generations_are_counted() {
+    let (engine, (send, jobs), fails) = (with_memory(None), channel(), Arc::<AtomicBool>::default());
+    let mut thread = thread(&engine, 1, jobs);
+    let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
+    let speculation = Speculation::Off;
+    let options = GenerateOptions { logits_processor, speculation, ..of_length(8000) };
+    let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
+    let (job, _running) = job_with(places, PROMPT.into(), &options);
+    send.send(job).expect("a receiver");
+    while thread.turn() && thread.running[0].generated < 4 {}
+    fails.store(true, Ordering::SeqCst);
+    while thread.turn() && !thread.running.is_empty() {}
+    let counts = [
+        ("vllm:generation_tokens_total", "", 4),
+        ("foretoken:rounds_total", "", 3),
+        ("vllm:request_success_total", ",finished_reason=\"error\"", 1),
+    ];
+    assert_metrics(&thread, &counts);
 }
 
 /// A faulty pass is one failure, however many requests it fails.

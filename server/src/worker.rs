@@ -448,7 +448,6 @@ impl EngineThread {
         self.full = false;
         let total = started.request.admitted.elapsed();
         self.metrics.decoded(&statistics);
-        self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
         tracing::info!(
             request = started.request.id,
             finish = finish_name(finish),
@@ -466,6 +465,7 @@ impl EngineThread {
         self.publish();
         // There are others only if it ended before its first token.
         for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
+            self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
             self.metrics.finished(finish_name(finish));
             // Freed before the client can send another request.
             drop(ticket);

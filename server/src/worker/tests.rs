@@ -325,6 +325,24 @@ fn rounds_of_failed_generations_are_counted() {
     assert_metrics(&thread, &counts);
 }
 
+/// Generations of a job that end together, before a token, have times of their own.
+#[test]
+fn each_generation_without_tokens_is_counted() {
+    let (engine, (send, jobs)) = (with_memory(None), channel());
+    let mut thread = thread(&engine, 2, jobs);
+    let places = Ticket::take_all(&Arc::default(), 2, 2).expect("places");
+    let (job, _running) = job_with(places, PROMPT.into(), &of_length(0));
+    send.send(job).expect("a receiver");
+    while thread.turn() && !thread.running.is_empty() {}
+    let counts = [
+        ("vllm:request_success_total", ",finished_reason=\"length\"", 2),
+        ("vllm:request_queue_time_seconds_count", "", 2),
+        ("vllm:e2e_request_latency_seconds_count", "", 2),
+        ("vllm:time_to_first_token_seconds_count", "", 0),
+    ];
+    assert_metrics(&thread, &counts);
+}
+
 /// A faulty pass is one failure, however many requests it fails.
 #[tokio::test]
 async fn a_faulty_pass_is_not_a_lost_device() {

@@ -27,9 +27,9 @@ PROMPTS = json.loads((pathlib.Path(__file__).parent.parent / "models/demo/prompt
 TOKENS = 128
 
 
-def percentile(values, share):
-    values = sorted(values)
-    return values[min(int(len(values) * share), len(values) - 1)] if values else float("nan")
+def percentile(values, percent):
+    """The least value that at least so many percent of all do not exceed."""
+    return sorted(values)[-(-len(values) * percent // 100) - 1] if values else float("nan")
 
 
 class Load:
@@ -129,13 +129,13 @@ async def main(arguments):
             for drafts, measured in rounds.items():
                 rate, of_processor = (statistics.median(of[i] for of in measured) for i in (0, 1))
                 first, between = ([value for of in measured for value in of[i]] for i in (2, 3))
-                cells = [percentile(values, share) for values in (first, between) for share in (0.5, 0.99)]
+                cells = [percentile(values, percent) for values in (first, between) for percent in (50, 99)]
                 name = "-" if arguments.llama else "auto" if drafts else "off"
                 print(f"{count:8}  {name:6}  {rate:8.0f}  {of_processor:15.0f}  " + "  ".join(f"{cell:8.2f}" for cell in cells), flush=True)
         if arguments.prompt_tokens:
             for drafts in ways:
                 alone, meanwhile, read = await load.disturbed(arguments.seconds, drafts, arguments.prompt_tokens)
-                p50, p99 = ([percentile(gaps, share) for gaps in (alone, meanwhile)] for share in (0.5, 0.99))
+                p50, p99 = ([percentile(gaps, percent) for gaps in (alone, meanwhile)] for percent in (50, 99))
                 name = "-" if arguments.llama else "auto" if drafts else "off"
                 print(f"gaps of 4 streams, drafts {name}, ms: p50 {p50[0]:.2f}, p99 {p99[0]:.2f} undisturbed; "
                       f"p50 {p50[1]:.2f}, p99 {p99[1]:.2f} ({p99[1] / p99[0]:.2f}x) while {len(read)} prompts of "

@@ -143,7 +143,8 @@ def passes(record):
     """Cost of verifying several rows, share of the peak bandwidth, and prompt processing."""
     # If a record has several states of the code, the last one.
     runs = [path.name.rsplit("-", 1)[0] for path in record.path.glob("e2b-verify-curve-*.json") if "before" not in path.name]
-    curves = record.verify_curves(f"{max(runs)}-[0-9].json")
+    by_number = lambda run: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run)]
+    curves = record.verify_curves(f"{max(runs, key=by_number)}-[0-9].json")
     v = lambda rows: median(curve["v"][rows - 1] for curve in curves)
     share = median(curve["step_bytes"] / curve["ms"][0] / 1e6 / curve["read_gb_per_second"] for curve in curves)
     prompt = median(curve["prefill_512_tokens_per_second"] for curve in curves)

@@ -66,7 +66,7 @@ pub(crate) async fn answer(
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let prompts = encoded.into_iter().zip(seeds).collect();
-    let submitted = submit(app, &generate, request_id, admitted, prompts, tickets);
+    let submitted = submit(app, &generate, request_id.into(), admitted, prompts, tickets);
     let mut running = submitted.map_err(|failure| outputs[0].error(&failure))?;
     // The headers are sent once a sequence exists, so that an error before that has a status of its own. Tokens that
     // its forks have by then are left to the response.
@@ -132,7 +132,7 @@ fn prompt_seeds(common: &Common, prompts: usize) -> Vec<u64> {
 fn submit(
     app: &App,
     generate: &Generate,
-    request_id: String,
+    request_id: Arc<str>,
     admitted: Instant,
     prompts: Vec<(Vec<u32>, u64)>,
     tickets: Vec<Ticket>,

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 pub(crate) struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// The request's id, for the log.
-    pub request_id: String,
+    pub request_id: Arc<str>,
     /// When the request was admitted.
     pub admitted: Instant,
     /// The first generation, which prefills the prompt.

@@ -310,7 +310,7 @@ pub(crate) async fn slots(State(app): State<Arc<App>>, uri: Uri) -> Result<Respo
             "id": id,
             "n_ctx": app.served.context,
             "is_processing": slot.request_id.is_some(),
-            "request_id": slot.request_id,
+            "request_id": slot.request_id.as_deref(),
             "n_prompt_tokens": slot.prompt_tokens,
             "n_decoded": slot.generated_tokens,
         })

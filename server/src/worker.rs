@@ -46,7 +46,7 @@ pub(crate) struct Worker {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slot {
     /// The request that occupies it.
-    pub request_id: Option<String>,
+    pub request_id: Option<Arc<str>>,
     pub prompt_tokens: usize,
     pub generated_tokens: usize,
 }
@@ -164,7 +164,7 @@ struct Started {
 /// What the generations of a job share.
 #[derive(Clone)]
 struct Request {
-    id: String,
+    id: Arc<str>,
     prompt: Arc<Vec<u32>>,
     admitted: Instant,
     queued: Duration,
@@ -267,7 +267,7 @@ impl EngineThread {
         let statistics = added.as_ref().ok().and_then(|id| self.scheduler.statistics(*id));
         let cached = statistics.map(|statistics| statistics.cached_tokens);
         let request = Request { id: request_id, prompt, admitted, queued, cached };
-        tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
+        tracing::debug!(request = &*request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
         if let Some(cached) = cached {
             // Sending fails if the client is gone; the job is then cancelled.
             let _ = choice.updates.send(Update::Started(cached));
@@ -423,7 +423,7 @@ impl EngineThread {
             }
             // Its text so far is not lost: the client gets a reason to end instead of an error.
             Err(error) if is_memory(&error) && started.generated > 0 => {
-                tracing::warn!(request = started.request.id, %error, "cut short");
+                tracing::warn!(request = &*started.request.id, %error, "cut short");
                 self.end(at, FinishReason::Context);
             }
             Err(error) => {
@@ -449,7 +449,7 @@ impl EngineThread {
         let total = started.request.admitted.elapsed();
         self.metrics.decoded(&statistics);
         tracing::info!(
-            request = started.request.id,
+            request = &*started.request.id,
             finish = finish_name(finish),
             prompt_tokens = started.request.prompt.len(),
             cached_tokens = statistics.cached_tokens,

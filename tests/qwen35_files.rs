@@ -480,6 +480,7 @@ fn has_a_head_that_is_not_read(case: &Case, folder: &Path) {
     let checkpoint = Checkpoint::open(folder.join("model.gguf")).expect("a blob");
     let facts = target_facts(&checkpoint).expect("facts");
     assert!(matches!(facts.own_drafter, OwnDrafter::NoHead), "{}", case.name);
+    assert_eq!(facts.has_experts, config(case)["model_type"] == "qwen3_5_moe_text", "{}", case.name);
     let findings = verify(&VerifyOptions { target: Some(folder.join("model.gguf")), ..VerifyOptions::default() });
     assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{}: {findings:?}", case.name);
 }

@@ -25,6 +25,8 @@ pub struct TargetFacts {
     pub weight_bytes: u64,
     /// Bytes of weights read per token.
     pub step_bytes: u64,
+    /// Whether each token reads the weights of a few of many experts.
+    pub has_experts: bool,
     /// The drafter of the model's family.
     pub own_drafter: OwnDrafter,
 }

@@ -40,6 +40,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         state_bytes: 0,
         weight_bytes: checkpoint.target_bytes(&config)?,
         step_bytes: checkpoint.target_step_bytes(&config)?,
+        has_experts: config.moe.is_some(),
         own_drafter: OwnDrafter::Assistant,
     })
 }

@@ -53,6 +53,7 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         state_bytes: 4 * (linear * state) as u64,
         weight_bytes: checkpoint.sum_of_tensors(|name, _, bytes| if is_unread(name) { 0 } else { bytes }),
         step_bytes,
+        has_experts: config.moe.is_some(),
         own_drafter: if has_nextn(checkpoint) { OwnDrafter::NextnHead(draft_bytes) } else { OwnDrafter::NoHead },
     })
 }

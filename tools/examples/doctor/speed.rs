@@ -56,7 +56,10 @@ pub fn print(
     }
     let free = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
     let preset = contexts(facts, free);
-    tokens_per_second(facts, assistant, threads)?;
+    // Else the disk limits the speed.
+    if available.is_none_or(|available| weights <= available) {
+        tokens_per_second(facts, assistant, threads)?;
+    }
     line("command", &command(checkpoint, facts, assistant, preset)?);
     Ok(())
 }

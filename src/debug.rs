@@ -73,9 +73,10 @@ impl fmt::Debug for EngineOptions {
 
 impl fmt::Debug for LoadOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { isa, quantize, centroids, progress: _, cancel: _ } = self;
+        let Self { isa, quantize, centroids, nextn, progress: _, cancel: _ } = self;
         let mut all = f.debug_struct("LoadOptions");
-        all.field("isa", isa).field("quantize", quantize).field("centroids", centroids).finish_non_exhaustive()
+        all.field("isa", isa).field("quantize", quantize).field("centroids", centroids).field("nextn", nextn);
+        all.finish_non_exhaustive()
     }
 }
 

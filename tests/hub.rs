@@ -449,7 +449,9 @@ fn a_split_file_that_changes() {
 #[test]
 fn a_revision_by_name() {
     let mut all = BTreeMap::from([gguf_file("edge-Q8_0.gguf")]);
-    all.insert(format!("test/edge-GGUF@{OTHER_COMMIT}/edge-Q8_0.gguf"), b"older".to_vec());
+    for file in ["edge-Q4_0.gguf", "edge-Q8_0.gguf"] {
+        all.insert(format!("test/edge-GGUF@{OTHER_COMMIT}/{file}"), b"older".to_vec());
+    }
     all.extend(files(&format!("test/target@{OTHER_COMMIT}"), &fixture().0.join("target")));
     let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
     server.state().revisions = vec![("v1.0", OTHER_COMMIT), ("refs/pr/1", OTHER_COMMIT)];
@@ -460,6 +462,7 @@ fn a_revision_by_name() {
         String::from_utf8(std::fs::read(path).expect("a file")).expect("text")
     };
     assert_eq!(read("test/edge-GGUF:Q8_0", &options), "edge-Q8_0.gguf");
+    refused(resolve("test/edge-GGUF@v1.0", &options), &["several GGUF files", "(test/edge-GGUF@v1.0:TAG, "]);
     let [tag, commit, branch] = ["v1.0", OTHER_COMMIT, "refs/pr/1"].map(|name| format!("test/edge-GGUF@{name}:Q8_0"));
     for name in [&tag, &commit] {
         refused(resolve(name, &offline), &["test/edge-GGUF", "127.0.0.1:9"]);

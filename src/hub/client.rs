@@ -193,7 +193,7 @@ impl Downloads<'_> {
 
     /// A GGUF file with all its parts; returns the first.
     fn gguf(&self, files: &[&str]) -> Result<PathBuf> {
-        let Name { repository, tag } = self.name;
+        let Name { repository, revision, tag } = self.name;
         let none = || Error::file(repository, format!("has no GGUF file{}; it has {}", tagged_as(tag), listed(files)));
         let found = tagged(files, self.name);
         let file = match found[..] {
@@ -201,7 +201,9 @@ impl Downloads<'_> {
             [one] => one,
             _ => {
                 let problem = format!("has several GGUF files{}", tagged_as(tag));
-                let remedy = format!("choose one ({repository}:TAG, a part of its name, or the name without .gguf)");
+                let at = revision.map_or(String::new(), |revision| format!("@{revision}"));
+                let remedy =
+                    format!("choose one ({repository}{at}:TAG, a part of its name, or the name without .gguf)");
                 return Err(Error::file(repository, format!("{problem}: {}; {remedy}", listed(&found))));
             }
         };

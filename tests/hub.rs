@@ -728,6 +728,9 @@ impl tracing::Subscriber for Events {
 fn downloads_are_logged() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
     let options = server.options(cache.path());
+    // The first download of the process registers the event. If another thread did while the only subscriber is this
+    // one's, the event would be disabled.
+    resolve("test/assistant", &options).expect("the assistant");
     let logged = || {
         let events = Arc::new(Events::default());
         let resolved = tracing::subscriber::with_default(events.clone(), || resolve("test/target", &options));

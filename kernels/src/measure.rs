@@ -39,8 +39,8 @@ pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
     isa.run(Read(data))
 }
 
-/// Multiplies and adds pairs of 8-bit integers in registers, 16 vectors per round, of AVX-512 with AMX. Returns the number
-/// of multiply-adds and a value that depends on them; `None` for an instruction set without such an instruction.
+/// Multiplies and adds pairs of 8-bit integers in registers, 16 vectors per round, of AVX-512 with AMX. Returns the
+/// number of multiply-adds and a value that depends on them; `None` for an instruction set without such an instruction.
 pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
     /// `$dot` in 16 independent chains.
     #[allow(unused_macros)]

@@ -205,18 +205,20 @@ impl Session {
         Ok(fork)
     }
 
-    /// Truncates the sequence to its first `len` tokens. The next generation needs a prompt, as always.
+    /// Truncates the sequence to its first `len` tokens, and frees the pages after them. The next generation needs a
+    /// prompt, as always.
     ///
     /// # Errors
     /// If there are fewer tokens, or rows that the next query reads were dropped: a sliding window retains the rows of
     /// one more round, and a recurrent state cannot be rewound. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
-        let decoder = self.decoder();
-        if len == decoder.drafting.tokens.len() {
+        let SpeculativeDecoder { backend, state, drafting } = self.decoder();
+        if len == drafting.tokens.len() {
             return Ok(());
         }
-        decoder.state.rewind(len)?;
-        decoder.drafting.truncate(len, None);
+        state.rewind(len)?;
+        backend.trim(state);
+        drafting.truncate(len, None);
         Ok(())
     }
 

@@ -559,6 +559,18 @@ fn a_session_goes_back_as_far_as_its_rows_last() {
     );
 }
 
+/// A truncated session holds no pages of the tokens that it had.
+#[test]
+fn a_session_that_goes_back_frees_its_pages() {
+    let (engine, _) = engine("dense");
+    let prompt: Vec<u32> = (3..300).collect();
+    let [mut long, mut short] = [(); 2].map(|()| session(&engine));
+    pieces(&mut long, &prompt, &options(0, Speculation::Off));
+    pieces(&mut short, &prompt[..100], &options(0, Speculation::Off));
+    long.rewind(100).expect("within a round's rows");
+    assert_eq!(long.kv_bytes(), short.kv_bytes());
+}
+
 /// Costs of another machine are refused, in the words of [`Costs::load`].
 #[test]
 fn costs_of_another_machine_are_refused() {

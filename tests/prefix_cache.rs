@@ -712,6 +712,39 @@ fn a_chat_goes_on_from_a_file() {
     }
 }
 
+/// A file is not read for what a prefix in memory has as well.
+#[test]
+fn a_prefix_in_memory_is_used_before_one_in_a_file() {
+    let part = |first: u32, len: u32| (first..first + len).collect::<Vec<u32>>();
+    let prompt = |own: u32| [part(10, 200), part(own, 50)].concat();
+    let (engine, session) = (demo(), SessionOptions::default());
+    let directory = tempfile::tempdir().expect("a folder");
+    let prefix_cache = PrefixCacheOptions {
+        interval: INTERVAL,
+        max_bytes: Some(u64::MAX),
+        directory: Some(directory.path().into()),
+        ..PrefixCacheOptions::default()
+    };
+    let prefix_cache = Some(prefix_cache);
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let options = options(4, &engine);
+    let files = || {
+        let paths =
+            std::fs::read_dir(directory.path()).expect("the folder").map(|entry| entry.expect("an entry").path());
+        paths.filter(|path| path.extension().is_some_and(|of| of == "session")).count()
+    };
+    run(&mut scheduler, &session, &[prompt(400)], &options);
+    // It continues from the state after the first prompt, which is used later than that after the first text.
+    run(&mut scheduler, &session, &[prompt(300)], &options);
+    (0..3).for_each(|_| assert!(scheduler.drop_prefix()));
+    assert_eq!(files(), 1, "the first text");
+    // Its neighbours in the cache are the second text and the first.
+    let between = prompt(350);
+    let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&between), &options).remove(0);
+    assert_eq!((&written, computed), (&cold(&engine, &session, &between, &options), 50));
+    assert_eq!(files(), 1, "the file was read");
+}
+
 /// One in a file takes the memory of older ones, and stays in its file while running sequences have that.
 #[test]
 fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {

@@ -159,17 +159,25 @@ impl PrefixCache {
     }
 
     /// The cached prefix with the most tokens of `prompt` without its last one, of those that serve `like`, and how
-    /// many it is truncated to.
+    /// many it is truncated to. Of several, one in memory, and one that is not truncated.
     fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<(Vec<u32>, usize)> {
         let prompt = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
-        let usable = |(key, prefix): (&Vec<u32>, &CachedPrefix)| {
+        let is_usable = |key: &[u32], prefix: &CachedPrefix, len| prefix.has_state_at(len, key) && prefix.serves(like);
+        let usable_len = |(key, prefix): (&Vec<u32>, &CachedPrefix)| {
             let len = shared(key, prompt);
-            (prefix.has_state_at(len, key) && prefix.serves(like)).then(|| (key.clone(), len))
+            is_usable(key, prefix, len).then_some(len)
         };
         // The farther a key is from `prompt` in the map, the fewer tokens it shares with it.
-        let below = self.prefixes.range::<[u32], _>(up_to(prompt)).rev().find_map(usable);
-        let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).find_map(usable);
-        below.into_iter().chain(above).max_by_key(|(_, len)| *len)
+        let below = self.prefixes.range::<[u32], _>(up_to(prompt)).rev().find_map(usable_len);
+        let above = self.prefixes.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).find_map(usable_len);
+        let len = below.max(above)?;
+        // Those with the same tokens are in sequence, the shortest first.
+        let from = self.prefixes.range::<[u32], _>((Bound::Included(&prompt[..len]), Bound::Unbounded));
+        let mut usable = from
+            .take_while(|(key, _)| key.starts_with(&prompt[..len]))
+            .filter(|(key, prefix)| is_usable(key, prefix, len));
+        let in_memory = usable.clone().find(|(_, prefix)| prefix.is_in_memory());
+        in_memory.or_else(|| usable.next()).map(|(key, _)| (key.clone(), len))
     }
 
     /// Lengths, ascending, at which a sequence is cached that continues from `session`, with the first tokens of
@@ -301,8 +309,7 @@ impl PrefixCache {
 
     /// The same, of prefixes last used before `used`.
     fn drop_oldest_before(&mut self, used: u64) -> bool {
-        let in_memory = |prefix: &CachedPrefix| matches!(prefix.storage, SessionStorage::Memory { .. });
-        let oldest = self.take_oldest(|prefix| in_memory(prefix) && prefix.used < used);
+        let oldest = self.take_oldest(|prefix| prefix.is_in_memory() && prefix.used < used);
         let Some((key, mut prefix)) = oldest else { return false };
         self.has_dropped = true;
         let next = self.prefixes.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
@@ -321,7 +328,7 @@ impl PrefixCache {
                 Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
             }
             while self.file_bytes() > self.options.max_file_bytes
-                && self.take_oldest(|prefix| !in_memory(prefix)).is_some()
+                && self.take_oldest(|prefix| !prefix.is_in_memory()).is_some()
             {}
         }
         true
@@ -366,6 +373,10 @@ impl SessionStorage {
 }
 
 impl CachedPrefix {
+    fn is_in_memory(&self) -> bool {
+        matches!(self.storage, SessionStorage::Memory { .. })
+    }
+
     /// Whether a fork can have the formats and the context of `like`; the context of one in a file is known once it is
     /// read.
     fn serves(&self, like: &Session) -> bool {

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::Target;
-use foretoken::kv::{KvFormat, KvOptions, LayerFormat, SequenceState};
+use foretoken::kv::{KvFormat, KvOptions, LayerFormat, PagePool, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::sampler::Distribution;
 use foretoken::speculative::{
-    BlockSize, Context, Costs, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
-    Machine, NgramSimpleOptions, Observed, Reads,
+    BlockSize, ChainedModel, Context, Costs, CustomDrafter, Draft, DraftCost, DraftModel, Drafter, DrafterKind,
+    DrafterOptions, Drafters, Machine, NgramSimpleOptions, Observed, Reads,
 };
 use foretoken::{
     DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor,
@@ -495,6 +495,24 @@ fn log_probabilities_of_prompts() {
     // None where the token before it has been read, whose logits are gone.
     session.rewind(session.tokens().len() - 1).expect("rewound");
     assert_eq!(scored_tokens(&mut session), prompt[1..]);
+}
+
+/// A draft model that is truncated counts the pages of the rows that it reads after that, copies of shared ones as well.
+#[test]
+fn a_truncated_draft_model_counts_what_it_reads_again() {
+    let checkpoint = Checkpoint::open(&cases::named("dense").path.join("target")).expect("a checkpoint");
+    let model = Arc::new(ChainedModel(Arc::new(Target::load(&checkpoint, Isa::best()).expect("a target"))));
+    let pages = PagePool::new(None);
+    let mut original = DraftModel::new(model, &KvOptions::default(), &pages).expect("a draft model");
+    let text: Vec<u32> = (3..400).collect();
+    original.read_prompt(&text).expect("rows");
+    let mut fork = original.fork().expect("a fork");
+    fork.truncate(100);
+    let edited = [&text[..100], &text[300..]].concat();
+    let (most, before) = (fork.page_bytes(edited.len()) as u64, pages.held());
+    fork.read_prompt(&edited).expect("rows");
+    let taken = pages.held() - before;
+    assert!(taken > 0 && taken <= most, "{taken} bytes of {most}");
 }
 
 /// A fork continues like its original, and neither disturbs the other, in any K/V format.

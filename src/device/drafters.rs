@@ -222,6 +222,14 @@ impl Drafter for DeviceDraftModel {
         self.rewind_to(tokens);
     }
 
+    fn truncate(&mut self, len: usize) {
+        if len < self.read.len() {
+            self.sequence.get_mut().trim(len);
+            self.read.truncate(len);
+            self.matching = self.matching.min(len);
+        }
+    }
+
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         let left = self.max_context.saturating_sub(context.tokens.len());
         let most = most.min(left).min(self.max_round_rows);

@@ -121,6 +121,15 @@ impl Drafter for DraftModel {
         }
     }
 
+    /// If rows that it needs are gone, they are read again once the text is known.
+    fn truncate(&mut self, len: usize) {
+        if len < self.read.len() && self.state.rewind(len).is_ok() {
+            self.state.kv_mut().trim();
+            self.read.truncate(len);
+            self.last_scores = None;
+        }
+    }
+
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         Some(self)
     }

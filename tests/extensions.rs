@@ -500,7 +500,7 @@ fn log_probabilities_of_prompts() {
 /// A draft model that is truncated counts the pages of the rows that it reads after that, copies of shared ones as well.
 #[test]
 fn a_truncated_draft_model_counts_what_it_reads_again() {
-    let checkpoint = Checkpoint::open(&cases::named("dense").path.join("target")).expect("a checkpoint");
+    let checkpoint = Checkpoint::open(cases::named("dense").path.join("target")).expect("a checkpoint");
     let model = Arc::new(ChainedModel(Arc::new(Target::load(&checkpoint, Isa::best()).expect("a target"))));
     let pages = PagePool::new(None);
     let mut original = DraftModel::new(model, &KvOptions::default(), &pages).expect("a draft model");

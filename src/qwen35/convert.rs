@@ -120,12 +120,11 @@ fn sections(config: &TextConfig) -> [i32; 3] {
 /// If the metadata need something that is not implemented.
 pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
     let config = TextConfig::of(source)?;
-    let (net, json) = (config.delta_net.clone(), config_json(&config));
+    let net = config.delta_net.clone();
     Ok(Directory {
         family: "Qwen3.5",
         implied: implied(source)?.tensors,
-        tokens: json!({ "bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"] }),
-        config: json,
+        config: config_json(&config),
         reads_back: Box::new(move |fields| {
             let (tensor_layout, eos_token_ids) = (config.tensor_layout, config.eos_token_ids.clone());
             Ok(TextConfig { tensor_layout, eos_token_ids, ..TextConfig::target(fields)? } == config)

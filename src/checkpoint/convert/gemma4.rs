@@ -1,7 +1,5 @@
 //! Contents of a Gemma 4's GGUF file, and of its directory.
 
-use serde_json::json;
-
 use super::options::{AssistantLayout, ToGgufOptions};
 use super::plan::{Description, Directory, plan};
 use super::{config_json, describe};
@@ -73,12 +71,9 @@ pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
         Config::Target(text) => config_json::target(text),
         Config::Assistant(assistant) => config_json::assistant(assistant),
     };
-    let text = if let Config::Assistant(_) = config { &json["text_config"] } else { &json };
-    let tokens = json!({ "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"] });
     Ok(Directory {
         family: "Gemma 4",
         implied: implied_tensors(source, &config)?,
-        tokens,
         config: json,
         reads_back: Box::new(move |fields| reads_back(fields, &config)),
         left_out: &[ROPE_FREQS],

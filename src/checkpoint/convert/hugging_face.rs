@@ -92,7 +92,8 @@ fn write_configuration(source: &Checkpoint, gguf: &Gguf, destination: &Path, dir
     if !(directory.reads_back)(&Fields::read(&config)?)? {
         return Err(Error::file(&config, "cannot represent this GGUF file's layer configuration; keep the GGUF file"));
     }
-    let mut tokens = directory.tokens;
+    let text = directory.config.get("text_config").unwrap_or(&directory.config);
+    let mut tokens = json!({ "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"] });
     let suppressed = gguf::suppressed_tokens(gguf)?;
     if !suppressed.is_empty() {
         tokens["suppress_tokens"] = json!(suppressed);

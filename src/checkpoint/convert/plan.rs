@@ -39,8 +39,6 @@ pub(crate) struct Directory {
     pub family: &'static str,
     /// config.json.
     pub config: Value,
-    /// Its fields with token ids.
-    pub tokens: Value,
     /// Whether config.json represents the GGUF file's configuration.
     pub reads_back: ReadsBack,
     /// Tensors implied by the configuration or found only in GGUF files.

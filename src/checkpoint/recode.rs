@@ -33,7 +33,6 @@ impl<'a> Weighted<'a> {
 /// # Errors
 /// `error` of the problem with the tensor and the remedy, or that of `write`.
 pub(super) fn recode(
-    isa: Isa,
     source: &RawTensor,
     to: TensorType,
     weighted: Option<Weighted<'_>>,
@@ -51,6 +50,7 @@ pub(super) fn recode(
     }
     let chunk_rows = (CHUNK_BYTES / from_row.max(to_row).max(1)).max(1);
     let task_rows = MIN_TASK_ELEMENTS.div_ceil(inputs.max(1));
+    let isa = Isa::best();
     let mut out = Vec::new();
     for start in (0..rows).step_by(chunk_rows) {
         let end = (start + chunk_rows).min(rows);
@@ -155,7 +155,7 @@ mod tests {
             let source =
                 RawTensor { dtype: TensorType::Float(ElementType::F32), shape: vec![1, 256], bytes: bytes.into() };
             let error = |problem: String| Error::argument("tensor", problem);
-            recode(Isa::best(), &source, to, None, error, |_| Ok(()))
+            recode(&source, to, None, error, |_| Ok(()))
         };
         for (to, fits, overflows) in [
             (TensorType::Float(ElementType::F16), 65_519.0, 65_520.0),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use foretoken_kernels::{ElementType, Isa};
+use foretoken_kernels::ElementType;
 use serde_json::Value;
 
 use super::options::{Outtype, ToGgufOptions, Unknown};
@@ -232,7 +232,7 @@ pub(super) fn write_tensor(
     if let Some(change) = change {
         tensor = change(tensor).map_err(wrong)?;
     }
-    recode(Isa::best(), &tensor, dtype, None, wrong, write)
+    recode(&tensor, dtype, None, wrong, write)
 }
 
 /// The number `field` of the configuration in `directory` in single precision, as GGUF files have it.

@@ -9,8 +9,6 @@ pub use mix::Mix;
 use std::path::Path;
 use std::sync::Arc;
 
-use foretoken_kernels::Isa;
-
 use super::convert::{ProgressWriter, check_destination};
 use super::gguf::{GgmlType, Gguf, GgufWriter, Keys, architecture};
 use super::recode::{Weighted, recode};
@@ -121,7 +119,7 @@ pub fn quantize(
             let weighted = importances.map(|importances| Weighted { importances, rows });
             let raw = RawTensor { dtype: tensor_type(tensor.type_id), shape: tensor.shape, bytes: tensor.bytes };
             let error = |problem: String| gguf.error(name, problem);
-            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, error, |bytes| file.write(name, bytes))?;
+            recode(&raw, tensor_type(planned.to_id), weighted, error, |bytes| file.write(name, bytes))?;
         }
         let name = name.clone();
         let (from, to) = (GgmlType::name_of(tensor.type_id), GgmlType::name_of(planned.to_id));

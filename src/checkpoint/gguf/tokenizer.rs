@@ -230,7 +230,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
-    let array = array(keys, TOKENS, ValueType::String)?.ok_or_else(|| keys.missing(TOKENS))?;
+    let array = array(keys, TOKENS, ValueType::String)?;
     if array.is_empty() || array.len() >= 1 << 31 {
         return Err(keys.error(TOKENS, format!("has {} tokens", array.len())));
     }
@@ -270,12 +270,10 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     Ok(kinds)
 }
 
-fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Option<Array<'a>>> {
-    let Some(value) = keys.value(key) else { return Ok(None) };
-    match value.as_array().filter(|array| array.element() == element) {
-        Some(array) => Ok(Some(array)),
-        None => Err(keys.error(key, format!("is {value:?}, must be an array of {element:?}"))),
-    }
+fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Array<'a>> {
+    let value = keys.value(key).ok_or_else(|| keys.missing(key))?;
+    let array = value.as_array().filter(|array| array.element() == element);
+    array.ok_or_else(|| keys.error(key, format!("is {value:?}, must be an array of {element:?}")))
 }
 
 /// The error for a token that is listed twice.
@@ -289,7 +287,7 @@ fn twice(keys: &Keys<'_>, repeated: &Repeated) -> Error {
 
 /// The merges of the file, `left right` each, best first.
 fn listed_merges(keys: &Keys<'_>, vocabulary: &Vocabulary) -> Result<Merges> {
-    let array = array(keys, MERGES, ValueType::String)?.ok_or_else(|| keys.missing(MERGES))?;
+    let array = array(keys, MERGES, ValueType::String)?;
     // Not for as many as are listed: before one is read, entries of no bytes would take twice their file.
     let mut merges = Merges::default();
     for (i, merge) in array.strings().into_iter().flatten().enumerate() {
@@ -304,7 +302,7 @@ fn listed_merges(keys: &Keys<'_>, vocabulary: &Vocabulary) -> Result<Merges> {
 /// The merges implied by a list of scores: every way to split a token into two others, tokens with high scores first.
 /// (SentencePiece merges the neighbours whose token has the highest score.)
 fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &Vocabulary) -> Result<Merges> {
-    let array = array(keys, SCORES, ValueType::F32)?.ok_or_else(|| keys.missing(SCORES))?;
+    let array = array(keys, SCORES, ValueType::F32)?;
     let scores: Vec<f32> =
         array.iter().filter_map(|score| if let Value::F32(score) = score { Some(score) } else { None }).collect();
     if scores.len() != tokens.len() {

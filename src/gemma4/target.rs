@@ -69,17 +69,13 @@ impl Target {
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, to, i, &config, l)).collect();
         let layers = layers?;
         let norm = to.norm(loader.norm("norm.weight", hidden, config.rms_norm_eps)?)?;
-        let (mut step, fingerprint) = (loader.step_cost(), loader.fingerprint(&config));
+        let mut root = loader.beside("");
         let lm_head = match config.tie_word_embeddings {
             true => to.tied_head(&embed_tokens),
-            false => {
-                let mut outer = loader.beside("");
-                let lm_head = to.linear(outer.head(checkpoint.head_name(), config.vocab_size, hidden)?)?;
-                step = step.and(outer.step_cost());
-                loader.absorb(outer);
-                lm_head
-            }
+            false => to.linear(root.head(checkpoint.head_name(), config.vocab_size, hidden)?)?,
         };
+        let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
+        loader.absorb(root);
         loader.finish(|name| {
             is_tower(name) || is_inner_assistants(name) || is_unused_kv(name, prefix, &config) || is_head(name)
         })?;

@@ -54,5 +54,6 @@ pub(crate) use placeholder::refuse_placeholder;
 pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::{HEAD, weights};
+pub(crate) use step_bytes::is_unread;
 pub use tensor::{RawTensor, TensorType};
 pub(crate) use unsupported_tensors::is_unneeded;

@@ -106,7 +106,7 @@ impl Checkpoint {
 }
 
 /// Whether a target, whose tensors are under `prefix`, does not read the tensor.
-fn is_unread(name: &str, prefix: &str, config: &TextConfig) -> bool {
+pub(crate) fn is_unread(name: &str, prefix: &str, config: &TextConfig) -> bool {
     is_tower(name)
         || is_inner_assistants(name)
         || is_unused_kv(name, prefix, config)

@@ -2,9 +2,8 @@
 //! loader stops at its first error, a report must not.
 
 use super::config::{AssistantConfig, LayerConfig, TextConfig};
-use super::tensor_names::{is_tower, is_unused_kv};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head, is_inner_assistants};
+use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head, is_unread};
 
 #[derive(Default)]
 struct List(Vec<Expected>);
@@ -49,9 +48,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     let tensors = checkpoint.with_separate_experts(tensors);
     let summary = format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size);
     let vocab_size = config.vocab_size;
-    let is_known = move |name: &str| {
-        is_tower(name) || is_inner_assistants(name) || is_unused_kv(name, prefix, &config) || is_head(name)
-    };
+    let is_known = move |name: &str| is_unread(name, prefix, &config) || is_head(name);
     Ok(Implied { summary, vocab_size, tensors, is_known: Box::new(is_known) })
 }
 

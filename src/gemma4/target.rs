@@ -6,9 +6,8 @@ use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
-use super::tensor_names::{is_tower, is_unused_kv};
 use super::text_model::TextModel;
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_inner_assistants, is_unread};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request, weights_on_device};
 use crate::ops::{CpuDestination, CpuOps, Destination};
@@ -76,9 +75,7 @@ impl Target {
         };
         let (step, fingerprint) = (loader.step_cost().and(root.step_cost()), loader.fingerprint(&config));
         loader.absorb(root);
-        loader.finish(|name| {
-            is_tower(name) || is_inner_assistants(name) || is_unused_kv(name, prefix, &config) || is_head(name)
-        })?;
+        loader.finish(|name| is_unread(name, prefix, &config) || is_head(name))?;
         let inner = || checkpoint.names().iter().any(|name| is_inner_assistants(name));
         if checkpoint.gguf().is_some() && inner() {
             tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is ignored");

@@ -14,6 +14,12 @@ use crate::{Error, Result};
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
 const MAX_BYTES: u64 = 64 << 20;
 
+/// Limits above any model's: layouts, tables of angles and lists of names are allocated by these sizes before a tensor
+/// could contradict them.
+pub(crate) const MAX_LAYERS: usize = 1024;
+pub(crate) const MAX_HEADS: usize = 1024;
+pub(crate) const MAX_HEAD_DIM: usize = 8192;
+
 /// The metadata of the regular file `path`: reading a pipe would wait for its writer, and a device may have no end.
 ///
 /// # Errors

@@ -35,7 +35,7 @@ pub(crate) use configuration::ConfigSource;
 pub(crate) use expected::{Expected, Implied, Kind};
 pub use facts::{OwnDrafter, TargetFacts};
 pub use fields::Fields;
-pub(crate) use fields::{is_present, read_text, regular_file};
+pub(crate) use fields::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, is_present, read_text, regular_file};
 pub use files::Checkpoint;
 #[cfg(feature = "hub")]
 pub(crate) use find_assistants::is_assistants_name;

@@ -3,7 +3,7 @@
 use super::per_layer_config::PerLayerConfig;
 use super::rope_config::{RopeConfig, rope};
 use crate::Result;
-use crate::checkpoint::{Fields, NameOf, other_model};
+use crate::checkpoint::{Fields, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, NameOf, other_model};
 use crate::kv::{KvLayout, StoreLayout};
 
 /// The attention type of a layer.
@@ -100,14 +100,6 @@ pub struct TextConfig {
     /// End-of-text tokens.
     pub eos_token_ids: Vec<u32>,
 }
-
-/// Maximum number of layers, above any Gemma's: a wrong count cannot exhaust memory.
-pub(crate) const MAX_LAYERS: usize = 1024;
-
-/// Maximum query heads and head width, above any Gemma's: the K/V layout and the table of angles are allocated by
-/// these sizes before a tensor could contradict them.
-pub(crate) const MAX_HEADS: usize = 1024;
-pub(crate) const MAX_HEAD_DIM: usize = 8192;
 
 impl TextConfig {
     /// Reads a target's config.json: the text model's fields at top level, or inside `text_config`.

@@ -25,7 +25,6 @@ pub use assistant::Assistant;
 pub(crate) use assistant::{AssistantModel, Head};
 pub use centroids::{BuildCentroids, CentroidUsage, Centroids};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, TextConfig};
-pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 pub(crate) use facts::facts;
 pub(crate) use implied::{implied, implied_of_assistant};
 pub(crate) use pair::check_pair;

@@ -1,7 +1,9 @@
 //! The configuration, validated: every field that affects the computation is implemented or refused by name.
 
 use crate::Result;
-use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};
+use crate::checkpoint::{
+    Fields, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, NameOf, not_implemented, other_model, without_text,
+};
 use crate::kv::{KvLayout, StoreLayout};
 use crate::nn::DeltaNetConfig;
 
@@ -79,11 +81,7 @@ pub struct TextConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Limits above any Qwen's: layouts and lists of names are allocated by these sizes before a tensor could contradict
-/// them.
-pub(super) const MAX_LAYERS: usize = 1024;
-pub(super) const MAX_HEADS: usize = 1024;
-pub(super) const MAX_HEAD_DIM: usize = 8192;
+/// Maximum taps of a convolution, above any Qwen's.
 pub(super) const MAX_TAPS: usize = 64;
 
 impl TextConfig {

@@ -1,12 +1,10 @@
 //! The configuration of a checkpoint, including from a GGUF file's metadata (architectures `qwen35`
 //! and `qwen35moe`), validated like config.json.
 
-use super::config::{
-    LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family,
-};
+use super::config::{LayerType, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family};
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
-use crate::checkpoint::{Checkpoint, ConfigSource, NameOf};
+use crate::checkpoint::{Checkpoint, ConfigSource, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, NameOf};
 use crate::nn::DeltaNetConfig;
 
 const ARCHITECTURE: &str = "general.architecture";

@@ -9,11 +9,9 @@ use super::file::Gguf;
 use super::header::TensorInfo;
 use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
+use crate::checkpoint::fields::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use crate::checkpoint::other_models::{NameOf, SUPPORTED, other_model};
-use crate::gemma4::{
-    AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MoeConfig,
-    RopeConfig, TextConfig,
-};
+use crate::gemma4::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
 use crate::{Error, Result};
 
 const TARGET: &str = "gemma4";

@@ -44,7 +44,7 @@ pub(crate) fn template_sources(directory: &Path) -> Result<Texts> {
         if sources.contains_key(DEFAULT_TEMPLATE) {
             break;
         }
-        if let Some(config) = fields_of(directory, file)? {
+        if let Some(config) = Fields::read_if_present(directory.join(file))? {
             templates_in(&config).into_iter().for_each(|(name, source)| {
                 sources.entry(name).or_insert(source);
             });
@@ -56,11 +56,6 @@ pub(crate) fn template_sources(directory: &Path) -> Result<Texts> {
 fn read(path: &Path) -> Result<String> {
     regular_file(path, "a chat template")?;
     read_text(path)
-}
-
-fn fields_of(directory: &Path, file: &str) -> Result<Option<Fields>> {
-    let path = directory.join(file);
-    if is_present(&path) { Fields::read(path).map(Some) } else { Ok(None) }
 }
 
 /// The template itself, or a list of several with names.
@@ -81,10 +76,10 @@ fn templates_in(config: &Fields) -> Texts {
 /// If a file is malformed.
 pub(super) fn special_tokens(directory: &Path) -> Result<Texts> {
     let mut tokens = Texts::new();
-    let config = fields_of(directory, "tokenizer_config.json")?;
+    let config = Fields::read_if_present(directory.join("tokenizer_config.json"))?;
     config.iter().for_each(|config| add_special_tokens(config, &mut tokens));
     if config.is_none_or(|config| config.get("added_tokens_decoder").is_none()) {
-        let map = fields_of(directory, "special_tokens_map.json")?;
+        let map = Fields::read_if_present(directory.join("special_tokens_map.json"))?;
         map.iter().for_each(|map| add_special_tokens(map, &mut tokens));
     }
     Ok(tokens)

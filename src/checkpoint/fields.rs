@@ -90,6 +90,14 @@ impl Fields {
         }
     }
 
+    /// The same for a file that is optional: `None` if it is not [present](is_present).
+    ///
+    /// # Errors
+    /// As [`Fields::read`].
+    pub(crate) fn read_if_present(path: impl AsRef<Path>) -> Result<Option<Self>> {
+        is_present(path.as_ref()).then(|| Self::read(path)).transpose()
+    }
+
     /// The names of all fields.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)

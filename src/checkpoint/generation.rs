@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::fields::{Fields, is_present};
+use super::fields::Fields;
 use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
 
@@ -19,18 +19,12 @@ pub struct GenerationTokens {
 
 const FILE: &str = "generation_config.json";
 
-/// The file in the directory of a checkpoint, if there is one.
-fn read(directory: &Path) -> Result<Option<Fields>> {
-    let path = directory.join(FILE);
-    if is_present(&path) { Fields::read(path).map(Some) } else { Ok(None) }
-}
-
 /// The end-of-generation and suppressed tokens.
 ///
 /// # Errors
 /// If the file is malformed.
 pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
-    let Some(fields) = read(directory)? else { return Ok(GenerationTokens::default()) };
+    let Some(fields) = Fields::read_if_present(directory.join(FILE))? else { return Ok(GenerationTokens::default()) };
     let (end, suppressed) = (fields.token_ids("eos_token_id")?, fields.token_ids("suppress_tokens")?);
     fields.refuse_misspelt()?;
     Ok(GenerationTokens { end, suppressed })
@@ -41,7 +35,7 @@ pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
 /// # Errors
 /// If the file is malformed, or a parameter is out of its range.
 pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
-    let Some(fields) = read(directory)? else { return Ok(None) };
+    let Some(fields) = Fields::read_if_present(directory.join(FILE))? else { return Ok(None) };
     let number = |name: &str| fields.optional_number(name);
     for name in ["mirostat", "mirostat_mode"] {
         if let Some(version) = number(name)?.filter(|version| *version != 0.0) {

@@ -158,8 +158,7 @@ fn merges(path: &Path, merges: &[Merge]) -> Result<Vec<String>> {
 
 /// The ids of tokenizer_config.json, else of the model's configuration.
 fn named_ids(directory: &Path, source: &TokenizerFile, config: &SpecialIds) -> Result<SpecialIds> {
-    let path = directory.join("tokenizer_config.json");
-    let names = if is_present(&path) { Some(Fields::read(&path)?) } else { None };
+    let names = Fields::read_if_present(directory.join("tokenizer_config.json"))?;
     let id = |token: &str| {
         let added = source.added_tokens.iter().find(|added| added.content == token).map(|added| added.id);
         added.or_else(|| source.model.vocab.get(token).copied())

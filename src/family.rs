@@ -194,10 +194,8 @@ fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
-    let to = DeviceDestination(device);
-    let (target, weights) = qwen35::Target::load_to(&to, checkpoint, options)?;
-    let models = weights.models(&target, &to)?;
-    Ok((loaded_qwen35(target), models))
+    let (target, weights) = qwen35::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
+    Ok((loaded_qwen35(target), weights.models()))
 }
 
 fn loaded_qwen35(target: qwen35::Target) -> Loaded {

@@ -150,7 +150,7 @@ impl Destination for DeviceDestination<'_> {
         if !has_pairing(pairing, frequencies.len()) {
             return Err(self.refuse(format!("{} rotary pairs of leading channels", frequencies.len())));
         }
-        Ok(DeviceRotary { frequencies: Buffer::of(self.0, frequencies)?, pairing })
+        Ok(DeviceRotary { frequencies: Arc::new(Buffer::of(self.0, frequencies)?), pairing })
     }
 
     fn experts(&self, from: Experts) -> Result<DeviceExperts> {

@@ -17,8 +17,9 @@ pub(crate) struct DeviceNorm {
 }
 
 /// Inverse frequencies, and which channels rotate.
+#[derive(Clone)]
 pub(crate) struct DeviceRotary {
-    pub(super) frequencies: Buffer<f32>,
+    pub(super) frequencies: Arc<Buffer<f32>>,
     pub(super) pairing: Pairing,
 }
 

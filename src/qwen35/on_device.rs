@@ -7,15 +7,14 @@ use super::nextn::Head;
 use super::target::Weights;
 use super::text_model::TextModel;
 use crate::Result;
-use crate::device::{DeltaNets, DeviceDestination, DeviceEmbedding, DeviceModel, DeviceModels, DeviceOps, PassKv};
+use crate::device::{DeltaNets, DeviceEmbedding, DeviceModel, DeviceModels, DeviceOps, PassKv};
 use crate::kv::KvLayout;
 use crate::model::Request;
-use crate::nn::Rotary;
-use crate::ops::{Destination, Ops};
+use crate::ops::Ops;
 
 type Linear = <DeviceOps as Ops>::Linear;
 
-/// A NextN head with the trunk's embedding and output head, where it has none of its own.
+/// A NextN head with the trunk's rotary frequencies, and its embedding and output head where it has none of its own.
 struct NextnModel {
     config: TextConfig,
     embed_tokens: DeviceEmbedding,
@@ -26,22 +25,18 @@ struct NextnModel {
 
 impl Weights<DeviceOps> {
     /// The models that a device runs.
-    ///
-    /// # Errors
-    /// If it is out of memory.
-    pub(crate) fn models(self, target: &super::Target, to: &DeviceDestination<'_>) -> Result<DeviceModels> {
+    pub(crate) fn models(self) -> DeviceModels {
         let Self { model, nextn } = self;
-        let head = nextn.map(|mut head| -> Result<Box<dyn DeviceModel>> {
-            let (config, embed_tokens) = (model.config.clone(), head.embed_tokens.take());
-            Ok(Box::new(NextnModel {
-                embed_tokens: embed_tokens.unwrap_or_else(|| model.embed_tokens.clone()),
+        let nextn = nextn.map(|mut head| -> Box<dyn DeviceModel> {
+            Box::new(NextnModel {
+                config: model.config.clone(),
+                embed_tokens: head.embed_tokens.take().unwrap_or_else(|| model.embed_tokens.clone()),
                 lm_head: head.lm_head.take().unwrap_or_else(|| model.lm_head.clone()),
-                rotary: to.rotary(Rotary::of_leading(config.inverse_frequencies(), target.isa()))?,
-                config,
+                rotary: model.rotary.clone(),
                 head,
-            }))
+            })
         });
-        Ok(DeviceModels { nextn: head.transpose()?, target: Box::new(model) })
+        DeviceModels { nextn, target: Box::new(model) }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The target model.
 
 use candle_core::Tensor;
-use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
@@ -100,11 +99,6 @@ impl Target {
     /// The configuration.
     pub fn config(&self) -> &TextConfig {
         &self.config
-    }
-
-    /// The instruction set of the host's computations.
-    pub(super) fn isa(&self) -> Isa {
-        self.ops.isa
     }
 
     /// Whether there is a NextN head.

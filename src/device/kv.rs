@@ -55,10 +55,9 @@ pub(crate) struct KvPlan {
     stores: Vec<Store>,
     store_of_layer: Vec<usize>,
     inverse_frequencies: Vec<f32>, // of layers with K = V
-    entries: usize,                // of all tables of a sequence
-    tables: usize,
-    options: KvOptions, // without limits
-    context: usize,     // positions that tables hold
+    tables: Tables,                // of a sequence
+    options: KvOptions,            // without limits
+    context: usize,                // positions that tables hold
 }
 
 /// The K and V of one layer.
@@ -177,8 +176,7 @@ impl KvPlan {
             stores,
             store_of_layer: layout.store_of_layer.clone(),
             inverse_frequencies: layout.inverse_frequencies.clone(),
-            entries: tables.entries,
-            tables: tables.count,
+            tables,
             options: options.without_limits(),
             context,
         })

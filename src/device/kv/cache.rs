@@ -29,9 +29,9 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory.
     pub fn new(memory: Arc<PageMemory>, plan: Arc<KvPlan>) -> Result<Self> {
-        let tables = Arc::new(Buffer::new(&**memory.device(), plan.entries)?);
-        let addresses = vec![0; plan.entries];
-        let pages = std::iter::repeat_with(Vec::new).take(plan.tables).collect();
+        let tables = Arc::new(Buffer::new(&**memory.device(), plan.tables.entries)?);
+        let addresses = vec![0; plan.tables.entries];
+        let pages = std::iter::repeat_with(Vec::new).take(plan.tables.count).collect();
         Ok(Self { plan, memory, pages, tables, addresses, written: true, reserved: 0 })
     }
 

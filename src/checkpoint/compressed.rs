@@ -184,8 +184,7 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
     if shape.is_some_and(|shape| shape.dtype == TensorType::I64 && !says(shape)) {
         return wrong("does not have the shape in weight_shape");
     }
-    let values = floats(scales)
-        .ok_or_else(|| format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()))?;
+    let values = floats(scales)?;
     if values.iter().any(|scale| !f16::from_f32(*scale).is_finite()) {
         return Err(format!("has scales that are not finite in f16, the type of scales here; {INSTEAD}"));
     }
@@ -220,8 +219,7 @@ fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Res
         })?,
         _ => &scales.shape,
     };
-    let values = floats(scales)
-        .ok_or_else(|| format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()))?;
+    let values = floats(scales)?;
     let by_blocks = [rows.div_ceil(block[0]), inputs.div_ceil(block[1])];
     // The scales per row, and the inputs of each.
     let (rows_of, inputs_of) = match *scale_shape {
@@ -265,12 +263,14 @@ fn e4m3() -> [f32; 256] {
     })
 }
 
-/// The values of a small tensor; `None` if it is not floating point.
-fn floats(tensor: &RawTensor) -> Option<Vec<f32>> {
-    let TensorType::Float(element) = tensor.dtype else { return None };
-    let values = element.read(tensor.bytes.as_slice());
-    tensor.bytes.release_all();
-    Some(values)
+/// The values of scales, which must be floating point.
+fn floats(scales: &RawTensor) -> Result<Vec<f32>, String> {
+    let TensorType::Float(element) = scales.dtype else {
+        return Err(format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()));
+    };
+    let values = element.read(scales.bytes.as_slice());
+    scales.bytes.release_all();
+    Ok(values)
 }
 
 #[cfg(test)]

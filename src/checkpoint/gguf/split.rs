@@ -18,7 +18,8 @@ impl Gguf {
     /// If a file is missing, malformed, or of another version or byte order.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let gguf = Self::single(Part::open(path.as_ref())?, 0)?;
-        let whole = if count(&gguf)? == 1 { gguf } else { open_all(&gguf)? };
+        let count = count(&gguf)?;
+        let whole = if count == 1 { gguf } else { open_all(&gguf, count)? };
         Ok(whole.split_qkv())
     }
 
@@ -52,9 +53,8 @@ fn number(gguf: &Gguf, key: &str) -> Result<Option<usize>> {
     }
 }
 
-/// Opens all files of the checkpoint that `part` belongs to.
-fn open_all(given: &Gguf) -> Result<Gguf> {
-    let count = count(given)?;
+/// Opens all `count` files of the checkpoint that `given` belongs to.
+fn open_all(given: &Gguf, count: usize) -> Result<Gguf> {
     let mut whole: Option<Gguf> = None;
     for (i, path) in paths(given.path(), count)?.iter().enumerate() {
         let file = Gguf::single(Part::open(path)?, i)?;

@@ -44,7 +44,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
                 self.run.cancelled(session);
                 return Ok(());
             }
-            if let Err(error) = Error::catch(|| advance(&mut self.run, session)) {
+            if let Err(error) = Error::catch(|| advance(&mut self.run, session, Instant::now())) {
                 return self.run.fail(session, error).map(drop);
             }
         }
@@ -68,7 +68,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
         self.run.cancel.clone()
     }
 
-    fn piece(&mut self) -> Result<Option<Piece>> {
+    fn piece(&mut self, requested: Instant) -> Result<Option<Piece>> {
         if self.run.is_reading() {
             self.read_prompt()?;
         }
@@ -82,9 +82,8 @@ impl<S: BorrowMut<Session>> Generation<S> {
         let piece = if self.run.has_first() {
             Error::catch(|| self.run.emit_first(session))?
         } else {
-            let start = Instant::now();
-            let piece = Error::catch(|| advance(&mut self.run, session));
-            self.run.statistics.decode += start.elapsed();
+            let piece = Error::catch(|| advance(&mut self.run, session, requested));
+            self.run.statistics.decode += requested.elapsed();
             piece?
         };
         if self.run.finish_reason().is_none() && self.run.pipeline == DraftPipeline::Ahead {
@@ -92,6 +91,20 @@ impl<S: BorrowMut<Session>> Generation<S> {
             session.submit(max_rows, &self.run.cancel);
         }
         Ok(piece)
+    }
+
+    /// The next piece, whose time begins at `requested`.
+    pub(crate) fn next_since(&mut self, requested: Instant) -> Option<Result<Piece>> {
+        if self.run.finish_reason().is_some() {
+            return self.run.take_error().map(Err);
+        }
+        match self.piece(requested) {
+            Ok(piece) => piece.map(Ok),
+            Err(error) => {
+                let session = self.session.as_mut().map(BorrowMut::borrow_mut)?;
+                Some(self.run.fail(session, error))
+            }
+        }
     }
 
     /// Cancels a draft that is being made, waits for the decoder, and records the end.
@@ -118,10 +131,10 @@ impl Generation {
         self.session.as_ref().expect("the session is there until it is taken").engine()
     }
 
-    /// Whether its end may wait for a draft.
+    /// What begins after the draft for which its next piece, or its end, would wait.
     #[cfg(feature = "stream")]
-    pub(crate) fn is_drafting(&self) -> bool {
-        self.session.as_ref().is_some_and(Session::is_drafting)
+    pub(crate) fn after_draft(&self) -> Option<crate::speculative::After> {
+        self.session.as_ref().and_then(Session::after_draft)
     }
 
     /// Ends the generation after the last round that it yielded, and returns the session.
@@ -135,16 +148,7 @@ impl<S: BorrowMut<Session>> Iterator for Generation<S> {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.run.finish_reason().is_some() {
-            return self.run.take_error().map(Err);
-        }
-        match self.piece() {
-            Ok(piece) => piece.map(Ok),
-            Err(error) => {
-                let session = self.session.as_mut().map(BorrowMut::borrow_mut)?;
-                Some(self.run.fail(session, error))
-            }
-        }
+        self.next_since(Instant::now())
     }
 }
 

@@ -443,15 +443,14 @@ impl Run {
     }
 }
 
-/// Advances one generation by one pass.
+/// Advances one generation by one pass. A draft that was made in parallel was waited for since `requested`.
 ///
 /// # Errors
 /// See [`Run::take`].
-pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Piece>> {
+pub(crate) fn advance(run: &mut Run, session: &mut Session, requested: Instant) -> Result<Option<Piece>> {
     let engine = session.engine.clone();
-    let start = Instant::now();
     let (decoder, drafted) = session.decoder_and_draft();
-    let waited = drafted.is_some().then(|| start.elapsed());
+    let waited = drafted.is_some().then(|| requested.elapsed());
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let max_rows = decoder.state.kv().max_round_rows();
     let done = engine.run(|| {

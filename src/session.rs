@@ -284,10 +284,10 @@ impl Session {
         };
     }
 
-    /// Whether a draft is being made, or was and not taken.
+    /// What begins after the draft that is being made, or was and not taken.
     #[cfg(feature = "stream")]
-    pub(crate) fn is_drafting(&self) -> bool {
-        matches!(self.phase, Phase::Drafting(_))
+    pub(crate) fn after_draft(&self) -> Option<crate::speculative::After> {
+        if let Phase::Drafting(pending) = &self.phase { Some(pending.after()) } else { None }
     }
 
     /// Cancels the draft that is being made, if any.

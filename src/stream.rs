@@ -5,13 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use futures_core::Stream;
 use parking_lot::Mutex;
 
 use crate::generation::Generation;
 use crate::piece::Piece;
-use crate::speculative::{Cancel, spawn_task};
+use crate::speculative::Cancel;
 use crate::{Error, Result};
 
 /// Yields a [`Piece`] per round: [`Generation::into_stream`] (feature `stream`). Dropping it cancels this generation
@@ -90,13 +91,14 @@ impl GenerationStream {
         }
     }
 
-    fn submit(mut generation: Box<Generation>, waker: &Waker) -> Arc<Mutex<Job>> {
-        let engine = generation.engine().clone();
+    fn submit(generation: Box<Generation>, waker: &Waker) -> Arc<Mutex<Job>> {
         let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
         let result = job.clone();
-        spawn_task(&engine.parts.pool, move || {
+        // The round waits for the draft that is being made from now on.
+        let waits_since = generation.after_draft().map(|_| Instant::now());
+        spawn(generation, move |mut generation| {
             let done = catch_unwind(AssertUnwindSafe(|| {
-                let piece = generation.next();
+                let piece = generation.next_since(waits_since.unwrap_or_else(Instant::now));
                 (generation, piece)
             }));
             let mut job = result.lock();
@@ -164,10 +166,19 @@ impl Drop for GenerationStream {
             }
             State::Ended(_) | State::Taken => None,
         };
-        if let Some(generation) = generation.filter(|generation| generation.is_drafting()) {
+        if let Some(generation) = generation.filter(|generation| generation.after_draft().is_some()) {
             // Its end waits for the draft's current token, whose job may wait for others: not on this thread.
-            let engine = generation.engine().clone();
-            spawn_task(&engine.parts.pool, move || drop(generation));
+            spawn(generation, drop);
         }
+    }
+}
+
+/// Runs `task` on one of the engine's threads, once no draft is being made.
+fn spawn(generation: Box<Generation>, task: impl FnOnce(Box<Generation>) + Send + 'static) {
+    let (engine, after_draft) = (generation.engine().clone(), generation.after_draft());
+    let task = move || task(generation);
+    match after_draft {
+        Some(after) => after.spawn(&engine.parts.pool, task),
+        None => engine.parts.pool.spawn(task),
     }
 }

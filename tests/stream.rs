@@ -187,8 +187,8 @@ fn a_panic_in_what_a_dropped_stream_leaves_ends_no_thread() {
     }
 }
 
-/// While a drafter waits for rayon, its thread takes up other work of the pool, but not the round that waits for the
-/// draft.
+/// While parts of a draft wait for rayon, their threads take up other work of the pool, but not the round that waits
+/// for the draft.
 #[test]
 fn a_drafter_may_wait_for_rayon() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
@@ -196,11 +196,15 @@ fn a_drafter_may_wait_for_rayon() {
     let ((begun, has_begun), (go, may_go)) = (channel(), channel::<()>());
     let may_go = Mutex::new(may_go);
     let join = Arc::new(move || {
-        let (stolen, is_stolen) = channel();
-        let on_the_other_thread = || {
-            let _ = (stolen.send(()), begun.send(()));
+        let ((stolen, is_stolen), (back, is_back)) = (channel(), channel());
+        let back_on_this_thread = || {
+            let _ = (back.send(()), begun.send(()));
             // Until the other end is dropped.
             let _ = may_go.lock().recv();
+        };
+        let on_the_other_thread = || {
+            let _ = stolen.send(());
+            rayon::join(move || is_back.recv().is_ok(), back_on_this_thread);
         };
         rayon::join(move || is_stolen.recv().is_ok(), on_the_other_thread);
     });
@@ -214,7 +218,7 @@ fn a_drafter_may_wait_for_rayon() {
     let mut stream = pin!(session.into_generation(&[5, 6], &options).expect("a generation").into_stream());
     let mut tokens = next(stream.as_mut()).expect("a piece").expect("the first token").tokens.len();
     has_begun.recv().expect("a draft");
-    // Both threads are in the draft now. The one that waits takes up the next round, and then this.
+    // Both threads are in the draft now. The other one waits, and takes up this.
     assert!(stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
     engine.run(|| ());
     drop(go);

@@ -87,8 +87,8 @@ pub enum DraftCost {
 /// On a device, [`Drafter::read_prompt`] and [`Drafter::observe`] are called within the target's pass, so they must not
 /// open or run sessions of the same engine: they would wait for that pass forever.
 ///
-/// With [`DraftPipeline::Ahead`](crate::DraftPipeline::Ahead), [`Drafter::draft`] runs on a thread of the engine. While
-/// it waits for rayon, this thread may take up what another one passes to [`Engine::run`](crate::Engine::run), which must
+/// With [`DraftPipeline::Ahead`](crate::DraftPipeline::Ahead), [`Drafter::draft`] runs on the engine's threads. While
+/// they wait for rayon, they may take up what another thread passes to [`Engine::run`](crate::Engine::run), which must
 /// not advance the same generation: it would wait for the draft forever.
 ///
 /// A custom drafter is listed with [`DrafterOptions::Custom`](super::DrafterOptions::Custom):

@@ -24,12 +24,12 @@
 //! assert_eq!(sum.unwrap(), 6);
 //! ```
 
-use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
+use parking_lot::Mutex;
 use rayon::{ThreadPool, Yield};
 
 use crate::{Error, Result};
@@ -70,7 +70,15 @@ impl Cancel {
 pub struct Pending<W, R> {
     result: Receiver<(W, std::thread::Result<R>)>,
     cancel: Cancel,
+    #[cfg(feature = "stream")]
+    after: After,
 }
+
+/// What begins after a job; `None` once that has ended.
+#[derive(Clone)]
+pub(crate) struct After(Arc<Mutex<Option<Vec<Task>>>>);
+
+type Task = Box<dyn FnOnce() + Send>;
 
 impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
     /// Moves `work` to a thread of `pool` and runs `job` on it there.
@@ -86,22 +94,33 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static,
     ) -> Self {
         let (send, result) = sync_channel(1);
-        let seen = cancel.clone();
+        let after = After(Arc::new(Mutex::new(Some(Vec::new()))));
+        let (seen, begins) = (cancel.clone(), after.clone());
         pool.spawn(move || {
-            let outer = DEFERRED.replace(Some(Vec::new()));
             // The work must be returned even after a panic.
             let done = catch_unwind(AssertUnwindSafe(|| job(&mut work, &seen)));
-            let deferred = DEFERRED.replace(outer).unwrap_or_default();
-            deferred.into_iter().for_each(|task| rayon::spawn(move || begin(task)));
             // Nobody waits if the `Pending` itself was dropped.
             let _ = send.send((work, done));
+            let tasks = begins.0.lock().take();
+            tasks.into_iter().flatten().for_each(rayon::spawn);
         });
-        Self { result, cancel }
+        Self {
+            result,
+            cancel,
+            #[cfg(feature = "stream")]
+            after,
+        }
     }
 
     /// Cancels the job; [`Pending::wait`] still returns the work.
     pub fn cancel(&self) {
         self.cancel.cancel();
+    }
+
+    /// What begins after the job.
+    #[cfg(feature = "stream")]
+    pub(crate) fn after(&self) -> After {
+        self.after.clone()
     }
 
     /// The work and the job's result, or its panic.
@@ -122,30 +141,14 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
     }
 }
 
-/// Work that may wait for a job.
-type Task = Box<dyn FnOnce() + Send>;
-
-thread_local! {
-    /// Within a job: what the thread begins after it.
-    static DEFERRED: RefCell<Option<Vec<Task>>> = const { RefCell::new(None) };
-}
-
-/// Runs `task`, which may wait for a job, on a thread of `pool`. A thread that waits for rayon within a job takes up
-/// other work, but begins the task after the job, which may be the one that the task waits for.
 #[cfg(feature = "stream")]
-pub(crate) fn spawn_task(pool: &ThreadPool, task: impl FnOnce() + Send + 'static) {
-    pool.spawn(move || begin(Box::new(task)));
-}
-
-fn begin(task: Task) {
-    let task = DEFERRED.with_borrow_mut(|deferred| match deferred {
-        Some(deferred) => {
-            deferred.push(task);
-            None
+impl After {
+    /// Runs `task`, which waits for the job, on a thread of `pool` once the job has ended. Until then, a thread that
+    /// has a part of the job and waits for rayon could take it up: each would wait for the other forever.
+    pub(crate) fn spawn(&self, pool: &ThreadPool, task: impl FnOnce() + Send + 'static) {
+        match &mut *self.0.lock() {
+            Some(tasks) => tasks.push(Box::new(task)),
+            None => pool.spawn(task),
         }
-        None => Some(task),
-    });
-    if let Some(task) = task {
-        task();
     }
 }

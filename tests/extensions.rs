@@ -497,7 +497,7 @@ fn log_probabilities_of_prompts() {
     assert_eq!(scored_tokens(&mut session), prompt[1..]);
 }
 
-/// A draft model that is truncated counts the pages of the rows that it reads after that, copies of shared ones as well.
+/// A draft model that is truncated counts the pages of the rows that it reads after that, and copies of shared ones.
 #[test]
 fn a_truncated_draft_model_counts_what_it_reads_again() {
     let checkpoint = Checkpoint::open(cases::named("dense").path.join("target")).expect("a checkpoint");

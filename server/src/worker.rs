@@ -431,8 +431,7 @@ impl EngineThread {
                 self.scheduler.statistics(started.id).into_iter().for_each(|failed| self.metrics.decoded(failed));
                 self.scheduler.remove(started.id);
                 self.full = false;
-                let failure = Failure::Library(Arc::new(error));
-                self.fail(&started.request.id, started.choice, started.others, failure);
+                self.fail(&started.request.id, started.choice, started.others, Failure::Library(Arc::new(error)));
             }
         }
     }

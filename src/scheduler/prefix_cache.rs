@@ -30,8 +30,8 @@ const CUTS: usize = 64;
 /// Default of [`PrefixCacheOptions::max_bytes`] where the free memory is unknown.
 const UNKNOWN_MEMORY_MAX_BYTES: u64 = 4 << 30;
 
-/// How long the system's available memory, once read, counts as known. Reading it takes about 0.1 ms: a tenth of a small
-/// model's pass.
+/// How long the system's available memory, once read, counts as known. Reading it takes about 0.1 ms: a tenth of a
+/// small model's pass.
 const MEMORY_KNOWN_FOR: Duration = Duration::from_millis(100);
 
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.

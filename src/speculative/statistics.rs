@@ -106,8 +106,8 @@ pub(crate) fn add_all(to: &mut Vec<usize>, from: &[usize]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Counts a draft of `drafted` tokens, of which the first `accepted` were accepted, at each position. Both lists have an
-/// element for every position drafted so far.
+/// Counts a draft of `drafted` tokens, of which the first `accepted` were accepted, at each position. Both lists have
+/// an element for every position drafted so far.
 pub(crate) fn count_draft(drafted_at: &mut Vec<usize>, accepted_at: &mut Vec<usize>, drafted: usize, accepted: usize) {
     for (at, places) in [(drafted_at, drafted), (accepted_at, accepted)] {
         at.resize(at.len().max(drafted), 0);

@@ -19,9 +19,9 @@ const ACCEPTED: [f64; 3] = [0.92, 0.78, 0.67];
 /// A context that is short for a chat.
 const SHORT: usize = 8192;
 
-/// Cost of a forward pass over four rows, relative to one row: of E2B 1.00 with AVX-512 and 1.11 with AMX, 2.20 with AVX2
-/// (`e2b-verify-curve-*.json` in `benches/record`); of 26B-A4B, whose rows read different experts, 2.16 with AVX-512 and
-/// 2.05 with AMX (`26b-verify-curve-*.txt`).
+/// Cost of a forward pass over four rows, relative to one row: of E2B 1.00 with AVX-512 and 1.11 with AMX, 2.20 with
+/// AVX2 (`e2b-verify-curve-*.json` in `benches/record`); of 26B-A4B, whose rows read different experts, 2.16 with
+/// AVX-512 and 2.05 with AMX (`26b-verify-curve-*.txt`).
 fn four_rows(facts: &TargetFacts) -> f64 {
     match Isa::best().name() {
         "avx512" | "amx" if !facts.has_experts => 1.1,

@@ -13,13 +13,12 @@ use crate::app::App;
 use crate::fields::Fields;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::min_tokens::MinTokens;
 use crate::prompt::{self, Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, json as json_response, named};
 use crate::served::Served;
 use crate::structured::Structured;
 use crate::tools::Tools;
-use crate::{generate_options, messages, stop, tools};
+use crate::{generate_options, messages, tools};
 
 /// The number of a chat's tokens, which need not fit the context.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, fields: Fields) -> Result<Response, ApiError> {
@@ -47,15 +46,8 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let most = fields.count("max_tokens", 0..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = fields.strings("stop_sequences")?;
-    let mut common = generate_options::common(
-        &mut fields,
-        &served.engine,
-        &served.defaults,
-        served.defaults.of_chats(),
-        Some(most),
-    )?;
-    common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    let base = served.defaults.of_chats();
+    let mut common = generate_options::common(&mut fields, served, base, Some(most), strings, &structured)?;
     calls.limit(&served.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foretoken::chat::{Json, Thinking};
 use foretoken::sampler::{Dry, LogitsProcessor};
-use foretoken::{Engine, Sampling, Speculation};
+use foretoken::{Engine, GenerateOptions, Sampling, Speculation};
 use foretoken_tools::sampling::{BREAKERS, breakers};
 
 /// Defaults of what requests omit.
@@ -40,6 +40,17 @@ impl GenerateDefaults {
         };
         let of_chats = self.chat_sampling.or_else(|| engine.sampling_defaults().cloned()).unwrap_or_default();
         Self { sampling: with_dry(self.sampling), chat_sampling: Some(with_dry(of_chats)), ..self }
+    }
+
+    /// The options of a request that sets none, for a prompt that is not a chat. The seed is not among them.
+    pub(crate) fn options(&self) -> GenerateOptions {
+        GenerateOptions {
+            max_tokens: self.max_tokens.unwrap_or(usize::MAX),
+            sampling: self.sampling.clone(),
+            speculation: self.speculation.clone(),
+            logits_processor: self.logits_processor.clone(),
+            ..GenerateOptions::default()
+        }
     }
 
     /// The sampling parameters of chats.

@@ -1,7 +1,7 @@
 //! The options of a generation, from the fields that all generating routes have under the same names.
 
 use foretoken::sampler::LogitBias;
-use foretoken::{CompiledConstraint, Engine, GenerateOptions, Sampling};
+use foretoken::{CompiledConstraint, GenerateOptions, Sampling};
 
 use crate::api_error::ApiError;
 use crate::defaults::GenerateDefaults;
@@ -11,7 +11,10 @@ use crate::logit_bias::logit_bias;
 use crate::min_tokens::MinTokens;
 use crate::processors::add_processor;
 use crate::sampling::sampling;
+use crate::served::Served;
 use crate::speculation::{reproducible, speculation};
+use crate::stop;
+use crate::structured::Structured;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -33,14 +36,17 @@ pub(crate) struct Common {
     pub min_tokens: Option<MinTokens>,
 }
 
-/// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set.
+/// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set;
+/// it has these stop strings and this format.
 pub(crate) fn common(
     fields: &mut Fields,
-    engine: &Engine,
-    defaults: &GenerateDefaults,
+    served: &Served,
     base: &Sampling,
     max_tokens: Option<usize>,
+    strings: Vec<String>,
+    structured: &Structured,
 ) -> Result<Common> {
+    let Served { engine, defaults, .. } = served;
     let seeds = seeds(fields, defaults);
     // Before it is taken.
     let penalizes_output = fields.peek("repeat_last_n").is_none();
@@ -49,25 +55,22 @@ pub(crate) fn common(
     let breakers = fields.strings("dry_sequence_breakers")?;
     let speculation = speculation(fields, engine, &defaults.speculation)?;
     let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
+    let own = defaults.options();
     let mut options = GenerateOptions {
-        max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
+        max_tokens: max_tokens.unwrap_or(own.max_tokens),
         sampling,
         seed: seed(fields, defaults)?,
         speculation,
-        logits_processor: defaults.logits_processor.clone(),
-        ..GenerateOptions::default()
+        ..own
     };
     let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
     if !biases.is_empty() {
         add_processor(&mut options, LogitBias { biases });
     }
+    options.stop = stop::conditions(fields, strings)?;
+    let min_tokens = MinTokens::of_request(fields, engine, &mut options, structured)?;
     let breakers = has_breakers.then_some(breakers);
-    Ok(Common { options, constraint: None, seeds, breakers, penalizes_output, min_tokens: None })
-}
-
-/// The options of a request without fields.
-pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
-    Ok(common(&mut Fields::parse(b"{}")?, engine, defaults, &defaults.sampling, None)?.options)
+    Ok(Common { options, constraint: None, seeds, breakers, penalizes_output, min_tokens })
 }
 
 /// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.

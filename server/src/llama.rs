@@ -17,14 +17,13 @@ use crate::fields::{Fields, kind};
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::min_tokens::MinTokens;
 use crate::prompt::{self, Chat};
 use crate::reply::{self, ChoiceOutput, Generate, Reply, decimal, event};
 use crate::served::Served;
 use crate::structured::Structured;
 use crate::timings::timings;
 use crate::tools::OtherTools;
-use crate::{messages, stop, token_json, tools};
+use crate::{messages, token_json, tools};
 
 /// Reads the body of `POST /completion`.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -39,11 +38,9 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common =
-        generate_options::common(&mut fields, &served.engine, &served.defaults, &served.defaults.sampling, most)?;
+    let base = &served.defaults.sampling;
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
     common.penalizes_output = false;
-    common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
     common.options.logprobs = logprobs;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
@@ -271,12 +268,7 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) 
 /// `GET /props`, with the defaults of `/completion`. A seed of -1 is a random one.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
     let served = &app.served;
-    let options = GenerateOptions {
-        max_tokens: served.defaults.max_tokens.unwrap_or(usize::MAX),
-        sampling: served.defaults.sampling.clone(),
-        ..GenerateOptions::default()
-    };
-    let mut params = settings(served, &options);
+    let mut params = settings(served, &served.defaults.options());
     params["seed"] = served.defaults.seed.map_or(json!(-1), Value::from);
     let template = served.template().ok();
     reply::json(&json!({

@@ -9,14 +9,13 @@ use crate::fields::Fields;
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::served::Served;
 use crate::structured::Structured;
 use crate::tools::OtherTools;
-use crate::{messages, stop, token_json, tools};
+use crate::{messages, token_json, tools};
 
 /// Reads the body.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -39,10 +38,8 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let chat = Chat::new(served, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common =
-        generate_options::common(&mut fields, &served.engine, &served.defaults, served.defaults.of_chats(), most)?;
-    common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    let base = served.defaults.of_chats();
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&served.engine, &mut common.options.stop);
     let choices = openai::choices(&mut fields, served.parallel)?;

@@ -10,13 +10,12 @@ use crate::fields::Fields;
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::min_tokens::MinTokens;
 use crate::openai::{self, Form};
 use crate::prompt::{self, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::served::Served;
 use crate::structured::Structured;
-use crate::{stop, token_json};
+use crate::token_json;
 
 /// Reads the body.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -27,10 +26,8 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let most = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = fields.strings("stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let mut common =
-        generate_options::common(&mut fields, &served.engine, &served.defaults, &served.defaults.sampling, most)?;
-    common.options.stop = stop::conditions(&mut fields, strings)?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    let base = &served.defaults.sampling;
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     common.options.prompt_logprobs = common.options.logprobs.filter(|_| echoes);
     let choices = openai::choices(&mut fields, served.parallel)?;

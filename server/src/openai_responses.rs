@@ -7,17 +7,16 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::fields::{Fields, kind};
+use crate::generate_options;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
-use crate::min_tokens::MinTokens;
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, decimal, named};
 use crate::served::Served;
 use crate::structured::Structured;
 use crate::timings::timings;
 use crate::tools::{self, OtherTools, is_function};
-use crate::{generate_options, stop};
 
 /// Reads the body.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -35,10 +34,8 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
-    let mut common =
-        generate_options::common(&mut fields, &served.engine, &served.defaults, served.defaults.of_chats(), most)?;
-    common.options.stop = stop::conditions(&mut fields, Vec::new())?;
-    common.min_tokens = MinTokens::of_request(&mut fields, &served.engine, &mut common.options, &structured)?;
+    let base = served.defaults.of_chats();
+    let mut common = generate_options::common(&mut fields, served, base, most, Vec::new(), &structured)?;
     calls.limit(&served.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     take_unsupported(&mut fields)?;

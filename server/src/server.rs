@@ -24,7 +24,6 @@ use crate::app::App;
 use crate::auth::ApiKeys;
 use crate::compiler::Compilers;
 use crate::defaults::GenerateDefaults;
-use crate::generate_options::default_options;
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
@@ -251,8 +250,7 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     ChatOptions { variables: defaults.variables.clone(), ..ChatOptions::default() }.check()?;
     let session = engine.session(&options.session)?;
     let context = session.kv().max_context();
-    let generate = default_options(engine, defaults).map_err(|error| anyhow::anyhow!(error.message))?;
-    session.into_generation(&[0], &generate).map_err(foretoken::Error::from)?;
+    session.into_generation(&[0], &defaults.options()).map_err(foretoken::Error::from)?;
     Ok(context)
 }
 

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use foretoken::{Engine, Event, FinishReason, Piece, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 
+use crate::api_error::ApiError;
 use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
 use crate::metrics::{Metrics, finish_name};
 
@@ -209,31 +210,24 @@ impl EngineThread {
     /// Takes new jobs; waits for one if there are none. `false` if there will be no more, and all have ended.
     fn receive(&mut self) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
-            match self.jobs.recv() {
-                Ok(job) => self.waiting.push_back(job),
-                Err(_) => return false,
-            }
+            let Ok(job) = self.jobs.recv() else { return false };
+            self.waiting.push_back(job);
         }
-        loop {
-            match self.jobs.try_recv() {
-                Ok(job) => self.waiting.push_back(job),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
-            }
-        }
+        self.waiting.extend(self.jobs.try_iter());
+        true
     }
 
     /// Drops waiting jobs whose clients are gone. Running ones are removed in the scheduler's next step.
     fn drop_cancelled(&mut self) {
-        let before = self.waiting.len();
         self.waiting.retain(|job| {
-            let choices = if job.is_cancelled() { job.choices() } else { 0 };
-            (0..choices).for_each(|_| self.metrics.finished("abort"));
-            choices == 0
+            let is_cancelled = job.is_cancelled();
+            if is_cancelled {
+                (0..job.choices()).for_each(|_| self.metrics.finished("abort"));
+                // The next one may need less memory.
+                self.full = false;
+            }
+            !is_cancelled
         });
-        if self.waiting.len() < before {
-            // The next one may need less memory.
-            self.full = false;
-        }
     }
 
     /// The next job, if there are slots for all of its generations, and may be memory.
@@ -341,16 +335,15 @@ impl EngineThread {
             self.device_failures.fetch_add(1, Ordering::Relaxed);
         }
         match &failure {
-            Failure::Library(error) if matches!(**error, foretoken::Error::Panic(_)) => {
-                // The message may contain the client's text.
-                tracing::error!(request = request_id, "panic");
-            }
-            Failure::Panic | Failure::EngineStopped => tracing::error!(request = request_id, "panic"),
-            Failure::Library(error) if is_clients(error) => {
+            Failure::Stopping => tracing::info!(request = request_id, "stopped"),
+            Failure::Library(error) if ApiError::of(error, "").status.is_client_error() => {
                 tracing::info!(request = request_id, "refused");
             }
-            Failure::Library(error) => tracing::error!(request = request_id, %error, "failed"),
-            Failure::Stopping => tracing::info!(request = request_id, "stopped"),
+            // A panic's message may contain the client's text.
+            Failure::Library(error) if !matches!(**error, foretoken::Error::Panic(_)) => {
+                tracing::error!(request = request_id, %error, "failed");
+            }
+            _ => tracing::error!(request = request_id, "panic"),
         }
         self.publish();
         for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
@@ -486,12 +479,6 @@ impl EngineThread {
         // Forks wait until the prompt is read.
         self.metrics.queues(running, queued + self.taken() - running);
     }
-}
-
-/// Whether the error is the client's (4xx).
-fn is_clients(error: &foretoken::Error) -> bool {
-    use foretoken::Error as E;
-    matches!(error, E::Argument { .. } | E::Context { .. } | E::Template(_) | E::Tokenizer(_))
 }
 
 fn is_memory(error: &foretoken::Error) -> bool {

@@ -1,32 +1,18 @@
-//! The engine thread: it owns the scheduler, takes jobs from a queue, and sends each round's output.
+//! A handle of the engine thread: admission, submission, and its end.
 
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+mod engine_thread;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use foretoken::{Engine, Event, FinishReason, Piece, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken::Engine;
 
-use crate::api_error::ApiError;
-use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
-use crate::metrics::{Metrics, finish_name};
-
-/// Options of the engine thread.
-pub(crate) struct WorkerOptions {
-    /// Maximum number of running sequences.
-    pub parallel: usize,
-    /// Maximum number of waiting requests.
-    pub max_queue: usize,
-    /// Options of every sequence's session.
-    pub session: SessionOptions,
-    /// The context of a session that has all memory.
-    pub context: usize,
-    /// Options of the scheduler.
-    pub scheduler: SchedulerOptions,
-}
+use crate::job::{Failure, Job, Ticket};
+use crate::metrics::Metrics;
+pub(crate) use engine_thread::WorkerOptions;
+use engine_thread::{EngineThread, Shared, Slot};
 
 /// Passes in which the device failed, without a request that ended since, after which it counts as lost: a driver's
 /// faults seldom pass.
@@ -38,18 +24,7 @@ pub(crate) struct Worker {
     thread: Mutex<Option<JoinHandle<()>>>,
     taken: Arc<AtomicUsize>,
     limit: usize,
-    abort: Arc<AtomicBool>,
-    slots: Arc<Mutex<Vec<Slot>>>,
-    device_failures: Arc<AtomicUsize>,
-}
-
-/// A slot for a sequence, as of the last pass.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Slot {
-    /// The request that occupies it.
-    pub request_id: Option<Arc<str>>,
-    pub prompt_tokens: usize,
-    pub generated_tokens: usize,
+    shared: Arc<Shared>,
 }
 
 impl Worker {
@@ -59,27 +34,12 @@ impl Worker {
     /// If the thread cannot be started.
     pub fn start(engine: &Engine, options: WorkerOptions, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (send, jobs) = channel();
-        let slots = Arc::new(Mutex::new(vec![Slot::default(); options.parallel]));
         let limit = options.parallel.saturating_add(options.max_queue);
-        let abort = Arc::new(AtomicBool::new(false));
-        let device_failures = Arc::<AtomicUsize>::default();
-        let thread = EngineThread {
-            scheduler: Scheduler::new(engine, options.scheduler.clone()),
-            engine: engine.clone(),
-            options,
-            jobs,
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            full: false,
-            slots: slots.clone(),
-            abort: abort.clone(),
-            device_failures: device_failures.clone(),
-            device_failed: false,
-            metrics,
-        };
+        let thread = EngineThread::new(engine, options, jobs, metrics);
+        let shared = thread.shared.clone();
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
         let (jobs, thread) = (Mutex::new(Some(send)), Mutex::new(Some(thread)));
-        Ok(Self { jobs, thread, taken: Arc::default(), limit, abort, slots, device_failures })
+        Ok(Self { jobs, thread, taken: Arc::default(), limit, shared })
     }
 
     /// Reserves as many places in the queue; `None` if fewer are free.
@@ -103,7 +63,7 @@ impl Worker {
 
     /// The slots.
     pub fn slots(&self) -> Vec<Slot> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the thread runs.
@@ -114,12 +74,12 @@ impl Worker {
 
     /// Whether the device failed in several passes, and no request has ended normally since.
     pub fn has_lost_device(&self) -> bool {
-        self.device_failures.load(Ordering::Relaxed) >= LOST_AFTER
+        self.shared.device_failures.load(Ordering::Relaxed) >= LOST_AFTER
     }
 
     /// Fails all jobs, running and waiting, before the next pass.
     pub fn abort(&self) {
-        self.abort.store(true, Ordering::Release);
+        self.shared.abort.store(true, Ordering::Release);
     }
 
     /// Accepts no more jobs, and waits until the accepted ones have ended.
@@ -130,359 +90,6 @@ impl Worker {
             tracing::error!("the engine thread had panicked");
         }
     }
-}
-
-struct EngineThread {
-    engine: Engine,
-    scheduler: Scheduler,
-    options: WorkerOptions,
-    jobs: Receiver<Job>,
-    waiting: VecDeque<Job>,
-    running: Vec<Started>,
-    /// Whether memory has no room for the next job until a sequence ends.
-    full: bool,
-    slots: Arc<Mutex<Vec<Slot>>>,
-    abort: Arc<AtomicBool>,
-    /// Turns in which the device failed since a request last ended normally.
-    device_failures: Arc<AtomicUsize>,
-    /// Whether this turn is counted there.
-    device_failed: bool,
-    metrics: Arc<Metrics>,
-}
-
-/// A generation with a sequence.
-struct Started {
-    id: SequenceId,
-    slot: usize,
-    request: Request,
-    choice: Choice,
-    /// Those that are forked after its prefill. Their slots are reserved.
-    others: Vec<Choice>,
-    first: Option<Duration>, // from admission to the first token
-    generated: usize,
-}
-
-/// What the generations of a job share.
-#[derive(Clone)]
-struct Request {
-    id: Arc<str>,
-    prompt: Arc<Vec<u32>>,
-    admitted: Instant,
-    queued: Duration,
-    /// Cached tokens of the prompt, until they are counted with the first piece.
-    cached: Option<usize>,
-}
-
-impl EngineThread {
-    fn run(mut self) {
-        loop {
-            // A panic in one sequence's part of a step is an error of that sequence. Any other fails every job.
-            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(_) => {
-                    self.fail_all(|| Failure::Panic);
-                    self.publish();
-                }
-            }
-        }
-    }
-
-    /// Takes new jobs, runs one step, and sends what it produced. `false` when there are no jobs and will be none.
-    fn turn(&mut self) -> bool {
-        if !self.receive() {
-            return false;
-        }
-        self.device_failed = false;
-        if self.abort.load(Ordering::Acquire) {
-            self.fail_all(|| Failure::Stopping);
-        }
-        self.drop_cancelled();
-        while let Some(job) = self.next_job() {
-            self.start(job);
-        }
-        let events = self.scheduler.step();
-        events.into_iter().for_each(|event| self.take(event));
-        self.publish();
-        true
-    }
-
-    /// Takes new jobs; waits for one if there are none. `false` if there will be no more, and all have ended.
-    fn receive(&mut self) -> bool {
-        if self.running.is_empty() && self.waiting.is_empty() {
-            let Ok(job) = self.jobs.recv() else { return false };
-            self.waiting.push_back(job);
-        }
-        self.waiting.extend(self.jobs.try_iter());
-        true
-    }
-
-    /// Drops waiting jobs whose clients are gone. Running ones are removed in the scheduler's next step.
-    fn drop_cancelled(&mut self) {
-        self.waiting.retain(|job| {
-            let is_cancelled = job.is_cancelled();
-            if is_cancelled {
-                (0..job.choices()).for_each(|_| self.metrics.finished("abort"));
-                // The next one may need less memory.
-                self.full = false;
-            }
-            !is_cancelled
-        });
-    }
-
-    /// The next job, if there are slots for all of its generations, and may be memory.
-    fn next_job(&mut self) -> Option<Job> {
-        let places = self.waiting.front()?.choices();
-        let starts = !self.full && self.taken() + places <= self.options.parallel;
-        if starts { self.waiting.pop_front() } else { None }
-    }
-
-    /// Slots of running sequences, and those reserved for their forks.
-    fn taken(&self) -> usize {
-        self.running.iter().map(|started| 1 + started.others.len()).sum()
-    }
-
-    /// Gives the job a sequence. If memory does not suffice for it beside the running ones, it stays in the queue.
-    fn start(&mut self, job: Job) {
-        let (begin, queued) = (Instant::now(), job.admitted.elapsed());
-        let mut added = self.add(&job.prompt, &job.choice);
-        while self.could_start_alone(&added) {
-            if !self.running.is_empty() {
-                self.full = true;
-                return self.waiting.push_front(job);
-            }
-            // What cached prefixes take of a context counts as free.
-            if !self.scheduler.drop_prefix() {
-                break;
-            }
-            added = self.add(&job.prompt, &job.choice);
-        }
-        let Job { prompt, request_id, admitted, choice, others } = job;
-        let statistics = added.as_ref().ok().and_then(|id| self.scheduler.statistics(*id));
-        let cached = statistics.map(|statistics| statistics.cached_tokens);
-        let request = Request { id: request_id, prompt, admitted, queued, cached };
-        tracing::debug!(request = &*request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
-        if let Some(cached) = cached {
-            // Sending fails if the client is gone; the job is then cancelled.
-            let _ = choice.updates.send(Update::Started(cached));
-        }
-        if let (Ok(id), false) = (&added, others.is_empty()) {
-            // Fails only for a sequence whose prompt is read.
-            let _ = self.scheduler.keep_prompt(*id);
-        }
-        self.started(added, request, choice, others);
-    }
-
-    /// Whether a generation could start alone. Without a limit of pages, an automatic context is what others leave.
-    fn could_start_alone(&self, added: &Result<SequenceId, Failure>) -> bool {
-        let Err(Failure::Library(error)) = added else { return false };
-        match **error {
-            foretoken::Error::Context { needed, .. } => needed <= self.options.context,
-            ref error => is_memory(error),
-        }
-    }
-
-    fn started(&mut self, added: Result<SequenceId, Failure>, request: Request, choice: Choice, others: Vec<Choice>) {
-        match added {
-            Ok(id) => {
-                let taken = |slot: &usize| self.running.iter().any(|started| started.slot == *slot);
-                let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
-                self.running.push(Started { id, slot, request, choice, others, first: None, generated: 0 });
-            }
-            Err(failure) => self.fail(&request.id, choice, others, failure),
-        }
-    }
-
-    /// Adds a sequence for a generation.
-    fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
-        let added = catch_unwind(AssertUnwindSafe(|| {
-            let session = self.scheduler.session(&self.options.session)?;
-            Ok(self.scheduler.add_if_fits(session, prompt, &choice.options)?)
-        }));
-        added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
-    }
-
-    /// Forks the sequence for the other generations of its job, or adds new sequences where it cannot be forked; those
-    /// wait for memory as jobs of their own.
-    fn fork(&mut self, at: usize) {
-        for choice in std::mem::take(&mut self.running[at].others) {
-            let (id, request) = (self.running[at].id, self.running[at].request.clone());
-            let forked = catch_unwind(AssertUnwindSafe(|| self.scheduler.fork_prompt(id, &choice.options)));
-            let added = match forked {
-                Ok(Ok(id)) => Ok(id),
-                _ => self.add(&request.prompt, &choice),
-            };
-            if self.could_start_alone(&added) {
-                self.requeue(request, choice, Vec::new());
-                continue;
-            }
-            self.started(added, request, choice, Vec::new());
-        }
-    }
-
-    /// Puts a job back to the front of the queue, until a sequence ends.
-    fn requeue(&mut self, request: Request, choice: Choice, others: Vec<Choice>) {
-        let Request { id: request_id, prompt, admitted, .. } = request;
-        self.full = true;
-        self.waiting.push_front(Job { prompt, request_id, admitted, choice, others });
-    }
-
-    fn fail(&mut self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
-        let is_device =
-            matches!(&failure, Failure::Library(error) if matches!(**error, foretoken::Error::Device { .. }));
-        // A faulty pass may fail all of its requests.
-        if is_device && !std::mem::replace(&mut self.device_failed, true) {
-            self.device_failures.fetch_add(1, Ordering::Relaxed);
-        }
-        match &failure {
-            Failure::Stopping => tracing::info!(request = request_id, "stopped"),
-            Failure::Library(error) if ApiError::of(error, "").status.is_client_error() => {
-                tracing::info!(request = request_id, "refused");
-            }
-            // A panic's message may contain the client's text.
-            Failure::Library(error) if !matches!(**error, foretoken::Error::Panic(_)) => {
-                tracing::error!(request = request_id, %error, "failed");
-            }
-            _ => tracing::error!(request = request_id, "panic"),
-        }
-        self.publish();
-        for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
-            self.metrics.finished("error");
-            // Freed before the client can send another request.
-            drop(ticket);
-            let _ = updates.send(Update::Failed(failure.clone()));
-        }
-    }
-
-    /// Fails every job, and replaces the scheduler.
-    fn fail_all(&mut self, failure: impl Fn() -> Failure) {
-        self.running.iter().filter_map(|one| self.scheduler.statistics(one.id)).for_each(|of| self.metrics.decoded(of));
-        let empty = Scheduler::new(&self.engine, SchedulerOptions::default());
-        let old = std::mem::replace(&mut self.scheduler, empty);
-        if catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
-            tracing::error!("a panic while sequences were dropped");
-        }
-        // A new prefix cache may take a part of the memory that is free now.
-        self.scheduler = Scheduler::new(&self.engine, self.options.scheduler.clone());
-        self.full = false;
-        for started in std::mem::take(&mut self.running) {
-            self.fail(&started.request.id, started.choice, started.others, failure());
-        }
-        for job in std::mem::take(&mut self.waiting) {
-            self.fail(&job.request_id, job.choice, job.others, failure());
-        }
-    }
-
-    /// Handles an event of a sequence.
-    fn take(&mut self, event: Event) {
-        let Some(at) = self.running.iter().position(|started| started.id == event.id) else { return };
-        let others_run = self.running.len() > 1;
-        let started = &mut self.running[at];
-        match event.piece {
-            Ok(piece) => {
-                // One that is cancelled before its first token is not read to its end.
-                let is_read = event.finish_reason != Some(FinishReason::Cancelled);
-                if let Some(before) = started.request.cached.take_if(|_| is_read) {
-                    // It may have waited for a prefix that another sequence read.
-                    let cached = self.scheduler.statistics(event.id).map_or(before, |now| now.cached_tokens);
-                    let _ = started.choice.updates.send(Update::Started(cached));
-                    self.metrics.prompt(started.request.prompt.len(), cached);
-                }
-                self.metrics.generated(piece.tokens.len());
-                if !piece.prompt_logprobs.is_empty() && !started.others.is_empty() {
-                    // Forks do not read the prompt again.
-                    let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };
-                    let others = started.others.iter();
-                    others.for_each(|other| drop(other.updates.send(Update::Piece(shared.clone()))));
-                }
-                if started.first.is_none() && !piece.tokens.is_empty() {
-                    let first = started.request.admitted.elapsed();
-                    started.first = Some(first);
-                    self.metrics.first_token(first);
-                    self.fork(at);
-                }
-                let started = &mut self.running[at];
-                started.generated += piece.tokens.len();
-                let _ = started.choice.updates.send(Update::Piece(piece));
-                if let Some(finish) = event.finish_reason {
-                    self.end(at, finish);
-                }
-            }
-            // Its prompt found no memory beside the others.
-            Err(error) if is_memory(&error) && started.generated == 0 && others_run => {
-                let Started { id, request, choice, others, .. } = self.running.swap_remove(at);
-                self.scheduler.remove(id);
-                self.requeue(request, choice, others);
-            }
-            // Its text so far is not lost: the client gets a reason to end instead of an error.
-            Err(error) if is_memory(&error) && started.generated > 0 => {
-                tracing::warn!(request = &*started.request.id, %error, "cut short");
-                self.end(at, FinishReason::Context);
-            }
-            Err(error) => {
-                let started = self.running.swap_remove(at);
-                self.scheduler.statistics(started.id).into_iter().for_each(|failed| self.metrics.decoded(failed));
-                self.scheduler.remove(started.id);
-                self.full = false;
-                self.fail(&started.request.id, started.choice, started.others, Failure::Library(Arc::new(error)));
-            }
-        }
-    }
-
-    /// Ends a generation, and frees its sequence.
-    fn end(&mut self, at: usize, finish: FinishReason) {
-        if finish != FinishReason::Cancelled {
-            self.device_failures.store(0, Ordering::Relaxed);
-        }
-        let started = self.running.swap_remove(at);
-        let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
-        self.scheduler.remove(started.id);
-        self.full = false;
-        let total = started.request.admitted.elapsed();
-        self.metrics.decoded(&statistics);
-        tracing::info!(
-            request = &*started.request.id,
-            finish = finish_name(finish),
-            prompt_tokens = started.request.prompt.len(),
-            cached_tokens = statistics.cached_tokens,
-            generated_tokens = statistics.generated_tokens,
-            drafted = statistics.drafted,
-            accepted = statistics.accepted,
-            queued_ms = started.request.queued.as_millis(),
-            first_token_ms = started.first.unwrap_or(total).as_millis(),
-            total_ms = total.as_millis(),
-            "generated"
-        );
-        // Before the client has the answer: it may then read the metrics.
-        self.publish();
-        // There are others only if it ended before its first token.
-        for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
-            self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
-            self.metrics.finished(finish_name(finish));
-            // Freed before the client can send another request.
-            drop(ticket);
-            let _ = updates.send(Update::Ended(Box::new(Ended { finish, statistics: statistics.clone() })));
-        }
-    }
-
-    fn publish(&self) {
-        let mut slots = vec![Slot::default(); self.options.parallel];
-        for started in &self.running {
-            slots[started.slot] = Slot {
-                request_id: Some(started.request.id.clone()),
-                prompt_tokens: started.request.prompt.len(),
-                generated_tokens: started.generated,
-            };
-        }
-        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
-        let (running, queued) = (self.running.len(), self.waiting.iter().map(Job::choices).sum::<usize>());
-        // Forks wait until the prompt is read.
-        self.metrics.queues(running, queued + self.taken() - running);
-    }
-}
-
-fn is_memory(error: &foretoken::Error) -> bool {
-    matches!(error, foretoken::Error::Memory { .. })
 }
 
 #[cfg(test)]

@@ -1,9 +1,15 @@
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
 use foretoken::kv::KvOptions;
-use foretoken::{EndOfGeneration, EngineOptions, GenerateOptions, LogitsProcessor, Speculation, Stop};
+use foretoken::{
+    EndOfGeneration, EngineOptions, FinishReason, GenerateOptions, LogitsProcessor, SchedulerOptions, SessionOptions,
+    Speculation, Stop,
+};
 use foretoken_tools::demo;
 
 use super::*;
-use crate::job::Running;
+use crate::job::{Running, Update};
 
 /// Panics with the tenth token of a sequence.
 #[derive(Debug)]
@@ -257,23 +263,13 @@ impl LogitsProcessor for FailingDevice {
     }
 }
 
-/// A thread of at most `parallel` sequences, whose turns a test takes.
-fn thread(engine: &Engine, parallel: usize, jobs: Receiver<Job>) -> EngineThread {
+/// A thread of at most `parallel` sequences, whose turns a test takes, and the sender of its jobs.
+fn thread(parallel: usize) -> (EngineThread, Sender<Job>) {
     let scheduler = SchedulerOptions { max_rows: 16, ..SchedulerOptions::default() };
-    EngineThread {
-        scheduler: Scheduler::new(engine, scheduler.clone()),
-        engine: engine.clone(),
-        options: WorkerOptions { parallel, max_queue: 0, session: SessionOptions::default(), context: 8192, scheduler },
-        jobs,
-        waiting: VecDeque::new(),
-        running: Vec::new(),
-        full: false,
-        slots: Arc::default(),
-        abort: Arc::default(),
-        device_failures: Arc::default(),
-        device_failed: false,
-        metrics: Arc::default(),
-    }
+    let session = SessionOptions::default();
+    let options = WorkerOptions { parallel, max_queue: 0, session, context: 8192, scheduler };
+    let (send, jobs) = channel();
+    (EngineThread::new(&with_memory(None), options, jobs, Arc::default()), send)
 }
 
 fn assert_metrics(thread: &EngineThread, counts: &[(&str, &str, usize)]) {
@@ -287,8 +283,7 @@ fn assert_metrics(thread: &EngineThread, counts: &[(&str, &str, usize)]) {
 /// The tokens of a prompt whose client leaves while it is read are not those of prompts that were read.
 #[test]
 fn prompts_that_are_not_read_to_their_end_are_not_counted() {
-    let (engine, (send, jobs)) = (with_memory(None), channel());
-    let mut thread = thread(&engine, 1, jobs);
+    let (mut thread, send) = thread(1);
     let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
     let (job, running) = job_with(places, (300..400).collect(), &of_length(4));
     send.send(job).expect("a receiver");
@@ -306,8 +301,8 @@ fn prompts_that_are_not_read_to_their_end_are_not_counted() {
 /// The rounds of a failed generation are counted, as its tokens are.
 #[test]
 fn rounds_of_failed_generations_are_counted() {
-    let (engine, (send, jobs), fails) = (with_memory(None), channel(), Arc::<AtomicBool>::default());
-    let mut thread = thread(&engine, 1, jobs);
+    let fails = Arc::<AtomicBool>::default();
+    let (mut thread, send) = thread(1);
     let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
     let speculation = Speculation::Off;
     let options = GenerateOptions { logits_processor, speculation, ..of_length(8000) };
@@ -328,8 +323,7 @@ fn rounds_of_failed_generations_are_counted() {
 /// Generations of a job that end together, before a token, have times of their own.
 #[test]
 fn each_generation_without_tokens_is_counted() {
-    let (engine, (send, jobs)) = (with_memory(None), channel());
-    let mut thread = thread(&engine, 2, jobs);
+    let (mut thread, send) = thread(2);
     let places = Ticket::take_all(&Arc::default(), 2, 2).expect("places");
     let (job, _running) = job_with(places, PROMPT.into(), &of_length(0));
     send.send(job).expect("a receiver");
@@ -360,7 +354,7 @@ async fn a_faulty_pass_is_not_a_lost_device() {
         assert!(matches!(&failure, Err(Failure::Library(error)) if matches!(**error, foretoken::Error::Device { .. })));
     }
     // Two at most: it may begin in the middle of a pass.
-    let failures = worker.device_failures.load(Ordering::SeqCst);
+    let failures = worker.shared.device_failures.load(Ordering::SeqCst);
     assert!((1..=2).contains(&failures) && !worker.has_lost_device(), "{failures}");
     worker.close();
 }

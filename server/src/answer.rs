@@ -58,7 +58,6 @@ pub(crate) async fn answer(
             stop_strings: generate.common.options.stop.strings.clone(),
             index,
             tokens: Vec::new(),
-            text: String::new(),
             parts: Vec::new(),
             logprobs: (!streams).then(Vec::new),
             parser,

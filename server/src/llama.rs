@@ -120,7 +120,7 @@ impl Completion {
     /// The object of a response that is not streamed.
     fn choice(&self, output: &ChoiceOutput, ended: &Ended) -> Value {
         let mut value = self.last(output, ended);
-        value["content"] = json!(output.text);
+        value["content"] = json!(output.content());
         if self.return_tokens {
             value["tokens"] = json!(output.tokens);
         }

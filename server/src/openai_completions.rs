@@ -238,7 +238,7 @@ impl Reply for Completion {
         let mut list = Vec::new();
         for (output, ended) in choices {
             let reason = openai::finish_reason(output, ended);
-            let text = self.echo(output).to_owned() + &output.text;
+            let text = self.echo(output).to_owned() + &output.content();
             let mut lists = Lists::default();
             self.add_prompt(&mut lists, output);
             self.add_text(&mut lists, output, output.logprobs());

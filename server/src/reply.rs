@@ -60,8 +60,6 @@ pub(crate) struct ChoiceOutput {
     /// The choice's index, among those of all prompts.
     pub index: usize,
     pub tokens: Vec<u32>,
-    /// The text without control tokens.
-    pub text: String,
     /// The parts of the text in the order of generation, adjacent ones of a kind as one. Calls have ids.
     pub parts: Vec<ReplyPart>,
     /// Of all tokens; `None` of a stream, whose events have them.
@@ -101,7 +99,6 @@ impl ChoiceOutput {
     /// Adds a piece, and returns the parts that it completes.
     pub fn add(&mut self, piece: &Piece) -> Vec<ReplyPart> {
         self.tokens.extend(&piece.tokens);
-        self.text += &piece.text;
         if !piece.prompt_logprobs.is_empty() {
             self.prompt_logprobs = piece.prompt_logprobs.clone();
         }
@@ -127,7 +124,7 @@ impl ChoiceOutput {
         self.parser.as_ref().map_or(0, ReplyParser::reasoning_tokens)
     }
 
-    /// All texts of a chat's reply, without reasoning and calls.
+    /// All texts, without control tokens; of a chat's reply without reasoning and calls.
     pub fn content(&self) -> String {
         let text = |part: &ReplyPart| if let ReplyPart::Text(text) = part { Some(text.clone()) } else { None };
         self.parts.iter().filter_map(text).collect()

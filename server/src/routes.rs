@@ -8,7 +8,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, StatusCode};
@@ -116,12 +116,9 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let mut response = match refused {
         Some(error) => {
             let _ = unless_aborted(&app.aborting, &generated, drop_body(request)).await;
-            error.response(api, &id)
+            error.into_response()
         }
-        None => {
-            let response = unless_aborted(&app.aborting, &generated, next.run(request)).await;
-            response.unwrap_or_else(|error| error.response(api, &id))
-        }
+        None => unless_aborted(&app.aborting, &generated, next.run(request)).await.into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let allow = response.headers_mut().remove(hyper::header::ALLOW);

@@ -285,8 +285,7 @@ mod tests {
         assert!(at_once(compilers.compile(&engine, &second, "field")).is_pending());
         assert!(at_once(compilers.compile_calls(&engine, calls(&second))).is_pending());
         // Nor for a place in the queue.
-        let places: Vec<_> = (0..MAX_COMPILING).map(|_| Ticket::take(&compilers.taken, MAX_COMPILING)).collect();
-        assert!(places.iter().all(Option::is_some));
+        let places = compilers.fill();
         assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(_))));
         assert!(matches!(at_once(compilers.compile(&engine, &second, "field")), Poll::Ready(Err(error))
             if error.status == StatusCode::TOO_MANY_REQUESTS));

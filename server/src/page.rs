@@ -9,6 +9,7 @@ use hyper::header::{
 };
 
 use crate::app::App;
+use crate::reply::json_text;
 
 const PAGE: &str = include_str!("page.html");
 /// The OpenAPI description of the routes.
@@ -35,5 +36,5 @@ pub(crate) async fn page() -> Response {
 /// `GET /openapi.json`.
 pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Response {
     let named = OPENAPI.replace("\"{model}\"", &serde_json::json!(app.served.model).to_string());
-    ([(CONTENT_TYPE, "application/json")], named.replace("{version}", env!("CARGO_PKG_VERSION"))).into_response()
+    json_text(named.replace("{version}", env!("CARGO_PKG_VERSION")))
 }

@@ -60,8 +60,7 @@ impl Structured {
     fn response_format(fields: &mut Fields) -> Result<Self> {
         let Some(format) = fields.object("response_format")? else { return Ok(Self::default()) };
         Self::format(format, |format| {
-            let missing = |format: &Fields| format.error("json_schema", "is required");
-            let mut named = format.object("json_schema")?.ok_or_else(|| missing(format))?;
+            let mut named = format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is required"))?;
             let own = Self::named_schema(&mut named)?;
             named.end()?;
             Ok(own)

@@ -208,7 +208,7 @@ pub fn target(model: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// The value of `--centroids`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CentroidChoice {
     /// Its own; if it has none, built ones if that is faster.
     Auto,
@@ -217,14 +217,7 @@ pub enum CentroidChoice {
     /// None.
     None,
     /// Built ones.
-    Built(CentroidSizes),
-}
-
-/// Number of centroids, and number of them that are scored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CentroidSizes {
-    count: usize,
-    scored: usize,
+    Built(CentroidConfig),
 }
 
 impl FromStr for CentroidChoice {
@@ -233,8 +226,9 @@ impl FromStr for CentroidChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         let sizes = || {
             let (count, scored) = text.split_once('/')?;
-            let (count, scored) = (count.parse::<usize>().ok()?, scored.parse().ok()?);
-            (count.is_power_of_two() && (1..=count).contains(&scored)).then_some(CentroidSizes { count, scored })
+            let sizes = CentroidConfig { num_centroids: count.parse().ok()?, top_k: scored.parse().ok()? };
+            let fits = (1..=sizes.num_centroids).contains(&sizes.top_k);
+            Some(sizes).filter(|sizes| sizes.num_centroids.is_power_of_two() && fits)
         };
         match text {
             "auto" => Ok(Self::Auto),
@@ -249,16 +243,14 @@ impl FromStr for CentroidChoice {
 
 impl CentroidChoice {
     /// The engine's option, with this cache directory for built centroids.
-    pub fn with_cache(self, cache: Option<PathBuf>) -> Centroids {
+    pub fn with_cache(&self, cache: Option<PathBuf>) -> Centroids {
         match self {
             Self::Auto => Centroids::Build(BuildCentroids { cache, ..BuildCentroids::default() }),
             Self::Own => Centroids::Own,
             Self::None => Centroids::None,
-            Self::Built(CentroidSizes { count, scored }) => Centroids::Build(BuildCentroids {
-                sizes: CentroidConfig { num_centroids: count, top_k: scored },
-                cache,
-                usage: CentroidUsage::Always,
-            }),
+            Self::Built(sizes) => {
+                Centroids::Build(BuildCentroids { sizes: sizes.clone(), cache, usage: CentroidUsage::Always })
+            }
         }
     }
 }

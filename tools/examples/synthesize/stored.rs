@@ -102,17 +102,8 @@ impl Quantize {
                 WeightType::Q6_K => 18,
                 WeightType::IQ4_NL => 25,
                 WeightType::IQ4_XS => 30,
-                WeightType::TQ1_0 => 36,
-                WeightType::TQ2_0 => 37,
                 WeightType::MXFP4 => 38,
-                WeightType::NVFP4 => 39,
-                WeightType::IQ2_XXS => 19,
-                WeightType::IQ2_XS => 20,
-                WeightType::IQ3_XXS => 23,
-                WeightType::IQ1_S => 24,
-                WeightType::IQ3_S => 26,
-                WeightType::IQ2_S => 28,
-                WeightType::IQ1_M => 31,
+                // Types that are only read.
                 _ => GUESSED,
             },
         }

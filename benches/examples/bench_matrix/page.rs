@@ -181,19 +181,16 @@ fn heat(times: f64) -> String {
 /// A prompt with one KV cache format: speed and acceptance of every mode.
 fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
     let most = 1.02 * section.rows.iter().map(|row| row.speed.max).fold(0.0, f64::max);
-    let bar = |row: &Row| {
-        let times =
-            row.speedup.filter(|_| !row.is_off()).map_or(String::new(), |times| format!("  {:.2}\u{d7}", times.median));
-        let label = format!("{}{times}", significant(row.speed.median));
-        (class(&row.cell.mode, modes), row.speed, label)
-    };
-    let figures: Vec<_> = group.iter().map(bar).collect();
-    let bars: Vec<_> = (group.iter().zip(&figures))
-        .map(|(row, (class, value, label))| Bar { mode: &row.cell.mode, class, value: *value, label: label.clone() })
+    let bars: Vec<Bar> = (group.iter())
+        .map(|row| {
+            let times = row.speedup.filter(|_| !row.is_off());
+            let times = times.map_or(String::new(), |times| format!("  {:.2}\u{d7}", times.median));
+            let label = format!("{}{times}", significant(row.speed.median));
+            Bar { mode: &row.cell.mode, class: class(&row.cell.mode, modes), value: row.speed, label }
+        })
         .collect();
-    let classes: Vec<_> = group.iter().map(|row| class(&row.cell.mode, modes)).collect();
-    let places: Vec<_> = (group.iter().zip(&classes))
-        .map(|(row, class)| (row.cell.mode.as_str(), class.as_str(), row.acceptance_at()))
+    let places: Vec<_> = (group.iter().zip(&bars))
+        .map(|(row, bar)| (bar.mode, bar.class.as_str(), row.acceptance_at()))
         .filter(|(_, _, at)| !at.is_empty())
         .collect();
     let drafted: usize = group.iter().flat_map(|row| &row.runs).map(|run| run.drafted).sum();

@@ -11,7 +11,7 @@ const CHARACTER: f64 = 7.0;
 pub struct Bar<'a> {
     pub mode: &'a str,
     /// CSS class of the colour.
-    pub class: &'a str,
+    pub class: String,
     pub value: Spread,
     /// Label to the right of the bar.
     pub label: String,

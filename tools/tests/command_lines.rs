@@ -1136,22 +1136,24 @@ fn checkpoints_are_converted_and_quantized() {
     assert!(line.starts_with(&named) && line.contains(problem), "{line}");
 }
 
+/// A new repository of an owner in a cache of the Hub: the directory of its files.
+fn snapshot(cache: &Path, name: &str) -> PathBuf {
+    let repository = cache.join(format!("models--owner--{name}"));
+    let files = repository.join("snapshots/0123abcd");
+    std::fs::create_dir_all(&files).expect("a directory");
+    std::fs::create_dir_all(repository.join("refs")).expect("a directory");
+    std::fs::write(repository.join("refs/main"), "0123abcd").expect("a file");
+    files
+}
+
 /// Checkpoints by name on the Hub, from its cache, in commands that measure or convert.
 #[test]
 fn names_on_the_hub_are_resolved() {
     let cache = tempfile::tempdir().expect("a directory");
-    let snapshot = |name: &str| {
-        let repository = cache.path().join(format!("models--owner--{name}"));
-        let files = repository.join("snapshots/0123abcd");
-        std::fs::create_dir_all(&files).expect("a directory");
-        std::fs::create_dir_all(repository.join("refs")).expect("a directory");
-        std::fs::write(repository.join("refs/main"), "0123abcd").expect("a file");
-        files
-    };
     for (name, part) in [("fox", "target"), ("fox-assistant", "assistant")] {
-        copy_demo(part, &snapshot(name));
+        copy_demo(part, &snapshot(cache.path(), name));
     }
-    let gguf = snapshot("fox-GGUF").join("fox-BF16.gguf");
+    let gguf = snapshot(cache.path(), "fox-GGUF").join("fox-BF16.gguf");
     succeeds("convert", &[utf8(&demo("target")), utf8(&gguf), "--outtype", "bf16"]);
     let at = |name: &str| cache.path().join(name);
     let (prompts, converted, quantized) = (at("prompts.json"), at("fox.gguf"), at("fox-q8_0.gguf"));
@@ -1197,12 +1199,7 @@ fn names_on_the_hub_are_resolved() {
 fn the_hubs_variables_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let home = directory.path().join("huggingface");
-    let repository = home.join("hub/models--owner--fox");
-    let files = repository.join("snapshots/0123abcd");
-    std::fs::create_dir_all(&files).expect("a directory");
-    std::fs::create_dir_all(repository.join("refs")).expect("a directory");
-    std::fs::write(repository.join("refs/main"), "0123abcd").expect("a file");
-    copy_demo("target", &files);
+    copy_demo("target", &snapshot(&home.join("hub"), "fox"));
     let doctor = |name: &str, variables: &[(&str, &str)]| {
         let mut command = example("doctor");
         for variable in ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"] {

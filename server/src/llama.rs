@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
+use foretoken::chat::{ChatTemplate, ReplyPart};
 use foretoken::sampler::{Dry, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{FinishReason, GenerateOptions, Piece};
@@ -22,8 +22,7 @@ use crate::reply::{self, ChoiceOutput, Generate, Reply, decimal, event};
 use crate::served::Served;
 use crate::structured::Structured;
 use crate::timings::timings;
-use crate::tools::OtherTools;
-use crate::{messages, token_json, tools};
+use crate::{openai_chat, token_json};
 
 /// Reads the body of `POST /completion`.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -195,12 +194,7 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, fields: Fields) 
 /// Reads the body of `POST /apply-template`.
 pub(crate) fn rendered(served: &Served, mut fields: Fields) -> Result<Chat, ApiError> {
     served.check_model(&mut fields)?;
-    let messages = messages::openai(&mut fields)?;
-    let tools = tools::openai(&mut fields, OtherTools::Refused)?;
-    let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let template_options = tools::template_options(&mut fields, &served.defaults)?;
-    let options = ChatOptions { tools: tools.list, generation_prompt, ..template_options };
-    let chat = Chat::new(served, messages, options, fields.body_bytes);
+    let (chat, _) = openai_chat::chat(served, &mut fields)?;
     fields.end()?;
     Ok(chat)
 }

@@ -14,14 +14,13 @@ use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::served::Served;
 use crate::structured::Structured;
-use crate::tools::OtherTools;
-use crate::{messages, token_json, tools};
+use crate::tools::{self, OtherTools, Tools};
+use crate::{messages, token_json};
 
 /// Reads the body.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
     served.check_model(&mut fields)?;
-    let messages = messages::openai(&mut fields)?;
-    let tools = tools::openai(&mut fields, OtherTools::Refused)?;
+    let (chat, tools) = chat(served, &mut fields)?;
     let form = openai::form(&mut fields)?;
     let most = match generate_options::max_tokens(&mut fields, "max_completion_tokens", 1)? {
         Some(most) => {
@@ -32,10 +31,6 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     };
     let strings = fields.strings("stop")?;
     let structured = Structured::of_request(&mut fields)?;
-    let generation_prompt = messages::generation_prompt(&mut fields)?;
-    let template_options = tools::template_options(&mut fields, &served.defaults)?;
-    let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..template_options };
-    let chat = Chat::new(served, messages, options, fields.body_bytes);
     let calls = tools.calls;
     let structured = tools.constrain(&chat.options, structured)?;
     let base = served.defaults.of_chats();
@@ -55,6 +50,16 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         choices,
         streams: form.streams,
     })
+}
+
+/// Takes the messages, the tools, and what the template is rendered with.
+pub(crate) fn chat(served: &Served, fields: &mut Fields) -> Result<(Chat, Tools), ApiError> {
+    let messages = messages::openai(fields)?;
+    let tools = tools::openai(fields, OtherTools::Refused)?;
+    let generation_prompt = messages::generation_prompt(fields)?;
+    let template_options = tools::template_options(fields, &served.defaults)?;
+    let options = ChatOptions { tools: tools.list.clone(), generation_prompt, ..template_options };
+    Ok((Chat::new(served, messages, options, fields.body_bytes), tools))
 }
 
 /// Takes `logprobs` and `top_logprobs`.

@@ -793,7 +793,7 @@ fn the_command_line() {
     fails(&with(&["--spec-type", "draft-model"]), &["--spec-type: draft-model", "pass --draft-model"]);
     fails(&with(&["--draft-model", &path("nowhere")]), &["nowhere", "check the path"]);
     fails(&with(&["--trace", &path("nowhere/trace")]), &["nowhere/trace", "directory does not exist"]);
-    fails(&with(&["--trace", &model]), &["cannot be written"]);
+    fails(&with(&["--trace", &model]), &["is a directory"]);
     pair.write("static.ngrams", b"ngrams\0\x01\x09\0\0\0\0\0\0\0");
     fails(
         &with(&["--spec-type", "ngram-cache", "--ngram-static", &path("static.ngrams")]),

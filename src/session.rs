@@ -30,12 +30,10 @@ pub struct Session {
 
 /// Where the decoder is.
 enum Phase {
-    /// In the session.
-    Idle(Box<SpeculativeDecoder>),
+    /// In the session, with the next draft if one was made ahead of time.
+    Idle(Box<SpeculativeDecoder>, Option<Box<DraftResult>>),
     /// On the thread that makes the next draft.
     Drafting(Pending<Box<SpeculativeDecoder>, Result<Proposal>>),
-    /// In the session, with the next draft.
-    Drafted(Box<SpeculativeDecoder>, Box<DraftResult>),
     /// Only inside a function that moves it.
     Transient,
 }
@@ -75,7 +73,7 @@ impl Session {
 
     fn around(engine: Engine, kv_options: &KvOptions, backend: Backend, state: SequenceState) -> Result<Self> {
         let sampler = Sampler::new(engine.parts.isa, Sampling::default(), engine.parts.suppressed.clone())?;
-        let phase = Phase::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
+        let phase = Phase::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)), None);
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(Self { engine, phase, kv_options: kv_options.clone(), id })
     }
@@ -119,7 +117,7 @@ impl Session {
 
     fn idle(&self) -> &SpeculativeDecoder {
         match &self.phase {
-            Phase::Idle(decoder) | Phase::Drafted(decoder, _) => decoder,
+            Phase::Idle(decoder, _) => decoder,
             Phase::Drafting(_) | Phase::Transient => {
                 panic!("a leaked generation is still drafting; start another one first")
             }
@@ -240,17 +238,9 @@ impl Session {
     /// The decoder, waiting for it if it is drafting, and the draft made meanwhile.
     pub(crate) fn decoder_and_draft(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
         self.wait();
-        let mut proposal = None;
-        self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
-            Phase::Drafted(decoder, result) => {
-                proposal = Some(*result);
-                Phase::Idle(decoder)
-            }
-            phase => phase,
-        };
         match &mut self.phase {
-            Phase::Idle(decoder) => (decoder, proposal),
-            _ => unreachable!("it was brought here above"),
+            Phase::Idle(decoder, drafted) => (decoder, drafted.take().map(|drafted| *drafted)),
+            Phase::Drafting(_) | Phase::Transient => unreachable!("it was brought here above"),
         }
     }
 
@@ -259,7 +249,7 @@ impl Session {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
             Phase::Drafting(pending) => {
                 let (decoder, result) = pending.wait(&self.engine.parts.pool);
-                Phase::Drafted(decoder, Box::new(result))
+                Phase::Idle(decoder, Some(Box::new(result)))
             }
             phase => phase,
         };
@@ -269,7 +259,7 @@ impl Session {
     /// drafted.
     pub(crate) fn submit(&mut self, max_rows: usize, cancel: &Cancel) {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
-            Phase::Idle(decoder) => {
+            Phase::Idle(decoder, None) => {
                 let engine = self.engine.clone();
                 let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
                     engine.parts.on_thread(|| {

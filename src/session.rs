@@ -128,13 +128,13 @@ impl Session {
     ///
     /// # Errors
     /// If no position fits.
-    pub(crate) fn extend_context(&mut self, memory: impl FnOnce() -> u64) -> Result<()> {
+    pub(crate) fn extend_context(&mut self, memory: u64) -> Result<()> {
         let longest = self.engine.target().max_position_embeddings();
         let options = self.kv_options.clone();
         let SpeculativeDecoder { backend, state, .. } = self.decoder();
         let kv = state.kv_mut();
         if kv.max_context() < longest {
-            let memory = Some(options.memory.unwrap_or(u64::MAX).min(memory()));
+            let memory = Some(options.memory.unwrap_or(u64::MAX).min(memory));
             let options = KvOptions { memory, ..options };
             let context = match &backend.device {
                 None => options.context(longest, |context| kv.bytes_at(context))?,

@@ -3,7 +3,6 @@
 use super::prefix_cache::PrefixCache;
 use super::slot::Slot;
 use super::{Event, Scheduler};
-use crate::kv::KvOptions;
 use crate::options::SessionOptions;
 use crate::session::Session;
 use crate::speculative::{SpeculativeDecoder, Work};
@@ -20,28 +19,28 @@ impl Scheduler {
     pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
         let mut session = loop {
             match self.engine.session(options) {
-                Err(Error::Memory { needed, .. }) if self.drop_for_session(&options.kv, needed) => {}
+                Err(Error::Memory { needed, .. })
+                    if self.prefixes.as_mut().is_some_and(|all| all.drop_for_session(&options.kv, needed)) => {}
                 session => break session?,
             }
         };
-        if options.kv.max_context.is_none() {
-            let pages = self.engine.pages();
-            let is_longest = session.kv().max_context() >= self.engine.target().max_position_embeddings();
-            match pages.limit() {
-                Some(limit) => session.extend_context(|| limit)?,
-                None if is_longest => {}
-                // Memory is the system's, to which what others hold may not return.
-                None => match self.reclaimable() {
-                    0 => {} // the engine measured it
-                    more => {
-                        let SpeculativeDecoder { backend, state, .. } = session.decoder();
-                        let own = backend.recurrent_bytes(state) as u64; // zeros that take no memory yet
-                        let free =
-                            || pages.available_memory().map_or(u64::MAX, |free| (free + more).saturating_sub(own));
-                        session.extend_context(free)?;
-                    }
-                },
-            }
+        if options.kv.max_context.is_some() {
+            return Ok(session);
+        }
+        let pages = self.engine.pages();
+        if let Some(limit) = pages.limit() {
+            session.extend_context(limit)?;
+            return Ok(session);
+        }
+        // Memory is the system's, to which what others hold may not return.
+        let is_longest = session.kv().max_context() >= self.engine.target().max_position_embeddings();
+        let more = if is_longest { 0 } else { self.reclaimable() };
+        // Without more, the engine measured it.
+        if more > 0 {
+            let SpeculativeDecoder { backend, state, .. } = session.decoder();
+            let own = backend.recurrent_bytes(state) as u64; // zeros that take no memory yet
+            let free = pages.available_memory().map_or(u64::MAX, |free| (free + more).saturating_sub(own));
+            session.extend_context(free)?;
         }
         Ok(session)
     }
@@ -86,15 +85,6 @@ impl Scheduler {
             fits: None,
             remedy: "remove another sequence first".into(),
         })
-    }
-
-    fn drop_for_session(&mut self, options: &KvOptions, needed: Option<u64>) -> bool {
-        self.prefixes.as_mut().is_some_and(|prefixes| prefixes.drop_for_session(options, needed))
-    }
-
-    /// Drops a cached prefix if that may free memory for those that wait; returns whether it did.
-    pub(super) fn drop_for_waiting(&mut self) -> bool {
-        self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory)
     }
 
     /// If all wait for memory: drops a cached prefix, whose pages they share and would copy before they write to them,

@@ -314,7 +314,7 @@ impl Scheduler {
         }
         self.plain &= !any_done && out_of_memory.is_some();
         match out_of_memory {
-            Some(_) if self.drop_for_waiting() => {}
+            Some(_) if self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory) => {}
             // All wait. One that has just ended may be removed before the next step.
             Some(error) if events.is_empty() && !self.slots.iter().any(Slot::takes_part) => {
                 events.extend(self.free_memory(error));

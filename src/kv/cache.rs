@@ -185,7 +185,7 @@ impl KvCache {
 
     /// Bytes after positions below `end` were written.
     pub fn bytes_at(&self, end: usize) -> usize {
-        self.stores.iter().map(|store| store.bytes_at(end)).fold(self.angles.bytes_at(end), usize::saturating_add)
+        self.written_bytes(end).saturating_add(self.angles.bytes_at(end))
     }
 
     /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.

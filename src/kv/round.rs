@@ -87,22 +87,12 @@ impl KvCache {
 #[must_use = "dropping a round rolls it back; commit it"]
 pub struct Round<'a> {
     cache: &'a mut KvCache,
-    recurrent: Option<&'a mut dyn Recurrent>,
+    pub(super) recurrent: Option<&'a mut dyn Recurrent>, // the sequence's, once it has begun the round
     rows: usize,
-    is_whole: bool, // committed whole or not at all
+    pub(super) is_whole: bool, // committed whole or not at all
 }
 
-impl<'a> Round<'a> {
-    /// Restricts commits to all rows or none.
-    pub(super) fn require_whole(&mut self) {
-        self.is_whole = true;
-    }
-
-    /// Adds the sequence's recurrent state, whose `begin` was called.
-    pub(super) fn attach(&mut self, recurrent: &'a mut dyn Recurrent) {
-        self.recurrent = Some(recurrent);
-    }
-
+impl Round<'_> {
     /// The recurrent state, if the sequence has one of this type.
     pub fn recurrent_mut<R: Recurrent>(&mut self) -> Option<&mut R> {
         let recurrent: &mut dyn Any = self.recurrent.as_deref_mut()?;

@@ -96,7 +96,7 @@ impl SequenceState {
         let mut round = self.kv.begin_round(rows)?;
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.begin(rows);
-            round.attach(recurrent.as_mut());
+            round.recurrent = Some(recurrent.as_mut());
         }
         Ok(round)
     }
@@ -107,10 +107,10 @@ impl SequenceState {
     /// As [`KvCache::begin_round`].
     pub fn begin_whole_round(&mut self, rows: usize) -> Result<Round<'_>> {
         let mut round = self.kv.begin_round(rows)?;
-        round.require_whole();
+        round.is_whole = true;
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.begin_whole(rows);
-            round.attach(recurrent.as_mut());
+            round.recurrent = Some(recurrent.as_mut());
         }
         Ok(round)
     }

@@ -61,7 +61,7 @@ impl QuantizedPages {
     /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         let Range { start, end } = positions;
-        while self.pages.len() < self.num_pages(end) * self.num_kv_heads {
+        while self.pages.len() < self.num_pages(end) {
             self.pages.push(pool.take(self.layout.bytes()).ok_or_else(|| out_of_memory(end))?);
         }
         for page in self.quantized_by(start, end) {
@@ -76,12 +76,12 @@ impl QuantizedPages {
     /// Frees the pages that only positions from `end` on took.
     pub(super) fn trim(&mut self, end: usize) {
         self.quantized_pages = self.quantized_pages.min(first_exact_page(end, self.zones.tail));
-        self.pages.truncate(self.num_pages(end) * self.num_kv_heads);
+        self.pages.truncate(self.num_pages(end));
     }
 
     /// An upper bound of the bytes that [`QuantizedPages::reserve`] takes.
     pub(super) fn bytes_to_reserve(&self, positions: Range<usize>) -> usize {
-        let missing = (self.num_pages(positions.end) * self.num_kv_heads).saturating_sub(self.pages.len());
+        let missing = self.num_pages(positions.end).saturating_sub(self.pages.len());
         let of_pages = self.quantized_by(positions.start, positions.end).flat_map(|page| {
             let heads = self.retention.slot(page) * self.num_kv_heads;
             self.pages.iter().skip(heads).take(self.num_kv_heads)
@@ -155,7 +155,7 @@ impl QuantizedPages {
 
     /// The pages of the positions below `end`.
     pub(super) fn pages(&self, end: usize) -> &[SharedPage] {
-        &self.pages[..self.num_pages(end) * self.num_kv_heads]
+        &self.pages[..self.num_pages(end)]
     }
 
     /// All pages in memory.
@@ -166,18 +166,18 @@ impl QuantizedPages {
     /// As [`QuantizedPages::pages`], writable.
     pub(super) fn pages_mut(&mut self, end: usize) -> &mut [SharedPage] {
         self.quantized_pages = first_exact_page(end, self.zones.tail);
-        let pages = self.num_pages(end) * self.num_kv_heads;
+        let pages = self.num_pages(end);
         &mut self.pages[..pages]
     }
 
     /// Bytes after positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
-        self.num_pages(end).saturating_mul(self.num_kv_heads * self.layout.bytes())
+        self.num_pages(end).saturating_mul(self.layout.bytes())
     }
 
-    /// Quantized pages per head after positions below `end` were written.
+    /// Quantized pages of all heads after positions below `end` were written.
     fn num_pages(&self, end: usize) -> usize {
-        self.retention.held(first_exact_page(end, self.zones.tail))
+        self.retention.held(first_exact_page(end, self.zones.tail)).saturating_mul(self.num_kv_heads)
     }
 
     /// Whether both hold the same quantized pages, and the same exact rows in head and tail, at `positions`.

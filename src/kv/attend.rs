@@ -9,7 +9,6 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use candle_core::Tensor;
-use foretoken_kernels::Isa;
 use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_back};
 use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
 
@@ -30,8 +29,10 @@ const WAVE: usize = 4;
 /// fit the cache.
 const QUERY_BLOCK: usize = 16;
 
-/// The queries of a block of rows.
+/// The queries of a block of rows, and the store of the cache that they read.
 struct Queries<'a> {
+    cache: &'a KvCache,
+    store: &'a Store,
     rows: Aligned<f32>, // (rows, heads, head_dim), rotated where the keys are
     words: Vec<i32>,    // (rows, heads, words): quantized queries, for quantized keys
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync), // of a row: see `attend`
@@ -64,7 +65,6 @@ pub(super) fn attend(
     q: &Tensor,
     at: impl Fn(usize) -> Range<usize> + Sync,
 ) -> Result<Tensor> {
-    let isa = cache.isa;
     let (rows, heads, head_dim) = q.dims3()?;
     let kv_heads = store.layout.num_kv_heads;
     if head_dim != store.layout.head_dim || !heads.is_multiple_of(kv_heads) {
@@ -80,8 +80,8 @@ pub(super) fn attend(
     let y = blocks(view.len(), block_len, at_once, |i, y| {
         let at = |row: usize| at(i * QUERY_BLOCK + row);
         let min_tasks = if i < at_once { 1 } else { 2 * threads };
-        let queries = Queries::new(isa, store, &view[i * block_len..][..y.len()], &at, heads, min_tasks);
-        attend_rows(cache, store, &queries, y);
+        let queries = Queries::new(cache, store, &view[i * block_len..][..y.len()], &at, heads, min_tasks);
+        attend_rows(&queries, y);
     });
     tensor(y, (rows, heads * head_dim))
 }
@@ -127,8 +127,8 @@ fn divided(work: &[usize], threads: usize) -> usize {
 }
 
 /// Computes the attention of the queries: `y` is `(rows, heads, head_dim)`.
-fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f32]) {
-    let (isa, heads) = (cache.isa, queries.heads);
+fn attend_rows(queries: &Queries<'_>, y: &mut [f32]) {
+    let (isa, store, heads) = (queries.cache.isa, queries.store, queries.heads);
     let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
     let rows = y.len() / (heads * head_dim);
     let keys = (0..rows).map(|row| store.visible((queries.positions)(row))).filter(|keys| !keys.is_empty());
@@ -145,8 +145,8 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
     let mut partials = SplitPartials { softmax: vec![OnlineSoftmax::EMPTY; len], output: vec![0.0; len * head_dim] };
     for first in splits.clone().step_by(per_wave) {
         let wave = first..splits.end.min(first + per_wave);
-        attend_wave(cache, store, queries, wave.clone(), per_task, &mut partials);
-        merge_wave(isa, queries, wave.len(), &partials, &mut totals, y);
+        attend_wave(queries, wave.clone(), per_task, &mut partials);
+        merge_wave(queries, wave.len(), &partials, &mut totals, y);
     }
     for (total, y) in totals.into_iter().zip(y.chunks_exact_mut(head_dim)) {
         finish(isa, total, y);
@@ -160,15 +160,9 @@ fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, y: &mut [f
 }
 
 /// Computes the attention over every split of a wave.
-fn attend_wave(
-    cache: &KvCache,
-    store: &Store,
-    queries: &Queries<'_>,
-    wave: Range<usize>,
-    per_task: usize,
-    partials: &mut SplitPartials,
-) {
-    let (kv_heads, head_dim, len) = (store.layout.num_kv_heads, store.layout.head_dim, queries.per_kv_head);
+fn attend_wave(queries: &Queries<'_>, wave: Range<usize>, per_task: usize, partials: &mut SplitPartials) {
+    let layout = &queries.store.layout;
+    let (kv_heads, head_dim, len) = (layout.num_kv_heads, layout.head_dim, queries.per_kv_head);
     let of_splits = partials.softmax.chunks_mut(len).zip(partials.output.chunks_mut(len * head_dim));
     let tasks = of_splits.take(wave.len() * kv_heads).enumerate().flat_map(|(i, (softmax, output))| {
         let (kv_head, split) = (i % kv_heads, wave.start + i / kv_heads);
@@ -179,7 +173,7 @@ fn attend_wave(
     let run = |task: SplitTask<'_>| {
         task.softmax.fill(OnlineSoftmax::EMPTY);
         task.output.fill(0.0);
-        attend_split(cache, store, queries, task);
+        attend_split(queries, task);
     };
     match queries.min_tasks {
         1 => tasks.for_each(run),
@@ -189,14 +183,13 @@ fn attend_wave(
 
 /// Merges the splits of a wave, first to last, into `totals` `(rows, heads)` and `y` `(rows, heads, head_dim)`.
 fn merge_wave(
-    isa: Isa,
     queries: &Queries<'_>,
     splits: usize,
     partials: &SplitPartials,
     totals: &mut [OnlineSoftmax],
     y: &mut [f32],
 ) {
-    let (heads, group) = (queries.heads, queries.group);
+    let (isa, heads, group) = (queries.cache.isa, queries.heads, queries.group);
     let head_dim = y.len() / totals.len();
     let merge_queries = |(first, (totals, y)): (usize, (&mut [OnlineSoftmax], &mut [f32]))| {
         for (query, (total, y)) in (first..).zip(totals.iter_mut().zip(y.chunks_exact_mut(head_dim))) {
@@ -215,8 +208,8 @@ fn merge_wave(
 
 impl<'a> Queries<'a> {
     fn new(
-        isa: Isa,
-        store: &Store,
+        cache: &'a KvCache,
+        store: &'a Store,
         rows: &[f32],
         positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
         heads: usize,
@@ -230,7 +223,7 @@ impl<'a> Queries<'a> {
                 let width = store.layout.head_dim;
                 let mut rows = store.rotary_first().map_or_else(|| rows.to_vec(), |order| order.reorder_queries(rows));
                 let values = store.values_as_keys();
-                rotate(isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
+                rotate(cache.isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
                 let mut words = vec![0; rows.len() / width * words_per_query(store)];
                 for (row, words) in rows.chunks_exact(width).zip(words.chunks_exact_mut(words_per_query(store))) {
                     let (keys, as_keys) = words.split_at_mut(QuantizedQuery::word_count(format, groups));
@@ -242,7 +235,7 @@ impl<'a> Queries<'a> {
                 (Aligned::copy(&rows), words)
             }
         };
-        Self { rows, words, positions, heads, group, per_kv_head, min_tasks }
+        Self { cache, store, rows, words, positions, heads, group, per_kv_head, min_tasks }
     }
 
     /// Queries per task: fewer than those of a K/V head if `tasks` tasks would leave threads without work. Every task
@@ -252,13 +245,13 @@ impl<'a> Queries<'a> {
     }
 
     /// Quantized query `index` of `(rows, heads)`, if keys are quantized.
-    fn quantized(&self, store: &Store, index: usize) -> Option<QuantizedQuery<'_>> {
-        let (format, groups) = store.key_quantization()?;
-        let len = words_per_query(store);
+    fn quantized(&self, index: usize) -> Option<QuantizedQuery<'_>> {
+        let (format, groups) = self.store.key_quantization()?;
+        let len = words_per_query(self.store);
         let (keys, as_keys) =
             self.words[index * len..(index + 1) * len].split_at(QuantizedQuery::word_count(format, groups));
         let query = QuantizedQuery::from_words(format, groups, keys);
-        Some(match store.values_as_keys() {
+        Some(match self.store.values_as_keys() {
             Some((format, groups)) => query.with_values(QuantizedQuery::from_words(format, groups, as_keys)),
             None => query,
         })
@@ -272,7 +265,8 @@ fn words_per_query(store: &Store) -> usize {
     words(store.key_quantization()) + words(store.values_as_keys())
 }
 
-fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTask<'_>) {
+fn attend_split(all: &Queries<'_>, task: SplitTask<'_>) {
+    let (cache, store) = (all.cache, all.store);
     let head_dim = store.layout.head_dim;
     let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
     let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
@@ -283,7 +277,7 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTa
         .map(|(i, (softmax, output))| {
             let index = row_of(i) * all.heads + task.kv_head * all.group + (task.first + i) % all.group;
             let query = &all.rows[index * head_dim..(index + 1) * head_dim];
-            Query { query, quantized: all.quantized(store, index), visible: 0..0, softmax, output }
+            Query { query, quantized: all.quantized(index), visible: 0..0, softmax, output }
         })
         .collect();
     for page in task.split * SPLIT_PAGES..(task.split + 1) * SPLIT_PAGES {

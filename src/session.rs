@@ -325,8 +325,8 @@ impl Session {
             simulated,
             logprobs: options.logprobs,
         };
-        let costs = engine.costs();
-        let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
+        let costs = drafting.drafters.configure();
+        let planner = Planner::new(speculation.block, speculation.skip_streak, &costs, engine.costs());
         // Drafts have a random generator of their own.
         drafting.configure(settings, planner, StdRng::seed_from_u64(!options.seed));
         Ok(speculation.pipeline)

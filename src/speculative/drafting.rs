@@ -52,11 +52,9 @@ impl Drafting {
         }
     }
 
-    /// Applies a generation's settings. `planner` receives the drafters' costs.
-    pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
-        self.planner = planner(&self.drafters.configure());
-        self.settings = settings;
-        self.rng = rng;
+    /// Applies a generation's settings.
+    pub fn configure(&mut self, settings: Settings, planner: Planner, rng: StdRng) {
+        (self.settings, self.planner, self.rng) = (settings, planner, rng);
     }
 
     pub fn costs(&self) -> &Costs {

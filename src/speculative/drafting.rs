@@ -101,7 +101,7 @@ impl Drafting {
 
     /// Takes back a proposal that was not verified: the next one is drawn from the same random numbers.
     pub fn take_back(&mut self, proposal: Proposal) {
-        self.rng = proposal.rng.unwrap_or_else(|| self.rng.clone());
+        self.rng = proposal.rng;
     }
 
     /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results,
@@ -169,7 +169,7 @@ impl Drafting {
     /// A drafter's, including from observing the last round.
     pub fn propose(&mut self, state: &SequenceState, max_rows: usize, others: OtherSequences) -> Result<Proposal> {
         self.drafters.check()?;
-        let (start, rng) = (Instant::now(), Some(self.rng.clone()));
+        let (start, rng) = (Instant::now(), self.rng.clone());
         let max_rows = max_rows.clamp(1, state.kv().max_round_rows());
         let most = max_rows - 1;
         let constraint = self.settings.constraint.as_ref();
@@ -177,7 +177,7 @@ impl Drafting {
             constraint.filter(|_| self.drafters.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
         let (order, pauses_models) = (self.settings.order, self.planner.pauses_models());
-        let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing()) };
+        let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing(rng)) };
         let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
             let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
@@ -217,9 +217,8 @@ impl Drafting {
                 (draft, Some(drafter), tokens)
             }
         };
-        let time = start.elapsed();
-        let (is_shortened, verified) = (false, None);
-        Ok(Proposal { draft, planned_len, decision, calls, drafter, is_shortened, found, forced, time, rng, verified })
+        let (time, plain) = (start.elapsed(), Proposal::nothing(rng));
+        Ok(Proposal { draft, planned_len, decision, calls, drafter, found, forced, time, ..plain })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.

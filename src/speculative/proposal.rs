@@ -34,30 +34,27 @@ pub(crate) struct Proposal {
     pub found: Vec<Draft>,  // by drafter: what prompt lookup found; empty for models
     pub forced: Vec<u32>,   // tokens that a constraint forces
     pub time: Duration,
-    pub rng: Option<StdRng>, // that of drafts, before
+    pub rng: StdRng, // that of drafts, before
     /// Once its pass has run; `None` on a device, where passes accept drafts one sequence after the other.
     pub verified: Option<Result<Verified>>,
 }
 
 impl Proposal {
     /// A plain step without a decision.
-    pub fn nothing() -> Self {
-        let decision =
-            Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
-        let (draft, calls, found, forced) = (Draft::default(), Vec::new(), Vec::new(), Vec::new());
-        let (time, verified) = (Duration::ZERO, None);
+    pub fn nothing(rng: StdRng) -> Self {
+        let (plan, reason) = (Plan::Plain, Reason::Nothing);
         Self {
-            draft,
+            draft: Draft::default(),
             planned_len: 0,
-            decision,
-            calls,
+            decision: Decision { plan, reason, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 },
+            calls: Vec::new(),
             drafter: None,
             is_shortened: false,
-            found,
-            forced,
-            time,
-            rng: None,
-            verified,
+            found: Vec::new(),
+            forced: Vec::new(),
+            time: Duration::ZERO,
+            rng,
+            verified: None,
         }
     }
 

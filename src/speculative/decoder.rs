@@ -11,7 +11,9 @@ use super::decode_state::FirstToken;
 use super::proposal::{Call, count_call};
 use super::round_result::PassTiming;
 use super::work::{Work, WorkRows};
-use super::{Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSequences, Proposal, RoundResult};
+use super::{
+    Backend, Cancel, DeviceSequence, Drafting, ForwardOutput, OtherSequences, Proposal, RoundResult, Settings,
+};
 use crate::device::{DRAFTED, DevicePass, Sequence};
 use crate::kv::{Batch, Round, SequenceState};
 use crate::model::{Output, OutputRows, Request};
@@ -51,7 +53,7 @@ impl Step<'_> {
     /// draft.
     fn fails_for_draft(&self, error: &Error) -> bool {
         let Some(Work::Verify(proposal)) = &self.work else { return false };
-        let is_independent = self.decoder.drafting.is_greedy() || proposal.draft.probs.is_none();
+        let is_independent = self.decoder.drafting.settings.sampler.is_greedy() || proposal.draft.probs.is_none();
         match error {
             Error::Memory { .. } => is_independent,
             // A drafter's own scores that are not finite are an error: its file is damaged. On a device, its drafts
@@ -422,11 +424,11 @@ fn device_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
     let with_logits = unfinished.iter().filter(|(step, _)| step.logits != OutputRows::None);
-    let with_logits = with_logits.map(|(step, _)| &*step.drafting);
-    if with_logits.clone().any(Drafting::accepts_on_device) {
+    let with_logits = with_logits.map(|(step, _)| &step.drafting.settings);
+    if with_logits.clone().any(Settings::accepts_on_device) {
         pass.accept()?;
     } else if with_logits.clone().next().is_some() {
-        pass.wait(with_logits.filter_map(Drafting::largest_logits).min())?;
+        pass.wait(with_logits.filter_map(Settings::largest_logits).min())?;
     }
     let verify = start.elapsed();
     let steps = unfinished.into_iter().enumerate().map(|(i, (step, round))| {

@@ -35,7 +35,7 @@ pub(crate) struct Drafting {
     pub newest: Option<DecodeState>,
     pub drafters: DrafterList,
     planner: Planner,
-    settings: Settings,
+    pub(super) settings: Settings,
     rng: StdRng, // for drafts; the target's draws have their own, independent of the drafters
 }
 
@@ -92,11 +92,6 @@ impl Drafting {
         self.tokens.extend(newest.iter().map(|newest| newest.last));
         self.newest = newest;
         self.drafters.truncate(self.tokens.len());
-    }
-
-    /// Whether the text is greedy: it does not depend on its drafts, sampled or not.
-    pub fn is_greedy(&self) -> bool {
-        self.settings.sampler.is_greedy()
     }
 
     /// Takes back a proposal that was not verified: the next one is drawn from the same random numbers.
@@ -271,16 +266,6 @@ impl Drafting {
             proposal.record_step(before, start.elapsed());
         }
         Ok(())
-    }
-
-    /// Whether a device accepts drafts without the host.
-    pub fn accepts_on_device(&self) -> bool {
-        self.settings.decides_on_device() && self.settings.simulated.is_none()
-    }
-
-    /// The number of largest logits that the host draws from: see [`Settings::largest_logits`].
-    pub fn largest_logits(&self) -> Option<usize> {
-        self.settings.largest_logits()
     }
 
     /// The tokens of a proposal's rows.

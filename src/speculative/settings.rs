@@ -54,6 +54,11 @@ impl Settings {
         self.sampler.is_plain_greedy() && !self.reads_whole_rows()
     }
 
+    /// Whether a device accepts drafts without the host.
+    pub fn accepts_on_device(&self) -> bool {
+        self.decides_on_device() && self.simulated.is_none()
+    }
+
     /// The number of largest logits of a row that its distribution depends on; `None` if it depends on all.
     pub fn largest_logits(&self) -> Option<usize> {
         self.sampler.largest_logits().filter(|_| !self.reads_whole_rows())

@@ -50,18 +50,15 @@ impl Work {
 
     /// Its rows, and what it requests of them.
     pub(super) fn rows(&self, drafting: &Drafting) -> WorkRows {
-        match self {
+        let (ids, logits, hidden) = match self {
             Work::Prompt { ids, is_last } => {
                 let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
                 let hidden = if drafting.drafters.reads().hidden { OutputRows::All } else { logits };
-                WorkRows { ids: ids.clone(), logits, hidden }
+                (ids.clone(), logits, hidden)
             }
-            Work::ScoredPrompt { ids, .. } => {
-                WorkRows { ids: ids.clone(), logits: OutputRows::All, hidden: OutputRows::All }
-            }
-            Work::Verify(proposal) => {
-                WorkRows { ids: drafting.rows(proposal), logits: OutputRows::All, hidden: OutputRows::All }
-            }
-        }
+            Work::ScoredPrompt { ids, .. } => (ids.clone(), OutputRows::All, OutputRows::All),
+            Work::Verify(proposal) => (drafting.rows(proposal), OutputRows::All, OutputRows::All),
+        };
+        WorkRows { ids, logits, hidden }
     }
 }

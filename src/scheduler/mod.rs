@@ -173,10 +173,7 @@ impl Scheduler {
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(&session, prompt);
         }
-        let awaited = match takes_prefix {
-            true => await_reader(&mut self.slots, &session, prompt, options),
-            false => None,
-        };
+        let awaited = takes_prefix.then(|| await_reader(&mut self.slots, &session, prompt, options)).flatten();
         let id = SequenceId(self.next);
         self.next += 1;
         self.slots.push(Slot { id, session, run, awaited, planned: None, waits: false, kept: None });
@@ -380,14 +377,12 @@ impl Scheduler {
             self.retry_waiting();
         }
         let mut left = self.max_rows;
-        let is_reading = |slot: &&Slot| slot.takes_part() && slot.run.is_reading();
-        let several_read = self.slots.iter().filter(is_reading).nth(1).is_some();
-        let least_unread = (several_read && self.shortest_prompt_first).then(|| least_unread(&self.slots));
+        let least_unread = self.shortest_prompt_first.then(|| least_unread(&self.slots));
         let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.takes_part()).partition(|slot| slot.run.is_reading());
         let mut mode = self.engine.parts.batches.lock().mode(decoding.len());
         let (mut of_prompts, mut of_scored) = (self.chunks.rows(decoding.len()), SCORED_ROWS);
-        if of_prompts > 0 && several_read {
+        if of_prompts > 0 && reading.len() > 1 {
             if let Some(least_unread) = least_unread {
                 reading.sort_by_key(|slot| least_unread[&slot.id]);
             }

@@ -243,7 +243,7 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         }
         for (i, result, time) in step_chains(open) {
             let proposal = &mut *proposing[i].proposal;
-            if let Some(drafter) = proposal.drafter {
+            if let Some(drafter) = proposal.decision.plan.drafter() {
                 let tokens = *result.as_ref().unwrap_or(&0);
                 count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }

@@ -204,16 +204,16 @@ impl Drafting {
         }
         let offer = DecisionInput { context: state.len(), max_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
-        let (draft, drafter, planned_len) = match decision.plan {
-            Plan::Plain => (Draft::default(), None, 0),
+        let (draft, planned_len) = match decision.plan {
+            Plan::Plain => (Draft::default(), 0),
             Plan::Draft { drafter, tokens } => {
                 let mut draft = found[drafter].clone();
                 draft.truncate(tokens);
-                (draft, Some(drafter), tokens)
+                (draft, tokens)
             }
         };
         let (time, plain) = (start.elapsed(), Proposal::nothing(rng));
-        Ok(Proposal { draft, planned_len, decision, calls, drafter, found, forced, time, ..plain })
+        Ok(Proposal { draft, planned_len, decision, calls, found, forced, time, ..plain })
     }
 
     /// The drafters with their context; `None` if there is no last token to draft after.
@@ -298,8 +298,7 @@ impl Drafting {
         rng: &mut impl Rng,
         timing: &PassTiming,
     ) -> Result<RoundResult> {
-        let Proposal { mut draft, decision, calls, drafter, is_shortened, found, time: draft_time, verified, .. } =
-            proposal;
+        let Proposal { mut draft, decision, calls, is_shortened, found, time: draft_time, verified, .. } = proposal;
         let drafted = draft.tokens.len();
         let verified = verified.unwrap_or_else(|| self.accept(&mut draft, &mut output, rng));
         let Verified { accepted: Accepted { count, next }, mut logprobs, time: read_time } = verified?;
@@ -320,7 +319,8 @@ impl Drafting {
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        let result = drafter.filter(|_| drafted > 0).map(|drafter| (drafter, AcceptResult { drafted, accepted }));
+        let drafter = decision.plan.drafter().filter(|_| drafted > 0);
+        let result = drafter.map(|drafter| (drafter, AcceptResult { drafted, accepted }));
         self.drafters.observe(&self.tokens, timing.position, &states, result);
         let round = RoundResult {
             tokens,
@@ -329,7 +329,6 @@ impl Drafting {
             accepted,
             decision,
             calls,
-            drafter,
             is_shortened,
             last,
             position: timing.position,
@@ -372,7 +371,7 @@ impl Drafting {
 
     /// Tells the planner what a round cost and achieved.
     fn report(&mut self, round: &RoundResult, found: &[Draft], others: OtherSequences) {
-        let RoundResult { drafter, accepted, .. } = *round;
+        let (drafter, accepted) = (round.decision.plan.drafter(), round.accepted);
         let drafted = round.draft.tokens.len();
         let of_model = drafter.filter(|one| !round.is_shortened && self.drafters.is_model(*one));
         let of_model = of_model.map_or(0, |one| drafted_by(&round.calls, one));

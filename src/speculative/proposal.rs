@@ -29,7 +29,6 @@ pub(crate) struct Proposal {
     pub planned_len: usize, // tokens of the draft when complete
     pub decision: Decision,
     pub calls: Vec<Call>,
-    pub drafter: Option<usize>,
     pub is_shortened: bool, // a pass failed with more
     pub found: Vec<Draft>,  // by drafter: what prompt lookup found; empty for models
     pub forced: Vec<u32>,   // tokens that a constraint forces
@@ -48,7 +47,6 @@ impl Proposal {
             planned_len: 0,
             decision: Decision { plan, reason, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 },
             calls: Vec::new(),
-            drafter: None,
             is_shortened: false,
             found: Vec::new(),
             forced: Vec::new(),
@@ -74,7 +72,7 @@ impl Proposal {
         if cancel.is_cancelled() {
             self.planned_len = self.draft.tokens.len();
         }
-        self.drafter.filter(|_| self.draft.tokens.len() < self.planned_len)
+        self.decision.plan.drafter().filter(|_| self.draft.tokens.len() < self.planned_len)
     }
 
     /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is

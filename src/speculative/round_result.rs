@@ -24,7 +24,6 @@ pub(crate) struct RoundResult {
     pub accepted: usize,
     pub decision: Decision,
     pub calls: Vec<Call>,
-    pub drafter: Option<usize>,
     /// Whether the draft was shortened because a pass with more of it failed.
     pub is_shortened: bool,
     /// The last token before the round, and its position.

@@ -138,7 +138,7 @@ impl SpeculationStats {
             drafter.draft += call.time;
         }
         let drafted = round.draft.tokens.len();
-        if let Some(drafter) = round.drafter.filter(|_| drafted > 0) {
+        if let Some(drafter) = round.decision.plan.drafter().filter(|_| drafted > 0) {
             let drafter = &mut self.drafters[drafter];
             drafter.drafts += 1;
             drafter.accepted_drafts += usize::from(round.accepted > 0);

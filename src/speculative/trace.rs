@@ -157,7 +157,7 @@ impl Tracer {
             "session": self.session,
             "iteration": self.iteration,
             "path": path,
-            "drafter": round.drafter.map(|drafter| self.kinds[drafter].name()),
+            "drafter": d.plan.drafter().map(|drafter| self.kinds[drafter].name()),
             "last": round.last,
             "position": round.position,
             "hidden_l2": round.hidden_l2,

@@ -111,6 +111,16 @@ pub enum Plan {
     },
 }
 
+impl Plan {
+    /// The drafter, unless it is a plain step.
+    pub(super) fn drafter(self) -> Option<usize> {
+        match self {
+            Self::Plain => None,
+            Self::Draft { drafter, .. } => Some(drafter),
+        }
+    }
+}
+
 /// Why a plan was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

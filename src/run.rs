@@ -211,37 +211,41 @@ impl Run {
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
-            let cuts = self.cuts.iter().chain(&self.kept_at);
-            let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
-            let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
-            let unread = self.unread();
-            let top = self.prompt_top.filter(|_| self.scores_prompt());
-            let most = if top.is_some() { SCORED_ROWS.min(unread - 1) } else { unread };
-            let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(most);
-            let is_last = rows == unread;
-            if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
-                *state = Some(Box::new(decoder.snapshot()?));
+            return self.plan_prompt(decoder, max_rows);
+        }
+        Ok(Work::Verify(match (self.drawn.take(), drafted) {
+            (Some(mut drawn), _) => {
+                drawn.shorten(max_rows.saturating_sub(1));
+                drawn
             }
-            let scored = top.map(|top| Scored { tokens: self.unread_tokens()[1..=rows].to_vec(), top });
-            let ids = self.unread_tokens()[..rows].to_vec();
-            self.taken += rows;
-            return Ok(match scored {
-                Some(scored) => Work::ScoredPrompt { ids, scored },
-                None => Work::Prompt { ids, is_last },
-            });
-        }
-        if let Some(mut proposal) = self.drawn.take() {
-            proposal.shorten(max_rows.saturating_sub(1));
-            return Ok(Work::Verify(proposal));
-        }
-        match drafted {
-            Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
-            None => {
+            (None, Some(drafted)) => Box::new(drafted),
+            (None, None) => {
                 let max_rows = max_rows.min(self.max_rows(decoder));
-                let proposal = Error::catch(|| decoder.propose(max_rows, others))?;
-                Ok(Work::Verify(Box::new(proposal)))
+                Box::new(Error::catch(|| decoder.propose(max_rows, others))?)
             }
+        }))
+    }
+
+    /// The next rows of the prompt, at most `max_rows`, up to the next cut. See [`Run::plan`].
+    fn plan_prompt(&mut self, decoder: &SpeculativeDecoder, max_rows: usize) -> Result<Work> {
+        let cuts = self.cuts.iter().chain(&self.kept_at);
+        let next_cut = cuts.filter_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0)).min();
+        let max_rows = max_rows.min(next_cut.unwrap_or(usize::MAX));
+        let unread = self.unread();
+        let top = self.prompt_top.filter(|_| self.scores_prompt());
+        let most = if top.is_some() { SCORED_ROWS.min(unread - 1) } else { unread };
+        let rows = max_rows.clamp(1, decoder.state.kv().max_round_rows()).min(most);
+        let is_last = rows == unread;
+        if let (false, Some(Undo::Sequence { state: state @ None, .. })) = (is_last, &mut self.undo) {
+            *state = Some(Box::new(decoder.snapshot()?));
         }
+        let scored = top.map(|top| Scored { tokens: self.unread_tokens()[1..=rows].to_vec(), top });
+        let ids = self.unread_tokens()[..rows].to_vec();
+        self.taken += rows;
+        Ok(match scored {
+            Some(scored) => Work::ScoredPrompt { ids, scored },
+            None => Work::Prompt { ids, is_last },
+        })
     }
 
     /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again, unless it

@@ -181,18 +181,8 @@ impl Drafting {
                 _ if most == 0 => 0,
                 DraftCost::PerToken if pauses_models => 0,
                 // A model drafts only within its context; past it, other drafters do.
-                DraftCost::PerToken => {
-                    let left = drafting.drafters[i].max_context().saturating_sub(drafting.context.tokens.len());
-                    most.min(left)
-                }
-                DraftCost::Once | DraftCost::Forced => {
-                    drafting.draft(i, most, &mut draft, &mut calls)?;
-                    if !draft.is_certain() {
-                        let problem = format!("{kind:?} draws tokens at `DraftCost::{cost:?}`; use `PerToken`");
-                        return Err(Error::argument("drafters", problem));
-                    }
-                    draft.tokens.len()
-                }
+                DraftCost::PerToken => most.min(drafting.left(i)),
+                DraftCost::Once | DraftCost::Forced => drafting.look_up(i, most, &mut draft, &mut calls)?,
             };
             found.push(draft);
             if tokens > 0 {

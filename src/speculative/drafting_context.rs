@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 
 use super::proposal::{Call, count_call};
 use super::{Context, Draft, Drafter};
-use crate::Result;
 use crate::constraint::ConstraintState;
+use crate::{Error, Result};
 
 /// The drafters and context of one proposal.
 pub(super) struct DraftingContext<'a> {
@@ -19,6 +19,25 @@ pub(super) struct DraftingContext<'a> {
 }
 
 impl DraftingContext<'_> {
+    /// Tokens left in the context of a drafter's model.
+    pub fn left(&self, drafter: usize) -> usize {
+        self.drafters[drafter].max_context().saturating_sub(self.context.tokens.len())
+    }
+
+    /// Makes the draft of a drafter that is not a model; returns its length.
+    ///
+    /// # Errors
+    /// The drafter's, or if it drew tokens at random.
+    pub fn look_up(&mut self, drafter: usize, most: usize, draft: &mut Draft, calls: &mut Vec<Call>) -> Result<usize> {
+        self.draft(drafter, most, draft, calls)?;
+        if draft.is_certain() {
+            return Ok(draft.tokens.len());
+        }
+        let (kind, cost) = (self.drafters[drafter].kind(), self.drafters[drafter].cost());
+        let problem = format!("{kind:?} draws tokens at `DraftCost::{cost:?}`; use `PerToken`");
+        Err(Error::argument("drafters", problem))
+    }
+
     /// Lengthens a draft with a drafter, to at most `most` tokens, up to what the constraint rejects.
     ///
     /// # Errors

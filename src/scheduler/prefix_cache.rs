@@ -176,7 +176,7 @@ impl PrefixCache {
         let mut usable = from
             .take_while(|(key, _)| key.starts_with(&prompt[..len]))
             .filter(|(key, prefix)| is_usable(key, prefix, len));
-        let in_memory = usable.clone().find(|(_, prefix)| prefix.is_in_memory());
+        let in_memory = usable.clone().find(|(_, prefix)| prefix.in_memory().is_some());
         in_memory.or_else(|| usable.next()).map(|(key, _)| (key.clone(), len))
     }
 
@@ -263,11 +263,7 @@ impl PrefixCache {
 
     /// Bytes of the pages that only cached prefixes hold: those that are free once all are dropped.
     pub fn reclaimable(&self) -> u64 {
-        let in_memory = self.prefixes.values().filter_map(|prefix| match &prefix.storage {
-            SessionStorage::Memory { session, .. } => Some(session),
-            SessionStorage::File { .. } => None,
-        });
-        exclusive_bytes(in_memory.flat_map(Session::held_pages))
+        exclusive_bytes(self.prefixes.values().filter_map(CachedPrefix::in_memory).flat_map(Session::held_pages))
     }
 
     /// Whether prefixes may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,
@@ -309,7 +305,7 @@ impl PrefixCache {
 
     /// The same, of prefixes last used before `used`.
     fn drop_oldest_before(&mut self, used: u64) -> bool {
-        let oldest = self.take_oldest(|prefix| prefix.is_in_memory() && prefix.used < used);
+        let oldest = self.take_oldest(|prefix| prefix.in_memory().is_some() && prefix.used < used);
         let Some((key, mut prefix)) = oldest else { return false };
         self.has_dropped = true;
         let next = self.prefixes.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
@@ -328,7 +324,7 @@ impl PrefixCache {
                 Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
             }
             while self.file_bytes() > self.options.max_file_bytes
-                && self.take_oldest(|prefix| !prefix.is_in_memory()).is_some()
+                && self.take_oldest(|prefix| prefix.in_memory().is_none()).is_some()
             {}
         }
         true
@@ -373,18 +369,19 @@ impl SessionStorage {
 }
 
 impl CachedPrefix {
-    fn is_in_memory(&self) -> bool {
-        matches!(self.storage, SessionStorage::Memory { .. })
+    /// The session; `None` if it is in a file.
+    fn in_memory(&self) -> Option<&Session> {
+        match &self.storage {
+            SessionStorage::Memory { session, .. } => Some(session),
+            SessionStorage::File { .. } => None,
+        }
     }
 
     /// Whether a fork can have the formats and the context of `like`; the context of one in a file is known once it is
     /// read.
     fn serves(&self, like: &Session) -> bool {
-        let is_long_enough = match &self.storage {
-            SessionStorage::Memory { session, .. } => session.max_fork_context() >= like.kv().max_context(),
-            SessionStorage::File { .. } => true,
-        };
-        is_long_enough && self.formats == like.kv_options().without_limits()
+        let is_long_enough = |session: &Session| session.max_fork_context() >= like.kv().max_context();
+        self.in_memory().is_none_or(is_long_enough) && self.formats == like.kv_options().without_limits()
     }
 
     /// Whether a fork can have the state after the first `len` tokens of `key`, its own. It is not truncated to the few

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use foretoken_kernels::attention::turboquant::{CodeFormat, RotationGroups, Side};
-use foretoken_kernels::attention::{self, KvBlock};
+use foretoken_kernels::attention::{KvBlock, KvRows};
 use foretoken_kernels::{Elements, Isa};
 
 use super::exact::{ExactRows, NotFinite, not_finite};
@@ -149,21 +149,19 @@ impl Store {
         let head_dim = self.layout.head_dim;
         let keys = match (&self.keys, values) {
             (Keys::Stored(keys), _) => keys.rows(reading, page, head, len),
-            (Keys::RotaryStored(_, rotary), attention::KvRows::Quantized(values)) => {
-                match rotary.rows(reading, page, head, len) {
-                    attention::KvRows::Quantized(rotary) => attention::KvRows::KEqV { rotary, values },
-                    other => other,
-                }
-            }
-            (Keys::FromValues(weight), attention::KvRows::Exact(rows)) => {
+            (Keys::RotaryStored(_, rotary), KvRows::Quantized(values)) => match rotary.rows(reading, page, head, len) {
+                KvRows::Quantized(rotary) => KvRows::KEqV { rotary, values },
+                other => other,
+            },
+            (Keys::FromValues(weight), KvRows::Exact(rows)) => {
                 let keys = &mut assembled[..rows.len()];
                 angles.keys(page, rows, weight, keys);
-                attention::KvRows::Exact(Elements::F32(keys))
+                KvRows::Exact(Elements::F32(keys))
             }
             (Keys::RotaryStored(rotary_first, rotary), values) => {
                 let keys = &mut assembled[..len * head_dim];
                 rotary_first.join_keys(rotary.rows(reading, page, head, len), values, keys);
-                attention::KvRows::Exact(Elements::F32(keys))
+                KvRows::Exact(Elements::F32(keys))
             }
             (Keys::FromValues(_), values) => values,
         };
@@ -340,9 +338,9 @@ impl Storage {
     }
 
     /// The first `len` rows of one head in page `page` of the sequence; quantized: the whole page.
-    fn rows(&self, reading: Reading, page: usize, head: usize, len: usize) -> attention::KvRows<'_> {
+    fn rows(&self, reading: Reading, page: usize, head: usize, len: usize) -> KvRows<'_> {
         match (reading, &self.quantized) {
-            (Reading::Quantized, Some(pages)) => attention::KvRows::Quantized(pages.page(page, head)),
+            (Reading::Quantized, Some(pages)) => KvRows::Quantized(pages.page(page, head)),
             _ => self.exact.rows(page, head, len).into(),
         }
     }

@@ -306,28 +306,32 @@ impl PrefixCache {
     /// The same, of prefixes last used before `used`.
     fn drop_oldest_before(&mut self, used: u64) -> bool {
         let oldest = self.take_oldest(|prefix| prefix.in_memory().is_some() && prefix.used < used);
-        let Some((key, mut prefix)) = oldest else { return false };
+        let Some((key, prefix)) = oldest else { return false };
         self.has_dropped = true;
         let next = self.prefixes.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
-        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key)) && prefix.origin == Origin::Ended;
-        if let (true, Some(files), SessionStorage::Memory { session, .. }) =
-            (is_last, &mut self.files, &mut prefix.storage)
-        {
-            let path = files.next();
-            match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
-                Ok(metadata) => {
-                    let lengths = (0..=key.len()).rev();
-                    let shortest = lengths.take_while(|len| session.can_rewind(*len)).last().unwrap_or(key.len());
-                    prefix.storage = SessionStorage::File { path, bytes: metadata.len(), shortest };
-                    self.prefixes.insert(key, prefix);
-                }
-                Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
-            }
-            while self.file_bytes() > self.options.max_file_bytes
-                && self.take_oldest(|prefix| prefix.in_memory().is_none()).is_some()
-            {}
+        if next.is_none_or(|(next, _)| !next.starts_with(&key)) && prefix.origin == Origin::Ended {
+            self.save(key, prefix);
         }
         true
+    }
+
+    /// Keeps a prefix in a file, if there is a directory for it, and deletes files beyond their limit.
+    fn save(&mut self, key: Vec<u32>, mut prefix: CachedPrefix) {
+        let storage = &mut prefix.storage;
+        let (Some(files), SessionStorage::Memory { session, .. }) = (&mut self.files, storage) else { return };
+        let path = files.next();
+        match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
+            Ok(metadata) => {
+                let lengths = (0..=key.len()).rev();
+                let shortest = lengths.take_while(|len| session.can_rewind(*len)).last().unwrap_or(key.len());
+                prefix.storage = SessionStorage::File { path, bytes: metadata.len(), shortest };
+                self.prefixes.insert(key, prefix);
+            }
+            Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
+        }
+        while self.file_bytes() > self.options.max_file_bytes
+            && self.take_oldest(|prefix| prefix.in_memory().is_none()).is_some()
+        {}
     }
 
     /// Whether any prefix was dropped since the last call: sequences may then have memory that they had not.

@@ -310,13 +310,13 @@ impl Scheduler {
             }
         }
         self.plain &= !any_done && out_of_memory.is_some();
-        match out_of_memory {
-            Some(_) if self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory) => {}
-            // All wait. One that has just ended may be removed before the next step.
-            Some(error) if events.is_empty() && !self.slots.iter().any(Slot::takes_part) => {
-                events.extend(self.free_memory(error));
-            }
-            _ => {}
+        // If all wait. One that has just ended may be removed before the next step.
+        if let Some(error) = out_of_memory
+            && !self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory)
+            && events.is_empty()
+            && !self.slots.iter().any(Slot::takes_part)
+        {
+            events.extend(self.free_memory(error));
         }
         self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().drafting.chooses()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use parking_lot::Mutex;
-use rand::Rng;
+use rand::rngs::StdRng;
 
 use super::{AcceptResult, Accepted, Confidence, DecodeState, Draft, Observed, Settings, accept_rows};
 use crate::device::{AcceptRule, DeviceOutput, DevicePass, DeviceStates, Models, PassPart, Sequence};
@@ -219,7 +219,7 @@ impl ForwardOutput<'_> {
         draft: &mut Draft,
         settings: &Settings,
         tokens: &[u32],
-        rng: &mut impl Rng,
+        rng: &mut StdRng,
     ) -> Result<(Accepted, Vec<TokenLogprobs>)> {
         let simulated = settings.simulated.as_ref().map(|simulated| simulated.count(draft.tokens.len(), rng));
         if let ForwardOutput::Device(output) = self {
@@ -341,7 +341,7 @@ fn accepted(
     draft: &Draft,
     simulated: Option<usize>,
     mut target_probs: impl FnMut(usize) -> Result<Distribution>,
-    rng: &mut impl Rng,
+    rng: &mut StdRng,
 ) -> Result<Accepted> {
     match simulated {
         None => accept_rows(draft, target_probs, rng),

@@ -1,7 +1,7 @@
 //! The inputs of a drafter.
 
 use candle_core::Tensor;
-use rand::Rng;
+use rand::rngs::StdRng;
 
 use super::draft::{Confidence, Draft, DraftSampling};
 use crate::kv::Committed;
@@ -38,7 +38,7 @@ impl Context<'_> {
         draft: &mut Draft,
         ids: Option<&[u32]>,
         logits: &[f32],
-        rng: &mut impl Rng,
+        rng: &mut StdRng,
     ) -> Result<()> {
         let token = match self.drafts {
             DraftSampling::Greedy => self.sampler.most_probable(ids, logits).map_err(Error::of_draft)?,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use super::chain::ChainDraft;
 use super::drafter_list::DrafterList;
@@ -267,7 +267,7 @@ impl Drafting {
     ///
     /// # Errors
     /// If a logit is NaN or infinite, or those of the logits processor or the constraint.
-    pub fn accept(&self, draft: &mut Draft, output: &mut ForwardOutput<'_>, rng: &mut impl Rng) -> Result<Verified> {
+    pub fn accept(&self, draft: &mut Draft, output: &mut ForwardOutput<'_>, rng: &mut StdRng) -> Result<Verified> {
         let start = Instant::now();
         let (accepted, logprobs) = output.verify(draft, &self.settings, &self.tokens, rng)?;
         Ok(Verified { accepted, logprobs, time: start.elapsed() })
@@ -285,7 +285,7 @@ impl Drafting {
         proposal: Proposal,
         mut output: ForwardOutput<'_>,
         ends: &mut dyn FnMut(u32) -> Result<bool>,
-        rng: &mut impl Rng,
+        rng: &mut StdRng,
         timing: &PassTiming,
     ) -> Result<RoundResult> {
         let Proposal { mut draft, decision, calls, is_shortened, found, time: draft_time, verified, .. } = proposal;

@@ -167,10 +167,8 @@ impl Drafting {
         let (start, rng) = (Instant::now(), self.rng.clone());
         let max_rows = max_rows.clamp(1, state.kv().max_round_rows());
         let most = max_rows - 1;
-        let constraint = self.settings.constraint.as_ref();
-        let forced =
-            constraint.filter(|_| self.drafters.offers_forced()).map(|constraint| constraint.lock().forced(most));
-        let forced = forced.unwrap_or_default();
+        let constraint = self.settings.constraint.as_ref().filter(|_| self.drafters.offers_forced());
+        let forced = constraint.map_or_else(Vec::new, |constraint| constraint.lock().forced(most));
         let (order, pauses_models) = (self.settings.order, self.planner.pauses_models());
         let Some(mut drafting) = self.drafting_context(state, &forced) else { return Ok(Proposal::nothing(rng)) };
         let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());

@@ -21,7 +21,6 @@ pub struct NextN {
     first: usize,                 // the position of the cache's first row
     rows: usize,                  // rows from the trunk's states; those after them are a chain's
     unread: Vec<Tensor>,          // (rows, hidden) each: the trunk's states after them
-    taken: usize,                 // leading rows of those that are in the cache
     last_step: Option<DraftStep>, // of the last row, if all states are read
     chain: Option<Tensor>,        // (1, hidden): the head's state after the chain, if one has begun
 }
@@ -33,7 +32,7 @@ impl NextN {
     /// If an option is out of its range, or the context does not fit memory.
     pub fn new(head: Arc<dyn NextnHead>, options: &KvOptions, pages: &PagePool) -> Result<Self> {
         let cache = head.nextn_cache(options, pages)?;
-        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), taken: 0, last_step: None, chain: None })
+        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), last_step: None, chain: None })
     }
 
     /// Drafts for sequences of up to `positions` tokens, however little memory was free when the cache was made.
@@ -42,7 +41,7 @@ impl NextN {
     }
 
     fn num_unread(&self) -> usize {
-        self.unread.iter().map(|states| states.dims()[0]).sum::<usize>() - self.taken
+        self.unread.iter().map(|states| states.dims()[0]).sum()
     }
 
     /// The position after the last state that was received, read or not.
@@ -52,20 +51,15 @@ impl NextN {
 
     /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) -> Result<()> {
-        self.drop_unread();
-        self.restart_cache(first)
-    }
-
-    fn drop_unread(&mut self) {
         self.unread.clear();
-        self.taken = 0;
+        self.restart_cache(first)
     }
 
     /// Drops the rows from position `rows` on, and what is not read if there are states from position `states` on.
     fn drop_from(&mut self, rows: usize, states: usize) -> Result<()> {
         let is_read = self.first + self.rows > rows;
         if is_read || self.end() > states {
-            self.drop_unread();
+            self.unread.clear();
         }
         if !is_read {
             return Ok(());
@@ -106,28 +100,18 @@ impl NextN {
         if self.rows + rows > self.cache.max_context() {
             self.restart_cache(self.first + self.rows)?;
         }
-        let unread = self.num_unread();
-        let states = Tensor::cat(&self.unread, 0)?.narrow(0, self.taken, unread)?;
-        (self.unread, self.taken) = (vec![states.clone()], 0);
+        let states = Tensor::cat(&self.unread, 0)?;
+        self.unread = vec![states.clone()];
         let next = self.first + self.rows + 1;
         Ok((tokens[next..next + rows].to_vec(), states.narrow(0, 0, rows)?))
     }
 
     /// Copies the newest unread states, a view that keeps those of a whole pass in memory.
     fn own_newest(&mut self) -> Result<()> {
-        let Some(newest) = self.unread.pop() else { return Ok(()) };
-        let taken = if self.unread.is_empty() { std::mem::take(&mut self.taken) } else { 0 };
-        let rows = newest.dims()[0] - taken;
-        self.unread.push(newest.narrow(0, taken, rows)?.force_contiguous()?);
-        Ok(())
-    }
-
-    /// Records that the first `rows` unread states are in the cache.
-    fn have_read(&mut self, rows: usize) {
-        (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
-        if self.num_unread() == 0 {
-            self.drop_unread();
+        if let Some(newest) = self.unread.last_mut() {
+            *newest = newest.force_contiguous()?;
         }
+        Ok(())
     }
 
     /// Reads the first `rows` unread states in passes of their own.
@@ -136,10 +120,12 @@ impl NextN {
         for begin in (0..rows).step_by(most) {
             let rows = most.min(rows - begin);
             let (ids, states) = self.next_rows(tokens, rows)?;
+            let left = self.num_unread() - rows;
+            let rest = if left > 0 { vec![self.unread[0].narrow(0, rows, left)?] } else { Vec::new() };
             let mut batch = Batch::of(&ids, self.cache.begin_round(rows)?)?;
             self.head.nextn_append(&mut batch, &states)?;
             batch.into_rounds().into_iter().for_each(|round| round.commit(rows));
-            self.have_read(rows);
+            (self.rows, self.unread) = (self.rows + rows, rest);
         }
         Ok(())
     }
@@ -190,7 +176,6 @@ impl Drafter for NextN {
             first: self.first,
             rows: self.rows,
             unread: self.unread.clone(),
-            taken: self.taken,
             last_step: self.last_step.clone(),
             chain: self.chain.clone(),
         }))
@@ -251,7 +236,9 @@ impl DraftChain for NextN {
 
     fn advance(&mut self, step: &DraftStep) {
         if self.chain.is_none() {
-            self.have_read(self.cache.len() - self.rows);
+            // All that was unread.
+            self.rows = self.cache.len();
+            self.unread.clear();
             self.last_step = Some(step.clone());
         }
         self.chain = Some(step.hidden.clone());

@@ -131,10 +131,11 @@ impl Generation {
         self.session.as_ref().expect("the session is there until it is taken").engine()
     }
 
-    /// What begins after the draft for which its next piece, or its end, would wait.
+    /// The tasks that start when the draft ends for which the next piece, or the end, would wait; `None` if there is
+    /// none.
     #[cfg(feature = "stream")]
-    pub(crate) fn after_draft(&self) -> Option<crate::speculative::After> {
-        self.session.as_ref().and_then(Session::after_draft)
+    pub(crate) fn draft_continuations(&self) -> Option<crate::speculative::Continuations> {
+        self.session.as_ref().and_then(Session::draft_continuations)
     }
 
     /// Ends the generation after the last round that it yielded, and returns the session.

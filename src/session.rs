@@ -274,10 +274,10 @@ impl Session {
         };
     }
 
-    /// What begins after the draft that is being made, or was and not taken.
+    /// The tasks that start when the draft ends that is being made, or was and not taken.
     #[cfg(feature = "stream")]
-    pub(crate) fn after_draft(&self) -> Option<crate::speculative::After> {
-        if let Phase::Drafting(pending) = &self.phase { Some(pending.after()) } else { None }
+    pub(crate) fn draft_continuations(&self) -> Option<crate::speculative::Continuations> {
+        if let Phase::Drafting(pending) = &self.phase { Some(pending.continuations()) } else { None }
     }
 
     /// Cancels the draft that is being made, if any.

@@ -95,7 +95,7 @@ impl GenerationStream {
         let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
         let result = job.clone();
         // The round waits for the draft that is being made from now on.
-        let waits_since = generation.after_draft().map(|_| Instant::now());
+        let waits_since = generation.draft_continuations().map(|_| Instant::now());
         spawn(generation, move |mut generation| {
             let done = catch_unwind(AssertUnwindSafe(|| {
                 let piece = generation.next_since(waits_since.unwrap_or_else(Instant::now));
@@ -166,7 +166,7 @@ impl Drop for GenerationStream {
             }
             State::Ended(_) | State::Taken => None,
         };
-        if let Some(generation) = generation.filter(|generation| generation.after_draft().is_some()) {
+        if let Some(generation) = generation.filter(|generation| generation.draft_continuations().is_some()) {
             // Its end waits for the draft's current token, whose job may wait for others: not on this thread.
             spawn(generation, drop);
         }
@@ -175,10 +175,10 @@ impl Drop for GenerationStream {
 
 /// Runs `task` on one of the engine's threads, once no draft is being made.
 fn spawn(generation: Box<Generation>, task: impl FnOnce(Box<Generation>) + Send + 'static) {
-    let (engine, after_draft) = (generation.engine().clone(), generation.after_draft());
+    let (engine, continuations) = (generation.engine().clone(), generation.draft_continuations());
     let task = move || task(generation);
-    match after_draft {
-        Some(after) => after.spawn(&engine.parts.pool, task),
+    match continuations {
+        Some(continuations) => continuations.spawn(&engine.parts.pool, task),
         None => engine.parts.pool.spawn(task),
     }
 }

@@ -45,9 +45,9 @@ pub use drafters::{
     ChainedModel, DraftModel, Forced, Mtp, NextN, NgramCache, NgramCacheDrafter, NgramCacheOptions, NgramMapK,
     NgramMapK4v, NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions,
 };
-#[cfg(feature = "stream")]
-pub(crate) use pipeline::After;
 pub use pipeline::Cancel;
+#[cfg(feature = "stream")]
+pub(crate) use pipeline::Continuations;
 // For tests: callers have no pool to run it on.
 #[doc(hidden)]
 pub use pipeline::Pending;

@@ -71,12 +71,12 @@ pub struct Pending<W, R> {
     result: Receiver<(W, std::thread::Result<R>)>,
     cancel: Cancel,
     #[cfg(feature = "stream")]
-    after: After,
+    continuations: Continuations,
 }
 
-/// What begins after a job; `None` once that has ended.
+/// The tasks that start when a job ends; `None` once it has ended.
 #[derive(Clone)]
-pub(crate) struct After(Arc<Mutex<Option<Vec<Task>>>>);
+pub(crate) struct Continuations(Arc<Mutex<Option<Vec<Task>>>>);
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -94,21 +94,21 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static,
     ) -> Self {
         let (send, result) = sync_channel(1);
-        let after = After(Arc::new(Mutex::new(Some(Vec::new()))));
-        let (seen, begins) = (cancel.clone(), after.clone());
+        let continuations = Continuations(Arc::new(Mutex::new(Some(Vec::new()))));
+        let (seen, waiting) = (cancel.clone(), continuations.clone());
         pool.spawn(move || {
             // The work must be returned even after a panic.
             let done = catch_unwind(AssertUnwindSafe(|| job(&mut work, &seen)));
             // Nobody waits if the `Pending` itself was dropped.
             let _ = send.send((work, done));
-            let tasks = begins.0.lock().take();
+            let tasks = waiting.0.lock().take();
             tasks.into_iter().flatten().for_each(rayon::spawn);
         });
         Self {
             result,
             cancel,
             #[cfg(feature = "stream")]
-            after,
+            continuations,
         }
     }
 
@@ -117,10 +117,10 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         self.cancel.cancel();
     }
 
-    /// What begins after the job.
+    /// The tasks that start when the job ends.
     #[cfg(feature = "stream")]
-    pub(crate) fn after(&self) -> After {
-        self.after.clone()
+    pub(crate) fn continuations(&self) -> Continuations {
+        self.continuations.clone()
     }
 
     /// The work and the job's result, or its panic.
@@ -142,9 +142,9 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
 }
 
 #[cfg(feature = "stream")]
-impl After {
-    /// Runs `task`, which waits for the job, on a thread of `pool` once the job has ended. Until then, a thread that
-    /// has a part of the job and waits for rayon could take it up: each would wait for the other forever.
+impl Continuations {
+    /// Runs `task`, which waits for the job, on a thread of `pool` once the job has ended. Before that, a thread of the
+    /// job that waits for other tasks in rayon could execute it: each would wait for the other forever.
     pub(crate) fn spawn(&self, pool: &ThreadPool, task: impl FnOnce() + Send + 'static) {
         match &mut *self.0.lock() {
             Some(tasks) => tasks.push(Box::new(task)),

@@ -24,8 +24,8 @@ pub fn page(origin: &Origin, records: &[&Record], sections: &[Section]) -> Strin
          <header><h1>Benchmark matrix</h1><p>{} \u{b7} commit {}</p>{}</header>{parts}\
          <footer><h3>Method</h3><p>Every figure is the median of its runs, followed by the minimum and maximum. \
          The runs of a pair's cells are interleaved, so that slow periods of the machine affect all of them; \
-         the speed-up compares a run with plain decoding (\u{201c}off\u{201d}) in the same turn, which may be \
-         of an earlier start (below) if a later one added cells. Tokens per second are measured \
+         the speed-up compares a run with plain decoding (\u{201c}off\u{201d}) in the same turn, which was measured \
+         in an earlier start (below) if the run was added later. Tokens per second are measured \
          after the first token, which comes from the prompt's forward pass. B rows verify B \u{2212} 1 \
          drafts of the assistant; with auto and drafter lists the planner chooses. \
          Acceptance is shown for positions with at least 5 drafts in a run.</p>\

@@ -21,7 +21,7 @@ use foretoken_tools::report::{count, size};
 /// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also
 /// read, or a floating-point GGUF file to a directory.
 ///
-/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
+/// Ctrl-C ends the command with exit code 130, and removes the incomplete file.
 ///
 /// Example: convert path/to/gemma-4-E2B-it gemma-4-E2B-it-bf16.gguf --outtype bf16
 #[derive(Parser)]

@@ -18,7 +18,7 @@ use foretoken_tools::report::{count, size};
 
 /// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.
 ///
-/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
+/// Ctrl-C ends the command with exit code 130, and removes the incomplete file.
 ///
 /// Example: quantize gemma-4-E2B-it-bf16.gguf gemma-4-E2B-it-q4_k_m.gguf q4_k_m --imatrix imatrix.gguf
 #[derive(Parser)]

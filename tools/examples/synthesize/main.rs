@@ -37,7 +37,7 @@ use variant::Variant;
 /// Writes OUT_DIR/VARIANT-target.gguf and, if the drafter is a separate file,
 /// OUT_DIR/VARIANT-assistant.gguf: 3 GB for e2b, 18 GB for 26b.
 ///
-/// Ctrl-C removes what is written of an incomplete file; the exit code is 130 then.
+/// Ctrl-C ends the command with exit code 130, and removes the incomplete file.
 ///
 /// Example: synthesize /tmp/echo 26b --quantize q4_k_m
 #[derive(Parser)]

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_of_the_device_read_the_models_again() {
+    fn only_errors_of_the_device_fall_back_to_memory() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
         let checkpoint = Checkpoint::open(&path).expect("a checkpoint");
         let tokens = checkpoint.generation_tokens().expect("tokens");

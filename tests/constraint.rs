@@ -754,7 +754,7 @@ fn every_limit_is_applied_and_named() {
 
 /// The thread that compiles has a stack for the longest source.
 #[test]
-fn a_stack_that_does_not_fit_memory_is_no_fault_of_the_constraint() {
+fn a_compiler_stack_beyond_memory_is_a_memory_error() {
     let limits = ConstraintLimits { source_bytes: 1 << 50, ..ConstraintLimits::default() };
     let error = ENGINE.compile(&Constraint::regex("a").with_limits(limits)).expect_err("no such memory");
     let Error::Memory { needed, .. } = &error else { panic!("{error}") };

@@ -577,9 +577,9 @@ fn a_session_goes_back_as_far_as_its_rows_last() {
     );
 }
 
-/// A truncated session holds no pages of the tokens that it had.
+/// A rewound session holds no pages of the tokens that were dropped.
 #[test]
-fn a_session_that_goes_back_frees_its_pages() {
+fn a_rewound_session_frees_its_pages() {
     let (engine, _) = engine("dense");
     let prompt: Vec<u32> = (3..300).collect();
     let [mut long, mut short] = [(); 2].map(|()| session(&engine));

@@ -750,9 +750,9 @@ fn downloads_are_logged() {
     assert_eq!(lines, [line("model.safetensors", 100_000)]);
 }
 
-/// What is cached is used, and nobody is asked for the rest.
+/// Cached files are used, and nothing is requested for the others.
 #[test]
-fn an_offline_hub_is_not_asked() {
+fn offline_resolution_sends_no_requests() {
     let mut all: BTreeMap<_, _> = [gguf_file("edge-UD-Q4_0.gguf"), gguf_file("edge-Q8_0.gguf")].into();
     all.extend(files("test/target", &fixture().0.join("target")));
     let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));

@@ -255,10 +255,10 @@ fn a_place_where_prompts_part_is_kept() {
     }
 }
 
-/// The next turn of a chat, whose template leaves the reasoning that a prompt opens out of earlier turns; the same
-/// prompt again, for another answer; and an earlier message that is edited.
+/// The next turn of a chat whose template omits the reasoning of earlier turns; the same prompt again, for another
+/// answer; and an edited earlier message.
 #[test]
-fn turns_of_a_chat_compute_what_is_new() {
+fn turns_of_a_chat_compute_only_new_tokens() {
     let part = |first: u32, len: u32| (first..first + len).collect::<Vec<u32>>();
     let (history, reasoning) = (part(10, 200), part(300, 4));
     let next = [&history[..], &part(400, 50), &reasoning].concat();
@@ -611,7 +611,8 @@ fn a_sequence_that_waits_is_retried_without_a_prefix() {
     assert_eq!(step(&mut scheduler), [(first, 1), (second, 1)]);
 }
 
-/// So it is when they are dropped for a prefix of another sequence, as the limit of all pages is that of the cache.
+/// A sequence that waits for memory is also retried when cached prefixes are dropped for a new prefix of another
+/// sequence: the cache limits all pages of the engine.
 #[test]
 fn a_sequence_that_waits_is_retried_when_a_prefix_makes_room_for_another() {
     let demo = cases::demo().path.join("target");

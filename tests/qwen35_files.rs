@@ -812,7 +812,7 @@ fn checkpoints_load_with_and_without_a_head() {
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
 }
 
-/// It drafts without its head, whatever is left of that.
+/// A draft model drafts without its NextN head, even if the head is incomplete.
 #[test]
 fn the_head_of_a_draft_model_is_not_read() {
     let case = &shipped()[0];

@@ -149,10 +149,10 @@ impl Drop for Broken {
     }
 }
 
-/// A stream that is dropped while a piece is computed, or while a draft is made, leaves its generation to the engine's
-/// thread: that thread goes on if dropping it panics.
+/// If a stream is dropped while a piece is computed, or while a draft is made, the engine's thread drops its
+/// generation. The thread continues if that panics.
 #[test]
-fn a_panic_in_what_a_dropped_stream_leaves_ends_no_thread() {
+fn a_panic_while_a_generation_is_dropped_ends_no_thread() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(demo) }).expect("the demo");
     for pipeline in [DraftPipeline::InTurn, DraftPipeline::Ahead] {
@@ -182,13 +182,13 @@ fn a_panic_in_what_a_dropped_stream_leaves_ends_no_thread() {
         has_begun.recv().expect("a draft");
         drop(stream);
         drop(go);
-        // After what the stream left, on the same thread.
+        // After the generation was dropped, on the same thread.
         engine.run(|| ());
     }
 }
 
-/// While parts of a draft wait for rayon, their threads take up other work of the pool, but not the round that waits
-/// for the draft.
+/// While a draft waits for tasks of its own in rayon, its threads execute other jobs of the pool, but not the round
+/// that waits for the draft.
 #[test]
 fn a_drafter_may_wait_for_rayon() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
@@ -218,7 +218,7 @@ fn a_drafter_may_wait_for_rayon() {
     let mut stream = pin!(session.into_generation(&[5, 6], &options).expect("a generation").into_stream());
     let mut tokens = next(stream.as_mut()).expect("a piece").expect("the first token").tokens.len();
     has_begun.recv().expect("a draft");
-    // Both threads are in the draft now. The other one waits, and takes up this.
+    // Both threads are in the draft now. The one that waits in rayon could execute the round.
     assert!(stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
     engine.run(|| ());
     drop(go);

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_converted_is_released() {
+    fn pages_of_converted_tensors_are_released() {
         let float = |element, shape: &[usize], len| tensor(TensorType::Float(element), shape, len);
         let (packed, words) = tensor(TensorType::I32, &[2, 8], 64);
         let (of_packed, scales) = float(ElementType::Bf16, &[2, 2], 8);

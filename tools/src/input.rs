@@ -94,7 +94,7 @@ fn error(path: &Path, problem: String) -> Error {
 mod tests {
     use super::*;
 
-    /// An API key or a prompt that began with one would be another.
+    /// With one, an API key would not match, and a prompt would have another token.
     #[test]
     fn a_byte_order_mark_is_not_text() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -131,7 +131,7 @@ impl Drop for StatusLine {
 mod tests {
     use super::*;
 
-    /// What an interrupted download left took none of the time.
+    /// The bytes of an earlier download took none of the time.
     #[test]
     fn the_time_left_is_by_what_was_done_since_the_timer_began() {
         let left = |line: &ProgressLine, elapsed| line.0.lock().expect("no panic").left(elapsed);

@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(are_calls, [false, true, true, false, true], "{out}");
     }
 
-    /// On a terminal the text would else begin in its last line, and in a file the lines that follow on stderr.
+    /// Otherwise the text (on a terminal) or the next message on stderr (in a file) would continue its last line.
     #[test]
     fn reasoning_has_lines_of_its_own() {
         let reasoning = |text: &str| ReplyPart::Reasoning(text.into());

@@ -306,7 +306,7 @@ fn bytes_that_are_not_utf_8_are_named() {
     }
 }
 
-/// A file that is written at the end, in a directory that is missing, or itself one: said before anything is computed.
+/// A file that is written at the end: if its directory is missing, or it is a directory, the error precedes the run.
 #[test]
 fn directories_of_results_are_checked_first() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -346,10 +346,11 @@ fn files_of_ngram_counts_need_their_drafter() {
     succeeds("generate", &[&all[..], &corpus, &["--spec-type", "mtp,ngram-cache"]].concat());
 }
 
-/// One of the files that are saved at the end cannot be, or stdout is full: the others are saved, and it is said.
+/// If one of the files that are saved at the end cannot be written, or stdout is full, the others are saved, and the
+/// error is reported.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_that_cannot_be_saved_loses_no_other() {
+fn other_files_are_saved_if_one_cannot_be() {
     let directory = tempfile::tempdir().expect("a directory");
     let (costs, counts) = (directory.path().join("costs"), directory.path().join("counts"));
     let all = ["fn main() {", "--threads", "1", "--max-tokens", "8", "--spec-type", "ngram-cache", "--costs"];
@@ -854,12 +855,12 @@ fn an_interrupted_batch_is_printed() {
     assert!(printed.starts_with("== 1\n") && printed.contains("\n== 3\n"), "{printed}");
 }
 
-/// Ctrl-C while a file is written: what there is of it is removed.
+/// Ctrl-C while a file is written removes the incomplete file.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_file_is_removed() {
     let directory = tempfile::tempdir().expect("a directory");
-    // 3 GB: the signal comes when a part of them is written.
+    // 3 GB: the signal arrives before the file is complete.
     let mut child = interruptible("synthesize").arg(directory.path()).arg("e2b").spawn().expect("a run");
     let partial = directory.path().join("e2b-target.gguf.partial");
     while !partial.exists() {
@@ -1218,7 +1219,7 @@ fn the_hubs_variables_are_read() {
         let (is_found, stderr) = doctor("owner/fox", &[cache, ("HF_HUB_OFFLINE", "1")]);
         assert!(is_found, "{cache:?}: {stderr}");
     }
-    // Nobody answers there.
+    // No server listens there.
     let endpoint = ("HF_ENDPOINT", "http://127.0.0.1:9/");
     let (_, stderr) = doctor("owner/bear", &[endpoint]);
     assert!(stderr.contains("owner/bear: cannot be downloaded from http://127.0.0.1:9: "), "{stderr}");
@@ -1640,7 +1641,7 @@ fn batch_measures_v_with_its_own_options() {
     assert!(status.code() == Some(1) && line.contains("do not fit the context of 24"), "{line}");
 }
 
-/// Speeds are those after the first token. Where there is no other, none is printed.
+/// Speeds are measured after the first token; without a second token there is nothing to measure.
 #[test]
 fn batch_measures_no_text_of_one_token() {
     let directory = tempfile::tempdir().expect("a directory");

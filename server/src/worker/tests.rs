@@ -263,7 +263,7 @@ impl LogitsProcessor for FailingDevice {
     }
 }
 
-/// A thread of at most `parallel` sequences, whose turns a test takes, and the sender of its jobs.
+/// The state of an engine thread of at most `parallel` sequences, whose turns a test runs, and the sender of its jobs.
 fn thread(parallel: usize) -> (EngineThread, Sender<Job>) {
     let scheduler = SchedulerOptions { max_rows: 16, ..SchedulerOptions::default() };
     let session = SessionOptions::default();

@@ -292,7 +292,7 @@ fn a_minimum_that_cannot_be_written_is_refused() {
 
 /// A checkpoint without a tokenizer is served with token ids.
 #[test]
-fn texts_without_a_tokenizer_are_named() {
+fn fields_that_need_a_tokenizer_are_named() {
     let files = ["config.json", "generation_config.json", "model.safetensors"];
     let directory = copy_of(&foretoken_tools::demo("target"), &files);
     let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");

@@ -44,7 +44,7 @@ fn complete(log: &str, body: &Value) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-/// Ends the server by a signal.
+/// Ends the server by a signal; returns its exit status.
 fn terminate(mut server: Running) -> ExitStatus {
     let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", server.0.id())]).status();
     assert!(kill.expect("a shell").success());
@@ -52,7 +52,7 @@ fn terminate(mut server: Running) -> ExitStatus {
     server.0.wait().expect("a status")
 }
 
-/// The same. The rest of its log.
+/// Ends the server by a signal; returns the rest of its log.
 fn stop(server: Running, mut rest: BufReader<ChildStderr>) -> String {
     let status = terminate(server);
     let mut log = String::new();
@@ -76,7 +76,7 @@ fn it_serves_until_a_signal_ends_it() {
     assert!(log.contains(&prompt), "{prompt}: {log}");
 }
 
-/// A signal while a model is downloaded ends the server as later: the Hub does not answer here.
+/// A signal during a download ends the server, with exit status 0: the Hub does not answer here.
 #[cfg(feature = "hub")]
 #[test]
 fn a_signal_ends_it_while_it_loads() {
@@ -94,7 +94,7 @@ fn a_signal_ends_it_while_it_loads() {
     drop(request);
 }
 
-/// A log on a full disk, or whose reader is gone, ends no server.
+/// The server continues if its log cannot be written, because the disk is full or the reader is gone.
 #[test]
 fn it_serves_without_a_reader_of_its_log() {
     let (server, log, rest) = start(&[]);

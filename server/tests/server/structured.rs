@@ -196,7 +196,7 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
     assert_eq!(server.busy_slots(), 0);
 }
 
-/// The bytes of tokens are known of byte fallback and of byte level only.
+/// The bytes of tokens are known only for byte-fallback and byte-level decoders.
 #[test]
 fn a_format_for_tokens_of_unknown_bytes_is_refused() {
     let files = ["config.json", "generation_config.json", "model.safetensors"];

@@ -348,7 +348,8 @@ fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("foretoken-{i}"))
-        // Without a handler, a panic in a job that nothing waits for ends the process. Dropping it could panic again.
+        // Without a handler, a panic in a job that nothing waits for ends the process. Its payload is leaked, because
+        // dropping it could panic again.
         .panic_handler(std::mem::forget)
         .build()
         .map_err(|e| Error::argument("threads", format!("{threads} could not be started ({e}); use fewer threads")))

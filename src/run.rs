@@ -447,7 +447,7 @@ impl Run {
     }
 }
 
-/// Advances one generation by one pass. A draft that was made in parallel was waited for since `requested`.
+/// Advances one generation by one pass. The wait for a draft that was made in parallel is measured from `requested`.
 ///
 /// # Errors
 /// See [`Run::take`].

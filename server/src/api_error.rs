@@ -95,7 +95,7 @@ impl ApiError {
     pub fn of_constraint(error: &foretoken::Error, field: &str) -> Self {
         match error {
             foretoken::Error::Argument { name: "constraint", problem } => Self::field(field, problem),
-            // The checkpoint's tokenizer has no known decoder, or no tokens of calls.
+            // The checkpoint's tokenizer has no known decoder, or no tokens that mark calls.
             foretoken::Error::Unsupported { .. } => {
                 Self::field(field, error.to_string()).with_code("unsupported_parameter")
             }

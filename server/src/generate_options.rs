@@ -37,7 +37,7 @@ pub(crate) struct Common {
 }
 
 /// Takes what all routes have under the same names. `base` has the sampling parameters that the request does not set;
-/// it has these stop strings and this format.
+/// `strings` are its stop strings, and `structured` is its format.
 pub(crate) fn common(
     fields: &mut Fields,
     served: &Served,

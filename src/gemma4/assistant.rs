@@ -144,7 +144,7 @@ impl<O: Ops> Head<O> {
             let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
             return Ok(Self::Centroids(to.centroid_head(head)?));
         }
-        // Each head in memory of its own, which is freed with the one that is not used.
+        // Each head has an allocation of its own: that of the head that is not used is freed.
         let mut apart = loader.beside("");
         let dense = apart.head(rows, vocab, hidden)?;
         loader.absorb(apart);

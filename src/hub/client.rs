@@ -77,7 +77,7 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     let is_gguf =
         name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf"));
     let path = if is_gguf { download.gguf(&files) } else { download.safetensors(&files) }?;
-    // The revision is this commit once its files are there.
+    // The cache records the commit of a branch or tag once its files are complete.
     if name.commit().is_none() {
         download.cache.create_ref(commit).map_err(Error::io(&download.snapshot))?;
     }
@@ -98,7 +98,8 @@ fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
     files.iter().all(|file| file.exists()).then(|| directory.to_owned())
 }
 
-/// The cached `file` of the name's revision; "" is its directory. A commit's may have been downloaded by a branch.
+/// The cached `file` of the name's revision; "" is its directory. A commit's files may have been downloaded by the name
+/// of a branch.
 fn cached(cache: &CacheRepo, name: Name<'_>, file: &str) -> Option<PathBuf> {
     match name.commit() {
         Some(commit) => Some(cache.pointer_path(commit).join(file)).filter(|path| path.exists()),
@@ -106,7 +107,7 @@ fn cached(cache: &CacheRepo, name: Name<'_>, file: &str) -> Option<PathBuf> {
     }
 }
 
-/// Which of the files a name means.
+/// Chooses the file that a name means.
 type Choose = for<'a> fn(&[&'a str], Name<'_>) -> Option<&'a str>;
 
 /// The one of the cached files that `choose` returns, if all its parts are there.
@@ -286,8 +287,8 @@ impl Downloads<'_> {
         Err(failure(self.name, None, format!("cannot be downloaded from {what}; {remedy}")))
     }
 
-    /// Removes what interrupted downloads left of the file `name`, if it is all of the file or more: nothing can be
-    /// requested after it.
+    /// Removes the partial file that interrupted downloads of `name` left. It is as long as the file, or longer: no
+    /// range is left to request.
     fn remove_part(&self, name: &str) {
         // Errors are ignored: if the file cannot be removed, the next attempt fails as this one.
         if let Ok(Ok(metadata)) = caught(|| self.client.metadata(&self.api.url(name))) {

@@ -19,11 +19,12 @@ pub use options::{Download, HubOptions, OnDownload};
 /// downloaded from the Hub into [`HubOptions::cache`] (feature `hub`). `owner/name:TAG` is the GGUF file `name-TAG.gguf`
 /// (without the `-GGUF` of the repository), or the only one with that tag in its name (`Q4_K_M`), with all its parts;
 /// without a tag, a repository without safetensors must have exactly one GGUF file. If the Hub does not answer, or
-/// [is not asked](HubOptions::offline), it is the only cached one with the tag.
+/// [`HubOptions::offline`] is set, it is the only cached one with the tag.
 ///
-/// `owner/name@revision` and `owner/name@revision:TAG` are of that branch, tag or commit, by default the branch `main`.
-/// All files are of one commit: the one that is named (40 hexadecimal digits), or that of the branch or tag when the
-/// download began. A branch whose files are cached is not compared with the Hub's.
+/// `owner/name@revision` and `owner/name@revision:TAG` name the files of that branch, tag or commit; without a
+/// revision, those of the branch `main`. All files are of one commit: the one that is named (40 hexadecimal digits), or
+/// that of the branch or tag when the download began. A branch or tag whose files are cached is not compared with the
+/// Hub's.
 ///
 /// # Errors
 /// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses, sends

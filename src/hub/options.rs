@@ -14,7 +14,7 @@ pub struct HubOptions {
     pub cache: Option<PathBuf>,
     /// Access token for private and gated repositories. Default: the one stored by `hf auth login` next to the cache.
     pub token: Option<String>,
-    /// Whether only the cache is used, and the Hub is not asked. Default: false.
+    /// Whether only the cache is used, without any request to the Hub. Default: false.
     pub offline: bool,
     /// How often an interrupted download is resumed before it is an error. Default: 3.
     pub retries: usize,

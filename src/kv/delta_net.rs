@@ -128,7 +128,7 @@ impl DeltaNet {
     }
 }
 
-/// The last values of `window` and `new` together, in `window`.
+/// Appends `new` to `window`, and keeps the last values, as many as there were.
 fn shift(window: &mut [f32], new: &[f32]) {
     let (old, new) = (window.len().saturating_sub(new.len()), &new[new.len().saturating_sub(window.len())..]);
     window.copy_within(new.len().., 0);

@@ -61,7 +61,8 @@ impl PagePool {
         self.available().or_else(|| available_memory().map(dropped))
     }
 
-    /// The same, where a sequence takes `other` bytes that are no pages: of the system's memory, but of no limit.
+    /// As [`PagePool::available`], or the system's memory if there is no limit, less the `other` bytes that a sequence
+    /// takes beside its pages: these do not count against a limit.
     pub(crate) fn available_beside(&self, other: u64) -> Option<u64> {
         self.available().or_else(|| self.available_memory().map(|memory| memory.saturating_sub(other)))
     }
@@ -179,7 +180,7 @@ mod tests {
         drop(first);
         let reused = pool.take(4096).expect("the returned page");
         assert!(reused.as_slice().iter().all(|byte| *byte == 0));
-        // Only the system's memory has to hold what else a sequence takes.
+        // Bytes beside the pages are subtracted only from the system's memory.
         assert_eq!(pool.available_beside(u64::MAX), pool.available());
         assert!(PagePool::new(None).available_beside(u64::MAX).is_none_or(|left| left == 0));
         drop((fork, third, reused));

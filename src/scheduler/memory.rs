@@ -11,8 +11,8 @@ use crate::{Error, Result};
 impl Scheduler {
     /// As [`Engine::session`](crate::Engine::session); cached prefixes are dropped if a given context does not fit
     /// beside them and fits without them. An automatic context is the largest that fits the limit of the engine's pages
-    /// alone: a sequence waits for what others hold, and cached prefixes are dropped once it needs their memory. Without
-    /// a limit, which a device always has, it is the largest that fits beside others without cached prefixes.
+    /// alone: a sequence waits for what others hold, and cached prefixes are dropped once it needs their memory.
+    /// Without a limit, which a device always has, it is the largest that fits beside others without cached prefixes.
     ///
     /// # Errors
     /// As [`Engine::session`](crate::Engine::session).
@@ -32,13 +32,13 @@ impl Scheduler {
             session.extend_context(limit)?;
             return Ok(session);
         }
-        // Memory is the system's, to which what others hold may not return.
+        // The limit is the system's memory, and pages that other sequences free may not return to the system.
         let is_longest = session.kv().max_context() >= self.engine.target().max_position_embeddings();
         let more = if is_longest { 0 } else { self.reclaimable() };
-        // Without more, the engine measured it.
+        // With nothing to reclaim, the context that the engine chose is the largest.
         if more > 0 {
             let SpeculativeDecoder { backend, state, .. } = session.decoder();
-            let own = backend.recurrent_bytes(state) as u64; // zeros that take no memory yet
+            let own = backend.recurrent_bytes(state) as u64; // zeroed pages, not in memory before they are written
             let free = pages.available_memory().map_or(u64::MAX, |free| (free + more).saturating_sub(own));
             session.extend_context(free)?;
         }

@@ -49,11 +49,10 @@ impl Default for SchedulerOptions {
     }
 }
 
-/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each
-/// writes what it would have written alone, whatever the others do: on the CPU byte for byte, greedy or sampled. Only if
-/// drafts are sampled as well ([`DraftSampling::Sampled`](crate::speculative::DraftSampling)) does a sampled text depend
-/// on what is drafted, and keeps no more than its distribution. Finished sequences keep their K/V until
-/// [`Scheduler::remove`].
+/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what
+/// it would have written alone, whatever the others do: on the CPU byte for byte, greedy or sampled. Only if drafts are
+/// sampled as well ([`DraftSampling::Sampled`](crate::speculative::DraftSampling)) does a sampled text depend on what
+/// is drafted, and keeps no more than its distribution. Finished sequences keep their K/V until [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
@@ -122,8 +121,8 @@ impl Scheduler {
         self.place(session, prompt, options, |_, _, _| Ok(()))
     }
 
-    /// As [`Scheduler::add`], unless the prompt does not fit the limit of the engine's pages beside what other sequences
-    /// hold and what is unread of their prompts. It may once another sequence is removed.
+    /// As [`Scheduler::add`], unless the prompt does not fit the limit of the engine's pages beside what other
+    /// sequences hold and what is unread of their prompts. It may fit once another sequence is removed.
     ///
     /// # Errors
     /// As [`Scheduler::add`], or [`Error::Memory`] if the prompt does not fit.
@@ -223,8 +222,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt
-    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to; if the model has a recurrent state,
-    /// after [`Scheduler::keep_prompt`].
+    /// is not read yet. At the first piece of `id`, its prompt can still be rewound to; if the model has a recurrent
+    /// state, after [`Scheduler::keep_prompt`].
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
         let last = slot.run.prompt_end - 1;
@@ -271,7 +270,8 @@ impl Scheduler {
     /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt, waits for
     /// the prefix of another one's prompt to be cached, or waits for memory: if it is exhausted for a sequence's rows,
     /// they are retried when another sequence is removed or a cached prefix is dropped. If all wait, they continue
-    /// without cached prefixes, then without drafts, then without draft models, and then the newest ends with the error.
+    /// without cached prefixes, then without drafts, then without draft models, and then the newest ends with the
+    /// error.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -310,7 +310,7 @@ impl Scheduler {
             }
         }
         self.plain &= !any_done && out_of_memory.is_some();
-        // If all wait. One that has just ended may be removed before the next step.
+        // Only if all wait: one that has just ended may be removed before the next step, which frees its memory.
         if let Some(error) = out_of_memory
             && !self.prefixes.as_mut().is_some_and(PrefixCache::drop_for_memory)
             && events.is_empty()

@@ -20,8 +20,8 @@ use crate::{Error, Result};
 /// weights once more, which for E2B takes as long as 16 tokens of a prompt.
 pub(super) const MIN_SAVED_TOKENS: usize = 32;
 
-/// Tokens at the end of a chat's prompt that the next turn may not have, as templates leave the reasoning that a prompt
-/// opens out of earlier turns: Qwen3.5's `<think>`, `\n\n`, `</think>`, `\n\n`.
+/// Tokens at the end of a chat's prompt that the prompt of the next turn may lack, because templates omit the reasoning
+/// of earlier turns: Qwen3.5's prompts end with `<think>`, `\n\n`, `</think>`, `\n\n`.
 const REASONING_TOKENS: usize = 4;
 
 /// Regular cuts of a prompt after which their distance doubles.
@@ -30,9 +30,9 @@ const CUTS: usize = 64;
 /// Default of [`PrefixCacheOptions::max_bytes`] where the free memory is unknown.
 const UNKNOWN_MEMORY_MAX_BYTES: u64 = 4 << 30;
 
-/// How long the system's available memory, once read, counts as known. Reading it takes about 0.1 ms: a tenth of a
-/// small model's pass.
-const MEMORY_KNOWN_FOR: Duration = Duration::from_millis(100);
+/// How long a reading of the system's available memory is used. Reading it takes about 0.1 ms, a tenth of a small
+/// model's pass.
+const MEMORY_MAX_AGE: Duration = Duration::from_millis(100);
 
 /// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(crate) struct PrefixCache {
     prefixes: BTreeMap<Vec<u32>, CachedPrefix>,
     uses: u64,
     has_dropped: bool,                     // since `take_has_dropped`
-    system_memory: Option<(Instant, u64)>, // when it was read, and what passes since have left of it at least
+    system_memory: Option<(Instant, u64)>, // when it was read; at least so much is left of it
     files: Option<PrefixFiles>,            // dropped after the prefixes
 }
 
@@ -159,7 +159,7 @@ impl PrefixCache {
     }
 
     /// The cached prefix with the most tokens of `prompt` without its last one, of those that serve `like`, and how
-    /// many it is truncated to. Of several, one in memory, and one that is not truncated.
+    /// many it is truncated to. Of several, one in memory is preferred, then one that is not truncated.
     fn longest_prefix(&self, like: &Session, prompt: &[u32]) -> Option<(Vec<u32>, usize)> {
         let prompt = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
         let is_usable = |key: &[u32], prefix: &CachedPrefix, len| prefix.has_state_at(len, key) && prefix.serves(like);
@@ -242,7 +242,7 @@ impl PrefixCache {
             return;
         }
         if let Some((read, left)) = &mut self.system_memory
-            && read.elapsed() < MEMORY_KNOWN_FOR
+            && read.elapsed() < MEMORY_MAX_AGE
             && *left >= bytes
         {
             *left -= bytes;
@@ -334,7 +334,7 @@ impl PrefixCache {
         {}
     }
 
-    /// Whether any prefix was dropped since the last call: sequences may then have memory that they had not.
+    /// Whether any prefix was dropped since the last call: there may be memory then for sequences that wait for it.
     pub fn take_has_dropped(&mut self) -> bool {
         std::mem::take(&mut self.has_dropped)
     }
@@ -388,8 +388,8 @@ impl CachedPrefix {
         self.in_memory().is_none_or(is_long_enough) && self.formats == like.kv_options().without_limits()
     }
 
-    /// Whether a fork can have the state after the first `len` tokens of `key`, its own. It is not truncated to the few
-    /// that all prompts of a chat template begin with.
+    /// Whether a fork can have the state after the first `len` tokens of `key`, the tokens of this prefix. It is not
+    /// truncated to fewer than `MIN_SAVED_TOKENS`, as all prompts of a chat template begin with a few equal tokens.
     fn has_state_at(&self, len: usize, key: &[u32]) -> bool {
         let can_rewind = || match &self.storage {
             SessionStorage::Memory { session, .. } => session.can_rewind(len),

@@ -80,7 +80,8 @@ pub(super) fn begin_awaiting(slots: &mut [Slot], prefixes: &mut PrefixCache) {
 /// Rows that are to be read until each sequence's prompt, or one that awaits it, is read.
 pub(super) fn least_unread(slots: &[Slot]) -> HashMap<SequenceId, usize> {
     let mut ends: HashMap<_, _> = slots.iter().map(|slot| (slot.id, slot.run.prompt_end)).collect();
-    // Readers are earlier than those that await them, which have none of the rows that their readers have read since.
+    // Readers precede the sequences that await them. Ends are compared, not unread rows: an awaiting sequence has none
+    // of the rows that its reader has read since.
     for slot in slots.iter().rev().filter(|slot| slot.run.finish_reason().is_none()) {
         if let Some(Awaited { reader, .. }) = slot.awaited
             && let Some(of_reader) = ends.get(&reader)

@@ -350,8 +350,8 @@ impl<R> Unfinished<'_, '_, R> {
 }
 
 impl Unfinished<'_, '_, Range<usize>> {
-    /// Accepts the draft of a round from its rows of a pass. This reads whole rows of logits, and of no other sequence
-    /// anything: those of a pass do it at the same time.
+    /// Accepts the draft of a round from its rows of a pass. This reads whole rows of logits, and nothing of
+    /// other sequences, so the sequences of a pass do it in parallel.
     fn accept(&mut self, output: Option<&Output>) {
         let (Some(Work::Verify(proposal)), Some(output)) = (&mut *self.work, output) else { return };
         let Proposal { draft, verified, .. } = &mut **proposal;

@@ -87,9 +87,10 @@ pub enum DraftCost {
 /// On a device, [`Drafter::read_prompt`] and [`Drafter::observe`] are called within the target's pass, so they must not
 /// open or run sessions of the same engine: they would wait for that pass forever.
 ///
-/// With [`DraftPipeline::Ahead`](crate::DraftPipeline::Ahead), [`Drafter::draft`] runs on the engine's threads. While
-/// they wait for rayon, they may take up what another thread passes to [`Engine::run`](crate::Engine::run), which must
-/// not advance the same generation: it would wait for the draft forever.
+/// With [`DraftPipeline::Ahead`](crate::DraftPipeline::Ahead), [`Drafter::draft`] runs on the engine's threads. While a
+/// draft waits for tasks of its own in rayon, its thread may execute a closure that another thread passed to
+/// [`Engine::run`](crate::Engine::run). That closure must not advance the same generation: it would wait for the draft
+/// forever.
 ///
 /// A custom drafter is listed with [`DrafterOptions::Custom`](super::DrafterOptions::Custom):
 ///

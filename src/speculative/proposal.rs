@@ -33,8 +33,8 @@ pub(crate) struct Proposal {
     pub found: Vec<Draft>,  // by drafter: what prompt lookup found; empty for models
     pub forced: Vec<u32>,   // tokens that a constraint forces
     pub time: Duration,
-    pub rng: StdRng, // that of drafts, before
-    /// Once its pass has run; `None` on a device, where passes accept drafts one sequence after the other.
+    pub rng: StdRng, // of drafts, before this one was drawn
+    /// Set after the pass; `None` on a device, whose passes accept drafts one sequence after the other.
     pub verified: Option<Result<Verified>>,
 }
 

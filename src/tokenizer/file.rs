@@ -163,7 +163,7 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, AnyError> {
     Ok(tokenizer)
 }
 
-/// The tokens of a tokenizer.json, without what divides a text into them. Other fields are ignored.
+/// The tokens of a tokenizer.json. Merges, splits and other fields are ignored.
 #[derive(Deserialize)]
 pub(crate) struct Tokens {
     #[serde(default)]
@@ -189,7 +189,7 @@ pub(super) fn tokens(json: &[u8]) -> serde_json::Result<Tokens> {
 }
 
 impl Tokens {
-    /// As [`Tokenizer::spellings`](super::Tokenizer::spellings), but for added tokens that are declared without an id.
+    /// As [`Tokenizer::spellings`](super::Tokenizer::spellings), except added tokens that are declared without an id.
     pub(crate) fn spellings(&self) -> impl Iterator<Item = (&str, u32)> {
         let added = self.added_tokens.iter().filter_map(|added| Some((added.content.as_str(), added.id?)));
         self.model.vocab.iter().chain(added)

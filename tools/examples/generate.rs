@@ -90,7 +90,8 @@ fn generate(args: Args) -> Result<ExitCode> {
     written = written.and(reply.finish());
     let (statistics, finish_reason) = (generation.statistics().clone(), generation.finish_reason());
     drop(generation);
-    // Before the output ends, which a full stdout would end the command at. One that fails loses no other.
+    // Saved before the output is completed, because a write to a full stdout ends the command. An error is returned at
+    // the end, so that the other file is saved.
     let saved = args.costs.as_ref().map_or(Ok(()), |path| engine.costs().save(path));
     let learnt = args.drafting.ngram_dynamic.as_ref().zip(session.learnt_ngrams());
     let saved = saved.and(learnt.map_or(Ok(()), |(path, cache)| cache.save(path)));

@@ -12,7 +12,7 @@ pub fn hub_endpoint() -> Option<String> {
     Some(text_variable("HF_ENDPOINT")?.trim_end_matches('/').to_owned())
 }
 
-/// Whether the Hub may not be asked.
+/// Whether only the Hub's cache is used.
 pub fn hub_offline() -> bool {
     text_variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value))
 }
@@ -54,7 +54,7 @@ fn text_variable(name: &str) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Whether a variable's value switches it on.
+/// Whether the value of a boolean variable means true.
 fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on"].iter().any(|on| value.eq_ignore_ascii_case(on))
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_that_switch_a_variable_on() {
+    fn values_that_mean_true() {
         assert!(["1", "true", "TRUE", "Yes", "on"].iter().all(|value| is_true(value)));
         assert!(!["", "0", "false", "no", "off", "2", "11"].iter().any(|value| is_true(value)));
     }

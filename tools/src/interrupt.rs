@@ -19,10 +19,10 @@ pub fn cancel_on_interrupt(cancel: Cancel) {
     }));
 }
 
-/// The exit code of a command that writes files. That it was cancelled, by [`cancel_on_interrupt`], is said on stderr.
+/// The exit code of a command that writes files. If [`cancel_on_interrupt`] cancelled it, that is reported on stderr.
 ///
 /// # Errors
-/// All others of `result`.
+/// Every error of `result` but [`Error::Cancelled`].
 pub fn exit_code(result: Result<()>) -> Result<ExitCode> {
     match result {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Cancelled)) => {

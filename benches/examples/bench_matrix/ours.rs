@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// takes longer than all measurements after them.
 const DEEP: usize = 1024;
 
-/// The directory of their sessions.
+/// The directory of the saved sessions.
 const SESSIONS: &str = "sessions.partial";
 
 /// Row counts of v(B), measurements of each, and their depth.
@@ -47,7 +47,7 @@ impl<'a> Ours<'a> {
             quantize: args.quantize,
             ..EngineOptions::new(&plan.model)
         })?;
-        // An interrupted run leaves its sessions. No other run has them: it would hold the journal's lock.
+        // Of an interrupted run. No running one uses them: it would hold the journal's lock.
         let _ = std::fs::remove_dir_all(args.out.join(SESSIONS));
         let folder = tempfile::Builder::new().prefix(SESSIONS).rand_bytes(0).tempdir_in(&args.out);
         let folder = folder.with_context(|| format!("{}: a folder for sessions", args.out.display()))?;

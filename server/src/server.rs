@@ -1,6 +1,5 @@
 //! The server: listen, serve connections, shut down gracefully.
 
-use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use axum::Router;
 use foretoken::chat::{ChatOptions, ChatTemplate};
 use foretoken::{Engine, PrefixCacheOptions, Sampling, SchedulerOptions, SessionOptions};
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -261,43 +259,38 @@ async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: 
     let (stream, watch) = watched(stream);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(idle));
-    let router = TowerToHyperService::new(router);
-    // A handler is dropped with its client, which ends a generation that is not streamed.
-    let service = service_fn(move |request| {
-        let (handled, watch) = (router.call(request), watch.clone());
-        async move {
-            tokio::select! {
-                biased;
-                Ok(response) = handled => Ok(response),
-                () = watch.closed() => Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
-            }
-        }
-    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let drained = async { draining.wait_for(|draining| *draining).await.is_ok() };
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        _ = drained => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let served = async {
+        tokio::select! {
+            result = connection.as_mut() => result,
+            _ = drained => {
+                connection.as_mut().graceful_shutdown();
+                connection.as_mut().await
+            }
         }
     };
-    if let Err(error) = result {
-        // The client closed early, or sent something that is not HTTP.
-        tracing::debug!(%error, "connection closed");
+    tokio::select! {
+        biased;
+        result = served => if let Err(error) = result {
+            // The client closed early, or sent something that is not HTTP.
+            tracing::debug!(%error, "connection closed");
+        },
+        // The handler or the response is dropped with its client, which ends the generation.
+        () = watch.closed() => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::io::Write;
+    use std::io::{self, Write};
     use std::pin::Pin;
     use std::sync::Mutex;
     use std::task::{Context, Poll, Waker};
@@ -305,6 +298,7 @@ mod tests {
     use axum::body::Body;
     use foretoken::EngineOptions;
     use hyper::body::{Bytes, Frame};
+    use hyper::service::Service;
     use hyper::{Request, StatusCode};
 
     use super::*;
@@ -373,6 +367,31 @@ mod tests {
         let log = String::from_utf8(kept.0.lock().expect("the log").clone()).expect("a text");
         let line = log.lines().find(|line| line.contains("request=\"left\"")).unwrap_or_default();
         assert!(line.contains("closed before the response") && line.contains("route=\"/v1/completions\""), "{log}");
+    }
+
+    /// Also from a response that sends nothing, with bytes of a next request behind the one that it answers.
+    #[tokio::test]
+    async fn clients_that_leave_a_silent_response_are_noticed() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt}; // `Write` has methods of the same names
+
+        let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let mut client = TcpStream::connect(address).await.expect("a connection");
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let router = Router::new().fallback(|| async { Body::new(Unsent) });
+        let (_draining, drained) = watch::channel(false);
+        let mut serving = pin!(serve(stream, router, Duration::from_secs(30), drained));
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n\r\n").await.expect("written");
+        let mut begin = [0; 12];
+        tokio::select! {
+            () = &mut serving => panic!("it is not served"),
+            read = client.read_exact(&mut begin) => assert_eq!(read.expect("a head"), begin.len()),
+        }
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        drop(client);
+        // While nothing is ready, the clock jumps to the next timer.
+        tokio::time::pause();
+        timeout(Duration::from_secs(3600), serving).await.expect("the connection is closed");
     }
 
     /// Also if its constraint finds the queue of compilers full.

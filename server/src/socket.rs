@@ -1,4 +1,4 @@
-//! A connection's socket, watched while a request is handled, to notice that the client has closed it.
+//! A connection's socket, watched to notice that the client has closed it.
 
 use std::io;
 use std::pin::Pin;

@@ -37,13 +37,24 @@ impl<O: Ops> PerLayerEmbeddings<O> {
     }
 
     /// The inputs of all layers `(rows, layers * width)`: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) /
-    /// sqrt 2`. `x0` `(rows, hidden)` is the first layer's input.
-    pub(super) fn forward(&self, ops: &O, ids: O::Ids<'_>, x0: &O::Tensor) -> Result<O::Tensor> {
+    /// sqrt 2`. `x0` `(rows, hidden)` is the first layer's input. `narrowed` is a layer, from which on only these rows'
+    /// inputs are read, and are computed.
+    pub(super) fn forward(
+        &self,
+        ops: &O,
+        ids: O::Ids<'_>,
+        x0: &O::Tensor,
+        narrowed: Option<(usize, &[usize])>,
+    ) -> Result<O::Tensor> {
         let from_tokens = ops.embed(&self.embed_tokens_per_layer, ids).map_err(|e| match e {
             Error::Argument { name, problem } => Error::argument(name, format!("per-layer embeddings: {problem}")),
             other => other,
         })?;
-        let context = ops.linear(&self.per_layer_model_projection, x0)?;
+        let projection = &self.per_layer_model_projection;
+        let context = match narrowed {
+            Some((layer, rows)) => ops.linear_narrowed(projection, x0, layer * self.width, rows)?,
+            None => ops.linear(projection, x0)?,
+        };
         ops.add_norm(&self.per_layer_projection_norm, &from_tokens, &context, FRAC_1_SQRT_2)
     }
 
@@ -120,7 +131,7 @@ mod tests {
         let ids: &[u32] = &[5];
         let x0 = tensor((0..hidden).map(|i| (i as f32).sin()).collect(), (1, hidden)).expect("a row");
 
-        let inputs = per_layer.forward(&ops, ids, &x0).expect("inputs");
+        let inputs = per_layer.forward(&ops, ids, &x0, None).expect("inputs");
         let context = ops.linear(&per_layer.per_layer_model_projection, &x0).expect("a projection");
         let table = ops.embed(&per_layer.embed_tokens_per_layer, ids).expect("a row of the table");
         let [inputs, context, table] = [&inputs, &context, &table].map(|x| F32View::new(x).expect("floats"));

@@ -44,15 +44,16 @@ impl<O: Ops> TextModel<O> {
     ) -> Result<PassOutput<O>> {
         let mut rows = Vec::from_iter(0..rows); // the rows in `h`
         let needed = request.rows();
-        let own_kv_layers = self.config.num_own_kv_layers();
+        // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped there.
+        let narrows_at = self.config.num_own_kv_layers().checked_sub(1).filter(|_| needed.len() < rows.len());
+        let narrowed = narrows_at.map(|layer| (layer, &needed[..]));
         let mut h = ops.embed(&self.embed_tokens, ids)?;
-        let mut inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(ops, ids, &h)).transpose()?;
+        let inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(ops, ids, &h, narrowed));
+        let mut inputs = inputs.transpose()?;
         let mut angles = self.rotations.angles(ops, kv)?;
         let mut taps = Vec::with_capacity(request.taps.len());
         for (i, layer) in self.layers.iter().enumerate() {
-            // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped
-            // here.
-            let narrows = i + 1 == own_kv_layers && needed.len() < rows.len();
+            let narrows = narrows_at == Some(i);
             if narrows {
                 layer.append(ops, &h, &angles, kv, i)?;
                 if needed.is_empty() {

@@ -5,7 +5,7 @@ use candle_nn::Module;
 use foretoken_kernels::Isa;
 
 use super::multiply::{Input, Job, multiply};
-use super::{F32View, Gate, Weight, tensor};
+use super::{F32View, Gate, Weight, row_blocks, tensor};
 use crate::Result;
 
 /// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's type.
@@ -72,6 +72,32 @@ fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32
     multiply(layers[0].isa, &jobs).try_into().map_err(|_| missing_output())
 }
 
+/// `x W^T`, `(rows, outputs)`, whose columns from `start` on are those of `rows`, ascending, and zero in all others.
+///
+/// # Errors
+/// If the input is not `(rows, inputs)`.
+///
+/// # Panics
+/// If the layer has fewer outputs than `start`, or the input has no such row.
+pub fn linear_narrowed(layer: &Linear, x: &Tensor, start: usize, rows: &[usize]) -> Result<Tensor> {
+    let (view, (count, inputs)) = checked(&[layer], x)?;
+    let (matrix, outputs) = (layer.weight.matrix(0), layer.weight.outputs());
+    let selected: Vec<f32> = rows.iter().flat_map(|row| &view[row * inputs..][..inputs]).copied().collect();
+    let (all, some) = (Input::new(&view[..], (count, inputs)), Input::new(selected, (rows.len(), inputs)));
+    let jobs = [Job::columns(matrix, 0..start, &all), Job::columns(matrix, start..outputs, &some)];
+    let [left, right]: [Vec<f32>; 2] = multiply(layer.isa, &jobs).try_into().map_err(|_| missing_output())?;
+    let y = row_blocks(count, outputs, |first, y| {
+        for (row, y) in (first..).zip(y.chunks_exact_mut(outputs)) {
+            let (y_left, y_right) = y.split_at_mut(start);
+            y_left.copy_from_slice(&left[row * start..][..start]);
+            if let Ok(index) = rows.binary_search(&row) {
+                y_right.copy_from_slice(&right[index * y_right.len()..][..y_right.len()]);
+            }
+        }
+    });
+    tensor(y, (count, outputs))
+}
+
 /// `function(x G^T) * (x U^T)`, `(rows, outputs)`: the first half of a gated MLP.
 ///
 /// # Errors
@@ -103,4 +129,43 @@ fn checked<'x>(layers: &[&Linear], x: &'x Tensor) -> Result<(F32View<'x>, (usize
 
 fn missing_output() -> crate::Error {
     candle_core::Error::Msg("linear: an output is missing".into()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken_kernels::ElementType;
+    use foretoken_kernels::quant::WeightType;
+
+    use super::*;
+    use crate::nn::{Arena, Bytes};
+
+    /// Of floats and of a quantized matrix. All columns, some or none are narrowed, to no row, some or all.
+    #[test]
+    fn narrowed_products_have_the_bits_of_whole_ones() {
+        let (outputs, inputs, count) = (160, 64, 40);
+        let values = |len: usize, by: usize| (0..len).map(move |i| ((i * by + 11) % 101) as f32 / 50.0 - 1.0);
+        let floats = || {
+            let bytes: Vec<u8> = values(outputs * inputs, 37).flat_map(f32::to_le_bytes).collect();
+            Weight::float(Bytes::from(bytes), ElementType::F32, [1, outputs, inputs]).expect("as many bytes")
+        };
+        let x = tensor(values(count * inputs, 29).collect(), (count, inputs)).expect("rows");
+        for (threads, isa) in [1, 3].into_iter().flat_map(|threads| Isa::available().map(move |isa| (threads, isa))) {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            let packed = floats().quantized(WeightType::Q8_0, isa).expect("whole blocks");
+            let packed = Weight::packed(&mut Arena::default(), &packed, [1, outputs]).expect("memory");
+            for layer in [floats(), packed].map(|weight| Linear::new(weight, isa)) {
+                let whole = linear(&layer, &x).expect("a product");
+                let whole = F32View::new(&whole).expect("floats");
+                for (start, rows) in [(0, vec![39]), (64, vec![]), (64, vec![3, 17, 39]), (160, (0..40).collect())] {
+                    let narrowed = pool.install(|| linear_narrowed(&layer, &x, start, &rows)).expect("a product");
+                    let narrowed = F32View::new(&narrowed).expect("floats");
+                    for (i, (y, whole)) in narrowed.iter().zip(whole.iter()).enumerate() {
+                        let (row, column) = (i / outputs, i % outputs);
+                        let want = if column < start || rows.contains(&row) { *whole } else { 0.0 };
+                        assert_eq!(y.to_bits(), want.to_bits(), "row {row}, column {column} from {start} on");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -36,7 +36,7 @@ pub use delta_net::DeltaNetConfig;
 pub(crate) use delta_net::{DeltaNet, HeadOrder};
 pub(crate) use embedding::Embedding;
 pub(crate) use experts::Experts;
-pub(crate) use linear::{Linear, gated, linear, project};
+pub(crate) use linear::{Linear, gated, linear, linear_narrowed, project};
 pub(crate) use multiply::{Input, Job, multiply};
 pub use norm::RmsNorm;
 pub(crate) use parallel::{blocks, divides, for_row_blocks, map, row_blocks};

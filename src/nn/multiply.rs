@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::ops::Range;
 
 use foretoken_kernels::quant::{self, ActivationFormat, Activations};
 use foretoken_kernels::{ColumnsMut, ElementType, Isa, WrittenColumns, gemm};
@@ -101,7 +102,7 @@ const MIN_TASK_BYTES: usize = 32 << 10;
 /// A product `x W^T`, or `function(x G^T) * (x U^T)`.
 pub struct Job<'a> {
     matrix: Matrix<'a>,
-    outputs: usize,
+    columns: Range<usize>, // of the result: rows of the matrix
     input: &'a Input<'a>,
     gated: Option<(Gate, Matrix<'a>)>, // U
 }
@@ -109,7 +110,16 @@ pub struct Job<'a> {
 impl<'a> Job<'a> {
     /// `input` by `matrix`.
     pub fn product(matrix: Matrix<'a>, input: &'a Input<'a>) -> Self {
-        Self { matrix, outputs: matrix.outputs(), input, gated: None }
+        Self::columns(matrix, 0..matrix.outputs(), input)
+    }
+
+    /// The columns `columns` of `input` by `matrix`; there may be none.
+    ///
+    /// # Panics
+    /// If the matrix has fewer rows.
+    pub fn columns(matrix: Matrix<'a>, columns: Range<usize>, input: &'a Input<'a>) -> Self {
+        assert!(columns.end <= matrix.outputs(), "product: fewer than {} rows", columns.end);
+        Self { matrix, columns, input, gated: None }
     }
 
     /// `function(input G^T) * (input U^T)`, G the first `outputs` rows of `gate`, U the last ones of `up`.
@@ -118,7 +128,7 @@ impl<'a> Job<'a> {
     /// If a matrix has fewer rows.
     pub fn gated(function: Gate, gate: Matrix<'a>, up: Matrix<'a>, outputs: usize, input: &'a Input<'a>) -> Self {
         assert!(gate.outputs().min(up.outputs()) >= outputs, "gated: fewer than {outputs} rows");
-        Self { matrix: gate, outputs, input, gated: Some((function, up)) }
+        Self { matrix: gate, columns: 0..outputs, input, gated: Some((function, up)) }
     }
 
     /// Bytes of a row of the matrix.
@@ -131,7 +141,7 @@ impl<'a> Job<'a> {
     /// (With one to three panels, where rows are long, one row of 12B took 58 ms with two threads of a Zen 5 instead of
     /// 40.)
     fn columns_per_task(&self, bytes: usize, threads: usize) -> usize {
-        let are_many = bytes > MAX_TASK_BYTES && self.outputs >= threads * quant::STREAMS * quant::PANEL_ROWS;
+        let are_many = bytes > MAX_TASK_BYTES && self.columns.len() >= threads * quant::STREAMS * quant::PANEL_ROWS;
         let least = if are_many { quant::STREAMS } else { 1 };
         let bytes = bytes.clamp(MIN_TASK_BYTES, MAX_TASK_BYTES);
         let panels = (bytes / self.row_bytes().max(1)).div_ceil(quant::PANEL_ROWS).max(least);
@@ -156,24 +166,24 @@ struct Gated<'a> {
     rows: PreparedInput<'a>,
 }
 
-/// Prepares the inputs, then computes all jobs in one parallel region: `(rows, outputs)` each.
+/// Prepares the inputs, then computes all jobs in one parallel region: `(rows, columns)` each.
 ///
 /// # Panics
 /// If an input's columns do not match its matrix.
 pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
     // Uninitialised: zeroing would cost 1 % of a round of four rows of E2B.
-    let mut outputs: Vec<_> = jobs.iter().map(|job| Vec::with_capacity(job.input.rows * job.outputs)).collect();
+    let mut outputs: Vec<_> = jobs.iter().map(|job| Vec::with_capacity(job.input.rows * job.columns.len())).collect();
     let threads = threads();
-    let bytes: usize = jobs.iter().map(|job| job.row_bytes() * job.outputs).sum();
+    let bytes: usize = jobs.iter().map(|job| job.row_bytes() * job.columns.len()).sum();
     let mut tasks = Vec::new();
     for (job, y) in jobs.iter().zip(&mut outputs) {
         let (matrix, rows) = (&job.matrix, job.input.rows_for(isa, &job.matrix));
         let gated = job.gated.as_ref().map(|(function, matrix)| {
-            let (function, first) = (*function, matrix.outputs() - job.outputs);
+            let (function, first) = (*function, matrix.outputs() - job.columns.len());
             Gated { function, matrix, first, rows: job.input.rows_for(isa, matrix) }
         });
-        let spare = &mut y.spare_capacity_mut()[..job.input.rows * job.outputs];
-        let y = ColumnsMut::uninit(spare, job.input.rows, job.outputs);
+        let spare = &mut y.spare_capacity_mut()[..job.input.rows * job.columns.len()];
+        let y = ColumnsMut::of_range(spare, job.input.rows, job.columns.clone());
         if threads == 1 {
             run_task(isa, Task { matrix, rows, gated, y });
         } else {
@@ -184,7 +194,7 @@ pub fn multiply(isa: Isa, jobs: &[Job<'_>]) -> Vec<Vec<f32>> {
     for_each(tasks.into_iter(), |task| run_task(isa, task));
     for (job, y) in jobs.iter().zip(&mut outputs) {
         // SAFETY: the tasks cover all columns of all rows, and `run_task` wrote every one.
-        unsafe { y.set_len(job.input.rows * job.outputs) };
+        unsafe { y.set_len(job.input.rows * job.columns.len()) };
     }
     outputs
 }

@@ -12,7 +12,7 @@ use crate::kv::{DeltaNetState, Inputs, KvAccess, Round};
 use crate::model::{Model, Output, select_rows};
 use crate::nn::{
     Angles, CentroidHead, DeltaNet, Embedding, Experts, F32View, Gate, Linear, RmsNorm, Rotary, Scores, for_row_blocks,
-    gate, gated, project, row_blocks, same_shape, tensor,
+    gate, gated, linear_narrowed, project, row_blocks, same_shape, tensor,
 };
 use crate::{Error, Result};
 
@@ -56,6 +56,10 @@ impl Ops for CpuOps {
 
     fn project<const N: usize>(&self, layers: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
         project(layers, x)
+    }
+
+    fn linear_narrowed(&self, layer: &Linear, x: &Tensor, start: usize, rows: &[usize]) -> Result<Tensor> {
+        linear_narrowed(layer, x, start, rows)
     }
 
     fn norm(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {

@@ -90,6 +90,19 @@ pub(crate) trait Ops: Sized {
         Ok(y)
     }
 
+    /// `x W^T`, whose columns from `start` on are read in `rows` only, ascending: in other rows they may be any finite
+    /// values. Default: all are computed.
+    fn linear_narrowed(
+        &self,
+        layer: &Self::Linear,
+        x: &Self::Tensor,
+        start: usize,
+        rows: &[usize],
+    ) -> Result<Self::Tensor> {
+        let _ = (start, rows);
+        self.linear(layer, x)
+    }
+
     /// `norm(x)`, over every group of consecutive elements as wide as the norm.
     fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
 

@@ -248,11 +248,14 @@ impl Block {
         }
     }
 
-    /// The value of weight `i`.
-    pub fn value(&self, i: usize) -> f32 {
-        let s = i / self.sub_block;
-        // The product of the scales is exact: 11 bits by at most 8.
-        self.d[s] * f32::from(self.scales[s]) * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
+    /// The values of the block's first weights, as many as `out` has.
+    pub fn values(&self, out: &mut [f32]) {
+        let of_sub_blocks = out.chunks_mut(self.sub_block).zip(self.quants.chunks(self.sub_block));
+        for (s, (out, quants)) in of_sub_blocks.enumerate() {
+            // The product of the scales is exact: 11 bits by at most 8.
+            let (scale, min) = (self.d[s] * f32::from(self.scales[s]), self.dmin * f32::from(self.mins[s]));
+            out.iter_mut().zip(quants).for_each(|(out, q)| *out = scale * f32::from(*q) - min);
+        }
     }
 }
 
@@ -266,7 +269,6 @@ pub fn dequantize_row(weight_type: WeightType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), weight_type.row_bytes(out.len()), "dequantize: wrong length of bytes");
     let blocks = bytes.chunks_exact(weight_type.block_bytes());
     for (bytes, out) in blocks.zip(out.chunks_exact_mut(weight_type.block_len())) {
-        let block = Block::new(weight_type, bytes);
-        out.iter_mut().enumerate().for_each(|(i, out)| *out = block.value(i));
+        Block::new(weight_type, bytes).values(out);
     }
 }

@@ -123,8 +123,7 @@ pub(super) unsafe fn packed_block<F: Format>(
 pub fn dequantize_packed_row(matrix: &PackedMatrix<'_>, row: usize, out: &mut [f32]) {
     assert_eq!(out.len(), matrix.inputs(), "dequantize: out is not `inputs` long");
     for (b, out) in out.chunks_exact_mut(matrix.weight_type().block_len()).enumerate() {
-        let block = block(matrix, row, b);
-        out.iter_mut().enumerate().for_each(|(i, out)| *out = block.value(i));
+        block(matrix, row, b).values(out);
     }
 }
 

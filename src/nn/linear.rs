@@ -6,7 +6,7 @@ use foretoken_kernels::Isa;
 
 use super::multiply::{Input, Job, multiply};
 use super::{F32View, Gate, Weight, row_blocks, tensor};
-use crate::Result;
+use crate::{Error, Result};
 
 /// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's type.
 #[derive(Clone)]
@@ -75,12 +75,15 @@ fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32
 /// `x W^T`, `(rows, outputs)`, whose columns from `start` on are those of `rows`, ascending, and zero in all others.
 ///
 /// # Errors
-/// If the input is not `(rows, inputs)`.
+/// If the input is not `(rows, inputs)`, or has no such row.
 ///
 /// # Panics
-/// If the layer has fewer outputs than `start`, or the input has no such row.
+/// If the layer has fewer outputs than `start`.
 pub fn linear_narrowed(layer: &Linear, x: &Tensor, start: usize, rows: &[usize]) -> Result<Tensor> {
     let (view, (count, inputs)) = checked(&[layer], x)?;
+    if let Some(row) = rows.iter().find(|row| **row >= count) {
+        return Err(Error::argument("request", format!("row {row} is not one of {count}")));
+    }
     let (matrix, outputs) = (layer.weight.matrix(0), layer.weight.outputs());
     let selected: Vec<f32> = rows.iter().flat_map(|row| &view[row * inputs..][..inputs]).copied().collect();
     let (all, some) = (Input::new(&view[..], (count, inputs)), Input::new(selected, (rows.len(), inputs)));
@@ -127,7 +130,7 @@ fn checked<'x>(layers: &[&Linear], x: &'x Tensor) -> Result<(F32View<'x>, (usize
     Ok((F32View::new(x)?, (rows, inputs)))
 }
 
-fn missing_output() -> crate::Error {
+fn missing_output() -> Error {
     candle_core::Error::Msg("linear: an output is missing".into()).into()
 }
 
@@ -154,6 +157,7 @@ mod tests {
             let packed = floats().quantized(WeightType::Q8_0, isa).expect("whole blocks");
             let packed = Weight::packed(&mut Arena::default(), &packed, [1, outputs]).expect("memory");
             for layer in [floats(), packed].map(|weight| Linear::new(weight, isa)) {
+                assert!(matches!(linear_narrowed(&layer, &x, 64, &[count]), Err(Error::Argument { .. })));
                 let whole = linear(&layer, &x).expect("a product");
                 let whole = F32View::new(&whole).expect("floats");
                 for (start, rows) in [(0, vec![39]), (64, vec![]), (64, vec![3, 17, 39]), (160, (0..40).collect())] {

@@ -650,13 +650,7 @@ fn what_memory_does_not_hold_goes_to_files() {
     let engine = demo();
     let directory = tempfile::tempdir().expect("a folder");
     let files = || std::fs::read_dir(directory.path()).expect("the folder").count();
-    let prefix_cache = PrefixCacheOptions {
-        interval: INTERVAL,
-        max_bytes: Some(0),
-        directory: Some(directory.path().into()),
-        ..PrefixCacheOptions::default()
-    };
-    let keeping = SchedulerOptions { prefix_cache: Some(prefix_cache), ..SchedulerOptions::default() };
+    let keeping = with_files(directory.path(), 0);
     // Two share the directory.
     let mut schedulers = [(); 2].map(|()| Scheduler::new(&engine, keeping.clone()));
     let (mut rng, session) = (StdRng::seed_from_u64(8), SessionOptions::default());
@@ -690,6 +684,17 @@ fn what_memory_does_not_hold_goes_to_files() {
     assert_eq!(files(), 0);
 }
 
+/// Prefixes that exceed `max_bytes` go to files in `directory`.
+fn with_files(directory: &Path, max_bytes: u64) -> SchedulerOptions {
+    let prefix_cache = PrefixCacheOptions {
+        interval: INTERVAL,
+        max_bytes: Some(max_bytes),
+        directory: Some(directory.into()),
+        ..PrefixCacheOptions::default()
+    };
+    SchedulerOptions { prefix_cache: Some(prefix_cache), ..SchedulerOptions::default() }
+}
+
 /// A conversation in a file is truncated to what its next turn has of it, as one in memory.
 #[test]
 fn a_chat_goes_on_from_a_file() {
@@ -698,14 +703,7 @@ fn a_chat_goes_on_from_a_file() {
     let next = [&history[..], &part(400, 50)].concat();
     let (engine, session) = (demo(), SessionOptions::default());
     let directory = tempfile::tempdir().expect("a folder");
-    let prefix_cache = PrefixCacheOptions {
-        interval: INTERVAL,
-        max_bytes: Some(0),
-        directory: Some(directory.path().into()),
-        ..PrefixCacheOptions::default()
-    };
-    let prefix_cache = Some(prefix_cache);
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let mut scheduler = Scheduler::new(&engine, with_files(directory.path(), 0));
     let options = options(4, &engine);
     for (prompt, want) in [([history, reasoning].concat(), 204), (next, 50)] {
         let (written, computed) = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0);
@@ -720,14 +718,7 @@ fn a_prefix_in_memory_is_used_before_one_in_a_file() {
     let prompt = |own: u32| [part(10, 200), part(own, 50)].concat();
     let (engine, session) = (demo(), SessionOptions::default());
     let directory = tempfile::tempdir().expect("a folder");
-    let prefix_cache = PrefixCacheOptions {
-        interval: INTERVAL,
-        max_bytes: Some(u64::MAX),
-        directory: Some(directory.path().into()),
-        ..PrefixCacheOptions::default()
-    };
-    let prefix_cache = Some(prefix_cache);
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let mut scheduler = Scheduler::new(&engine, with_files(directory.path(), u64::MAX));
     let options = options(4, &engine);
     let files = || {
         let paths =
@@ -755,14 +746,7 @@ fn a_prefix_in_a_file_is_read_back_once_there_is_memory() {
     // One conversation of 600 tokens, not two.
     let engine = load(Some(free.session(&session).expect("a session").kv().bytes_at(1024) as u64));
     let directory = tempfile::tempdir().expect("a folder");
-    let prefix_cache = PrefixCacheOptions {
-        interval: INTERVAL,
-        max_bytes: Some(u64::MAX),
-        directory: Some(directory.path().into()),
-        ..PrefixCacheOptions::default()
-    };
-    let prefix_cache = Some(prefix_cache);
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let mut scheduler = Scheduler::new(&engine, with_files(directory.path(), u64::MAX));
     let options = options(4, &engine);
     let mut prompt = text(&mut rng, 600, 4000);
     prompt.extend(run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options).remove(0).0);

@@ -67,6 +67,18 @@ impl Session {
     /// # Errors
     /// If the file cannot be written, or the device with K and V fails.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.save_with(Partial::create, path.as_ref())
+    }
+
+    /// The same, to a file that only its owner can read, where the system has such permissions.
+    ///
+    /// # Errors
+    /// As [`Session::save`].
+    pub(crate) fn save_private(&mut self, path: &Path) -> Result<()> {
+        self.save_with(Partial::create_private, path)
+    }
+
+    fn save_with(&mut self, create: fn(&Path) -> Result<Partial>, path: &Path) -> Result<()> {
         let model = self.engine.target().fingerprint()?;
         let (engine, options) = (self.engine.clone(), self.kv_options().clone());
         let SpeculativeDecoder { backend, state, drafting } = self.decoder();
@@ -90,8 +102,8 @@ impl Session {
             last: newest.as_ref().map(|newest| (newest.last, state.len())),
             recurrent: recurrent.len(),
         };
-        let header = serde_json::to_vec(&header).map_err(|e| Error::file(path.as_ref(), e.to_string()))?;
-        let mut to = Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new() };
+        let header = serde_json::to_vec(&header).map_err(|e| Error::file(path, e.to_string()))?;
+        let mut to = Checked { inner: create(path)?, checksum: crc32fast::Hasher::new() };
         let mut write = || {
             to.write_all(MAGIC)?;
             to.write_all(&(header.len() as u32).to_le_bytes())?;

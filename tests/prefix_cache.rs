@@ -711,6 +711,24 @@ fn a_chat_goes_on_from_a_file() {
     }
 }
 
+/// They have the texts of requests.
+#[cfg(unix)]
+#[test]
+fn files_can_be_read_by_their_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let (engine, session) = (demo(), SessionOptions::default());
+    let directory = tempfile::tempdir().expect("a folder");
+    let mut scheduler = Scheduler::new(&engine, with_files(directory.path(), u64::MAX));
+    let prompt: Vec<u32> = (10..210).collect();
+    run(&mut scheduler, &session, &[prompt], &options(4, &engine));
+    while scheduler.drop_prefix() {}
+    let entries = std::fs::read_dir(directory.path()).expect("the folder").map(|entry| entry.expect("an entry"));
+    let sessions = entries.filter(|entry| entry.path().extension().is_some_and(|of| of == "session"));
+    let modes: Vec<_> = sessions.map(|entry| entry.metadata().expect("a file").permissions().mode() & 0o777).collect();
+    assert_eq!(modes, [0o600], "the text");
+}
+
 /// A file is not read for what a prefix in memory has as well.
 #[test]
 fn a_prefix_in_memory_is_used_before_one_in_a_file() {

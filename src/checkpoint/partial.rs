@@ -2,7 +2,7 @@
 //! moment, and no incomplete one ever has the name.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +24,18 @@ pub(crate) struct Partial {
 
 impl Partial {
     pub(crate) fn create(path: &Path) -> Result<Self> {
+        Self::create_with(path, &mut File::options())
+    }
+
+    /// The same for a file that only its owner can read, where the system has such permissions.
+    pub(crate) fn create_private(path: &Path) -> Result<Self> {
+        let mut options = File::options();
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        Self::create_with(path, &mut options)
+    }
+
+    fn create_with(path: &Path, options: &mut OpenOptions) -> Result<Self> {
         match std::fs::metadata(path) {
             Ok(meta) if meta.is_dir() => {
                 return Err(Error::file(path, "is a directory; use the name of a file in it"));
@@ -41,7 +53,8 @@ impl Partial {
         let mut partial_name = OsString::from(name);
         partial_name.push(".partial");
         let partial = path.with_file_name(partial_name);
-        let file = BufWriter::with_capacity(BUFFER, create_locked(path, &partial)?);
+        let file = create_locked(path, &partial, options.write(true).create_new(true))?;
+        let file = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { path: path.to_owned(), partial, file, len: 0, total: None, broken: false, published: false })
     }
 
@@ -112,12 +125,12 @@ impl Drop for Partial {
     }
 }
 
-/// Creates and locks `partial`, replacing one left by a killed process.
-fn create_locked(path: &Path, partial: &Path) -> Result<File> {
+/// Creates and locks `partial`, with options of a new file, replacing one left by a killed process.
+fn create_locked(path: &Path, partial: &Path, options: &OpenOptions) -> Result<File> {
     // The old file stays locked until the new one is: of several processes that find it, one replaces it.
     let mut _leftover = None;
     for _ in 0..2 {
-        match File::options().write(true).create_new(true).open(partial) {
+        match options.open(partial) {
             Ok(file) => return lock_named(path, partial, file),
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
                 let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;

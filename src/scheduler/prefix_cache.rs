@@ -47,8 +47,9 @@ pub struct PrefixCacheOptions {
     /// are dropped. Default: [`EngineOptions::kv_memory`](crate::EngineOptions), or half of the free memory, or 4 GiB
     /// where the system does not report it (other systems than Linux).
     pub max_bytes: Option<u64>,
-    /// Directory in which dropped prefixes are saved as session files, except prefixes of other cached ones. The files
-    /// are deleted with the scheduler, those of a killed process by the next scheduler. Default: none.
+    /// Directory in which dropped prefixes are saved as session files, except prefixes of other cached ones. On Unix
+    /// only their owner can read them. The files are deleted with the scheduler, those of a killed process by the next
+    /// scheduler. Default: none.
     pub directory: Option<PathBuf>,
     /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
     pub max_file_bytes: u64,
@@ -320,7 +321,7 @@ impl PrefixCache {
         let storage = &mut prefix.storage;
         let (Some(files), SessionStorage::Memory { session, .. }) = (&mut self.files, storage) else { return };
         let path = files.next();
-        match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
+        match session.save_private(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
             Ok(metadata) => {
                 let lengths = (0..=key.len()).rev();
                 let shortest = lengths.take_while(|len| session.can_rewind(*len)).last().unwrap_or(key.len());

@@ -12,7 +12,7 @@ pub(crate) struct Hosts(Option<Vec<String>>);
 
 impl Hosts {
     pub fn new(address: SocketAddr, allowed: Vec<String>) -> Self {
-        Self(address.ip().is_loopback().then_some(allowed))
+        Self(is_loopback(address.ip()).then_some(allowed))
     }
 
     /// Whether the header `host`, if there is one, is an allowed name, with any port.
@@ -25,9 +25,14 @@ impl Hosts {
         };
         let ip = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name).parse::<IpAddr>();
         name.eq_ignore_ascii_case("localhost")
-            || ip.is_ok_and(|ip| ip.is_loopback())
+            || ip.is_ok_and(is_loopback)
             || allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
     }
+}
+
+/// Whether it is a loopback address, of IPv4 also as one of IPv6 (`::ffff:127.0.0.1`).
+fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
 }
 
 #[cfg(test)]
@@ -45,6 +50,8 @@ mod tests {
         for host in ["localhost", "LocalHost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080", "[::1]", "Box.lan:80"] {
             assert!(admits(&hosts, host), "{host}");
         }
+        let mapped = Hosts::new(SocketAddr::from(([0, 0, 0, 0, 0, 0xffff, 0x7f00, 1], 80)), Vec::new());
+        assert!(admits(&mapped, "[::ffff:127.0.0.1]:80") && !admits(&mapped, "evil.example"));
         for host in ["evil.example:8080", "localhost.evil.example", "192.168.0.1", "", "::1", "127.0.0.1.evil:80"] {
             assert!(!admits(&hosts, host), "{host}");
         }

@@ -187,7 +187,7 @@ fn serve(args: Args) -> Result<()> {
         };
         let model = options.model.clone();
         let server = Server::bind(&engine, options).await?;
-        if !host.is_loopback() && !has_key {
+        if !host.to_canonical().is_loopback() && !has_key {
             tracing::warn!("no API key: anyone who can reach {host} can use the server; set --api-key-file");
         }
         let url = format!("http://{}", server.address());

@@ -14,9 +14,9 @@ use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken::{Cancel, ElementType};
 use foretoken_tools::arguments::resolve;
 use foretoken_tools::interrupt::{cancel_on_interrupt, exit_code};
-use foretoken_tools::println;
 use foretoken_tools::progress::ProgressLine;
 use foretoken_tools::report::{count, size};
+use foretoken_tools::{eprintln, println};
 
 /// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also
 /// read, or a floating-point GGUF file to a directory.

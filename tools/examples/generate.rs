@@ -12,7 +12,7 @@ use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::prompt::Prompt;
 use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::sampling::GenerateArgs;
-use foretoken_tools::{arguments, check_directory_of, describe, println, report};
+use foretoken_tools::{arguments, check_directory_of, describe, eprintln, println, report};
 
 /// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
@@ -109,7 +109,8 @@ fn generate(args: Args) -> Result<ExitCode> {
         limit.iter().for_each(|limit| eprintln!("{limit}"));
     }
     if args.stats {
-        eprint!("{kv}{}", report::details(&statistics, session.kv_bytes()));
+        let details = report::details(&statistics, session.kv_bytes());
+        eprintln!("{kv}{}", details.trim_end());
     }
     eprintln!("{statistics}");
     let is_interrupted = finish_reason == Some(FinishReason::Cancelled);

@@ -16,6 +16,7 @@ use foretoken::{
 };
 
 use crate::environment::{hub_cache, hub_endpoint, hub_offline, hub_token, own_cache};
+use crate::eprintln;
 use crate::progress::ProgressLine;
 
 /// Checkpoints, and what computes.

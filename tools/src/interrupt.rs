@@ -5,6 +5,8 @@ use std::process::{ExitCode, exit};
 use anyhow::Result;
 use foretoken::{Cancel, Error};
 
+use crate::eprintln;
+
 /// A shell's exit code for a command that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
 

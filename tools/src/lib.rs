@@ -42,7 +42,7 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
     match result {
         Ok(value) => value.report(),
         Err(error) => {
-            eprintln!("Error: {}", options.line(&error));
+            crate::eprintln!("Error: {}", options.line(&error));
             ExitCode::FAILURE
         }
     }
@@ -64,12 +64,26 @@ macro_rules! println {
     };
 }
 
+/// As the standard macro, but a line that cannot be written to stderr (a full disk) is lost, where the standard one
+/// panics.
+#[macro_export]
+macro_rules! eprintln {
+    ($($text:tt)*) => {
+        $crate::report_line(format_args!($($text)*))
+    };
+}
+
 /// Prints a line to stdout, or ends the process with exit code 1.
 pub fn print_line(text: std::fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(format_args!("{text}\n")) {
-        eprintln!("Error: stdout: {error}");
+        crate::eprintln!("Error: stdout: {error}");
         std::process::exit(1);
     }
+}
+
+/// Prints a line to stderr, if it can be written.
+pub fn report_line(text: std::fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_fmt(format_args!("{text}\n"));
 }
 
 /// Parses the arguments; `--help` and `--version` print and exit.

@@ -625,6 +625,22 @@ fn a_full_stdout_is_one_line() {
     }
 }
 
+/// Lines that a command cannot write on stderr are lost: its output and its exit code are the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_for_stderr_is_no_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    let all = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "8", "--stats"];
+    let written = succeeds("generate", &all).0;
+    for (arguments, code, stdout) in [(&all[..], 0, &*written), (&["a", "--max-tokens"][..], 1, "")] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let output = example("generate").args(arguments).stderr(full).output().expect("a run");
+        assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(code), stdout), "{arguments:?}");
+    }
+}
+
 /// Penalties and filters by llama.cpp's names: they change the text, and drafts do not.
 #[test]
 fn sampling_by_llama_cpps_names() {

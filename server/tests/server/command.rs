@@ -106,6 +106,15 @@ fn it_serves_without_a_reader_of_its_log() {
     assert!(terminate(server).success());
 }
 
+/// An error at the start has its exit status also if it cannot be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_error_on_a_full_disk_has_its_exit_status() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    let status = command(&["--max-rows", "0"]).stderr(full).status().expect("a run");
+    assert_eq!(status.code(), Some(1), "{status}");
+}
+
 /// The normalizer of Qwen3.5's tokenizer traces every character.
 #[test]
 fn the_log_has_no_text_at_any_level() {

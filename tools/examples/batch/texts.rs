@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use foretoken::{Engine, FinishReason, GenerateOptions, Scheduler, SequenceId};
 use foretoken_tools::interrupt::{INTERRUPTED, cancel_on_interrupt};
 use foretoken_tools::report::count;
-use foretoken_tools::{describe, println};
+use foretoken_tools::{describe, eprintln, println};
 
 use crate::{Args, add, scheduler_options};
 

@@ -16,6 +16,7 @@ use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::{Finding, Outcome, Part, VerifyOptions, verify};
 use foretoken::{TargetFacts, target_facts};
 use foretoken_tools::arguments::resolve;
+use foretoken_tools::eprintln;
 
 /// Describe checkpoints: supported features, the context that fits this machine's memory, the expected
 /// tokens per second, and the command to run them.

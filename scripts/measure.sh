@@ -161,10 +161,11 @@ stage_machine() {
     local isa read model
     field() { sed -nE "s/.*\"$1\":\"?([^,\"}]*).*/\1/p" "$out/demo-verify-curve.json"; }
     isa=$(field isa) read=$(field read_gb_per_second)
-    model=$(sed -nE 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+    cpu() { sed -nE "/^$1[[:space:]]*:/{s/^[^:]*: *//p;q}" /proc/cpuinfo; }
+    model=$(cpu 'model name')
     {
         echo "name: ${name:-$model, $isa}"
-        echo "processor: $model (family $(sed -nE 's/^cpu family[^:]*: *//p' /proc/cpuinfo | head -n 1), model $(sed -nE 's/^model\t[^:]*: *//p' /proc/cpuinfo | head -n 1)), $(nproc) CPUs"
+        echo "processor: $model (family $(cpu 'cpu family'), model $(cpu model)), $(nproc) CPUs"
         echo "memory: $(sed -nE 's/^MemTotal: *//p' /proc/meminfo)"
         echo "instruction set: $isa"
         echo "threads: 1"

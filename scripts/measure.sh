@@ -64,7 +64,7 @@ mkdir -p "$work"
 cd "$work"
 [ -z "$ik" ] || ln -sfn "$ik" ik_llama.cpp
 [ -z "$llama" ] || ln -sfn "$llama" llama.cpp
-examples=$root/target/release/examples
+examples=${CARGO_TARGET_DIR:-$root/target}/release/examples
 cargo build --release --quiet --manifest-path "$root/Cargo.toml" \
     --example bench_matrix --example verify_curve --example depth --example kv_quality --example synthesize
 

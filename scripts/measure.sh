@@ -8,7 +8,7 @@
 #     --work DIR       directory of the E2B pair, which is synthesized if missing (3 GB); default: target/measure
 #     --isa NAME       instruction set for foretoken; default: the best. Other engines use what they were built for
 #     --name TEXT      name of the machine in README.md; default: processor and instruction set
-#     --tiny           a pair of seven layers and single runs, to try the script
+#     --tiny           a pair of seven layers, in tiny/ of the pair's directory, and single runs, to try the script
 #
 # Stages, by default all, in this order (about 23 minutes); files in OUT_DIR are not measured again, so an interrupted run can be
 # resumed:
@@ -54,7 +54,7 @@ done
 [ ${#stages[@]} -gt 0 ] || stages=(machine demo e2b acceptance ik passes depth depth-peers codes)
 
 if [ -n "$tiny" ]; then
-    pair=(--layers 7 --vocab 4096) tokens=16 long=16 runs=1 repeats=1 depths=64,128 peer_depth=64 prompt=32
+    work=$work/tiny pair=(--layers 7 --vocab 4096) tokens=16 long=16 runs=1 repeats=1 depths=64,128 peer_depth=64 prompt=32
 else
     pair=() tokens=64 long=192 runs=3 repeats=5 depths=4096,32768 peer_depth=4096 prompt=512
 fi

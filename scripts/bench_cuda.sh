@@ -39,9 +39,14 @@ build() (
 
 limited() { timeout "${LIMIT:-600}" "$@"; }
 
+remember() { # NAME: of what has failed
+    echo "FAILED: $1: status $?"
+    failed+=("$1")
+}
+
 stage() { # NAME COMMAND: prints its output, and remembers a failure
     printf '\n== %s\n' "$1"
-    limited "${@:2}" 2>&1 || { echo "FAILED: $1: status $?" && failed+=("$1"); }
+    limited "${@:2}" 2>&1 || remember "$1"
 }
 
 check() {
@@ -86,7 +91,8 @@ pair() { # VARIANT TYPE
     if [ ! -e "${files[0]}" ]; then
         made=1
         # shellcheck disable=SC2086
-        "$folder/synthesize" "$echo_folder" "$1" --quantize "$2" "${centroids[@]}" --key-norm 0.125 ${SYNTHESIZE:-} >/dev/null
+        "$folder/synthesize" "$echo_folder" "$1" --quantize "$2" "${centroids[@]}" --key-norm 0.125 ${SYNTHESIZE:-} >/dev/null ||
+            { remember "$name: synthesize" && rm -f "${files[@]}" && return; }
     fi
     local models=(--model "${files[0]}" --device "$device")
     local both=("${models[@]}" --assistant "${files[1]}")
@@ -96,7 +102,8 @@ pair() { # VARIANT TYPE
 
 curve() {
     for depth in 64 512; do
-        out=$(limited "$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}" --depth "$depth" 2>&1)
+        out=$(limited "$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}" --depth "$depth" 2>&1) ||
+            remember "$name: verify_curve at depth $depth"
         echo "$out"
         # The first line may begin with a number of threads.
         target "$name: depth $depth: % of the bandwidth, one row" "$(awk '$1 == 1 && $2 + 0 { print $5 }' <<<"$out")" ">=" 60
@@ -110,9 +117,9 @@ rates() {
             --context 4096 --json "$@" 2>/dev/null | sed -n 's/.*"decode_tokens_per_second":\([0-9.eE+-]*\).*/\1/p'
     }
     local plain all some
-    plain=$(rate --no-speculation)
-    all=$(rate --draft-block-size 4 --simulate-acceptance 1)
-    some=$(rate --draft-block-size 4 --simulate-acceptance 0.7)
+    plain=$(rate --no-speculation) || remember "$name: plain decoding"
+    all=$(rate --draft-block-size 4 --simulate-acceptance 1) || remember "$name: rounds of which all drafts are accepted"
+    some=$(rate --draft-block-size 4 --simulate-acceptance 0.7) || remember "$name: rounds at an acceptance of 0.7"
     echo "decode $plain tokens/s; MTP with B = 4: $some at an acceptance of 0.7, $all if all drafts are accepted"
     target "$name: a round of four tokens, relative to a step" "$(awk "BEGIN { print 4 * $plain / $all }")" "<=" 1.3
 }
@@ -124,7 +131,7 @@ many() {
 
 depth() {
     out=$(limited "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131068}" --kv f16,turbo3,balanced \
-        --repeats "${REPEATS:-7}" 2>&1)
+        --repeats "${REPEATS:-7}" 2>&1) || remember "$name: depths"
     echo "$out"
     # The last depth is the deepest.
     target "$name: balanced KV cache at depth, ms per step" \

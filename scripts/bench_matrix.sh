@@ -38,10 +38,11 @@ example() {
 # The first checkpoint of the variant, a GGUF file or a directory with config.json, that is an assistant or (-v) is not.
 find_checkpoint() {
     (cd "$folder" 2>/dev/null && find . -maxdepth 2 \( -iname "*$variant*.gguf" -o -ipath "*$variant*/config.json" \)) |
-        sed "s,/config\.json$,,; s,^\.,$folder," | grep -iv mmproj | grep -i "$@" 'assistant[^/]*$' | LC_ALL=C sort | head -n 1
+        sed 's,/config\.json$,,; s,^\./,,' | grep -iv mmproj | grep -i "$@" 'assistant[^/]*$' | LC_ALL=C sort | head -n 1
 }
 
 model=$(find_checkpoint -v) assistant=$(find_checkpoint)
+model=${model:+$folder/$model} assistant=${assistant:+$folder/$assistant}
 if [ -z "$model" ] && [ -z "$assistant" ]; then
     echo "$folder: no checkpoint of $variant; synthesizing a pair whose drafts are always accepted" >&2
     example synthesize "$folder" "$variant"

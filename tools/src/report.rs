@@ -85,7 +85,7 @@ const NO_DRAFT: &str = "no draft was verified";
 pub fn details(s: &Statistics, kv_bytes: usize) -> String {
     let accepted = match s.drafted {
         0 => NO_DRAFT.into(),
-        drafted => format!("{:.0} % of {} accepted", 100.0 * s.acceptance_rate(), count(drafted, "draft")),
+        drafted => format!("{:.0} % of {} accepted", 100.0 * s.acceptance_rate(), count(drafted, "drafted token")),
     };
     let mut text = format!(
         "{} at {:.1} tokens/s; {}, {:.2} tokens per round, {accepted}; {} of KV cache\n",

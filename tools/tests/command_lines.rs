@@ -733,6 +733,28 @@ fn no_verified_draft_is_said() {
     }
 }
 
+/// Five drafts of three tokens: each number says what it counts.
+#[test]
+fn drafts_and_their_tokens_are_told_apart() {
+    let mut s = Statistics { generations: 1, rounds: 5, drafted: 15, accepted: 12, ..Statistics::default() };
+    let mtp = DrafterStats {
+        kind: Some(DrafterKind::Mtp),
+        calls: 5,
+        proposed: 15,
+        drafts: 5,
+        accepted_drafts: 5,
+        drafted: 15,
+        accepted: 12,
+        ..DrafterStats::default()
+    };
+    s.speculation.drafters = vec![mtp];
+    let details = foretoken_tools::report::details(&s, 0);
+    let of_drafter = "\nmtp: 5 calls, 5 drafts verified, 5 at least partly accepted; 15 tokens verified, 12 accepted; ";
+    for part in [", 80 % of 15 drafted tokens accepted; ", of_drafter] {
+        assert!(details.contains(part), "{details} has no {part:?}");
+    }
+}
+
 /// Where plain steps were measured there is an estimate; where every round has the same rows there is none.
 #[test]
 fn the_speed_up_is_left_out_where_it_is_not_known() {

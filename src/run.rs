@@ -315,7 +315,9 @@ impl Run {
             tracer.first(tokenizer, state.last);
         }
         let tokens = vec![state.last];
-        self.statistics.speculation.begin += session.decoder().drafting.begin(state);
+        let begin = session.decoder().drafting.begin(state);
+        self.statistics.prefill += begin;
+        self.statistics.speculation.begin += begin;
         self.piece(session, tokens, 0, logprobs).map(Some)
     }
 

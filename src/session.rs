@@ -388,7 +388,7 @@ pub struct Statistics {
     pub drafted_at: Vec<usize>,
     /// For each of these positions, how often the token drafted there was emitted.
     pub accepted_at: Vec<usize>,
-    /// Time for the prompt.
+    /// Time for the prompt, and for the [start](SpeculationStats::begin) of the drafters after it.
     pub prefill: Duration,
     /// Time after it.
     pub decode: Duration,

@@ -5,6 +5,7 @@ mod cases;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
@@ -258,6 +259,38 @@ fn drafts_that_are_too_long_are_truncated() {
         assert_eq!(ids(&got), want[..max_tokens.min(want.len())]);
         assert!(got.iter().all(|piece| piece.tokens.len() <= 4), "{max_tokens} tokens");
     }
+}
+
+/// Takes longer to start than everything took since it was made.
+struct Slow(Instant);
+
+impl Drafter for Slow {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+    fn begin(&mut self, _: &[u32]) {
+        std::thread::sleep(2 * self.0.elapsed());
+    }
+    fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        Ok(())
+    }
+}
+
+/// The first token is emitted when the drafters have started, so that is part of the prompt's time, as in llama.cpp.
+#[test]
+fn the_start_of_drafters_is_part_of_the_prompts_time() {
+    let (engine, prompt) = engine("dense");
+    let make = || -> Box<dyn Drafter> { Box::new(Slow(Instant::now())) };
+    let list = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("slow", make))]);
+    let with = Speculation::With(SpeculationOptions { drafters: list, ..SpeculationOptions::default() });
+    let mut session = session(&engine);
+    let mut generation = session.generate(&prompt, &options(2, with)).expect("a generation");
+    generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
+    let statistics = generation.statistics();
+    assert!(statistics.prefill > statistics.speculation.begin, "{statistics:?}");
 }
 
 /// A drafter's panic in `observe` ends the generation after the round that it was shown, also when the next draft is

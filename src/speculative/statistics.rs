@@ -21,7 +21,7 @@ pub struct SpeculationStats {
     pub reasons: BTreeMap<&'static str, usize>,
     /// Passes of the target that drafts saved: tokens emitted, less rounds.
     pub passes_saved: usize,
-    /// Time the drafters took to start a generation.
+    /// Time the drafters took to start a generation: part of that for its prompt.
     #[serde(serialize_with = "milliseconds")]
     pub begin: Duration,
     /// Time spent drafting; at pipeline depth 2 partly in parallel with the caller.

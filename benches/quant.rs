@@ -1,7 +1,7 @@
 //! Quantized matmul: bytes of weights per second, per type and number of rows.
 //!
 //! The matrices of a type are distinct and together larger than the last-level cache, so that one row measures memory.
-//! `cargo bench --bench quant -- --cost [pool MB] [types]` skips criterion and prints, interleaved
+//! `cargo bench --bench quant -- --cost [pool MiB] [types] [ISA]` skips criterion and prints, interleaved
 //! in one run, the plain read bandwidth and what `B` rows cost relative to one: the fastest of nine rounds, in the
 //! thread's CPU time where there is such a clock, because machines are shared.
 

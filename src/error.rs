@@ -43,8 +43,9 @@ pub enum Error {
         /// The HTTP status, if the Hub refused: with 401, 403 or 404 the repository is missing, or not accessible;
         /// after 429 and from 500, the same call may succeed later. `None`: there was no usable response (no
         /// connection, a timeout, one that broke off, an endpoint or a token that is not valid), the files were of
-        /// another commit, or another process downloads them; unless the endpoint or the token is wrong, the same call
-        /// may succeed later.
+        /// another commit, another process downloads them, or downloads are
+        /// [disabled](crate::hub::HubOptions::offline); unless they are, or the endpoint or the token is wrong, the
+        /// same call may succeed later.
         status: Option<u16>,
         /// The problem and its remedy.
         problem: String,

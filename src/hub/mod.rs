@@ -28,9 +28,9 @@ pub use options::{Download, HubOptions, OnDownload};
 ///
 /// # Errors
 /// For a name on the Hub: [`Error::Download`](crate::Error::Download) if the Hub does not answer or refuses, sends
-/// files of another commit, or another process downloads them, [`Error::Io`](crate::Error::Io) if the cache cannot
-/// be written, and [`Error::File`](crate::Error::File) if the repository is not a checkpoint, there is no cache, or the
-/// build cannot download.
+/// files of another commit, another process downloads them, or the cache lacks some and [`HubOptions::offline`] is set,
+/// [`Error::Io`](crate::Error::Io) if the cache cannot be written, and [`Error::File`](crate::Error::File) if the
+/// repository is not a checkpoint, there is no cache, or the build cannot download.
 pub fn resolve(path: impl AsRef<Path>, options: &HubOptions) -> Result<PathBuf> {
     let path = path.as_ref();
     match name(path) {

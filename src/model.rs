@@ -50,8 +50,8 @@ pub trait Model: Send + Sync {
     /// One pass over the rows of `batch`, staged in its rounds.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is
-    /// exhausted. The caller drops the rounds then.
+    /// If an id is outside the vocabulary, the request has rows that do not ascend or that the batch lacks, the model
+    /// produced NaN or infinity, or memory is exhausted. The caller drops the rounds then.
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output>;
 
     /// One pass over the rows of one sequence, of which the first `keep` are committed; returns logits and hidden
@@ -309,6 +309,18 @@ impl Request {
         rows.sort_unstable();
         rows.dedup();
         rows
+    }
+
+    /// As [`Request::rows`], of a batch of `rows` rows.
+    ///
+    /// # Errors
+    /// If indices do not ascend, or the batch has no such row.
+    pub(crate) fn rows_of(&self, rows: usize) -> Result<Vec<usize>> {
+        let are_of_batch = |of: &[usize]| of.is_sorted_by(|a, b| a < b) && of.last().is_none_or(|last| *last < rows);
+        if !are_of_batch(&self.logits) || !are_of_batch(&self.hidden) {
+            return Err(Error::argument("request", format!("must have ascending rows below {rows}, the batch's rows")));
+        }
+        Ok(self.rows())
     }
 }
 

@@ -136,6 +136,25 @@ fn a_custom_drafter_sees_every_committed_row() {
     }
 }
 
+/// Without per-layer inputs, with them, and with delta nets: fewer rows than the pass has, and as many.
+#[test]
+fn rows_that_a_pass_lacks_are_refused() {
+    for name in ["dense", "edge", "qwen35-dense"] {
+        let (engine, prompt) = engine(name);
+        let mut state = engine.target().new_state(&KvOptions::default(), engine.pages()).expect("a state");
+        let round = state.begin_round(4).expect("a round");
+        let mut batch = foretoken::kv::Batch::of(&prompt[..4], round).expect("a batch");
+        for rows in [&[0, 5][..], &[3, 0], &[0, 1, 2, 4], &[1, 0, 2, 3]] {
+            let logits = Request { logits: rows.to_vec(), ..Request::default() };
+            let hidden = Request { hidden: rows.to_vec(), ..Request::default() };
+            for request in [logits, hidden] {
+                let refused = engine.target().forward(&mut batch, &request);
+                assert!(matches!(refused, Err(Error::Argument { name: "request", .. })), "{name}: {request:?}");
+            }
+        }
+    }
+}
+
 /// Drafts ids that no vocabulary has between good ones, and panics when it is shown its round `panics`.
 struct Careless {
     rounds: usize,

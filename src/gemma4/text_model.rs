@@ -33,7 +33,8 @@ impl<O: Ops> TextModel<O> {
     /// One pass over `rows` rows, whose K and V are staged in `kv`.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted.
+    /// If an id is outside the vocabulary, the request has rows that do not ascend or are beyond the pass, the model
+    /// produced NaN or infinity, or memory is exhausted.
     pub(crate) fn forward(
         &self,
         ops: &O,
@@ -42,8 +43,8 @@ impl<O: Ops> TextModel<O> {
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {
+        let needed = request.rows_of(rows)?;
         let mut rows = Vec::from_iter(0..rows); // the rows in `h`
-        let needed = request.rows();
         // The last layer that computes K and V: rows without outputs are needed for these only, and are dropped there.
         let narrows_at = self.config.num_own_kv_layers().checked_sub(1).filter(|_| needed.len() < rows.len());
         let narrowed = narrows_at.map(|layer| (layer, &needed[..]));

@@ -28,7 +28,8 @@ impl<O: Ops> TextModel<O> {
     /// One pass over `rows` rows, which are staged in `kv`.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted.
+    /// If an id is outside the vocabulary, the request has rows that do not ascend or are beyond the pass, the model
+    /// produced NaN or infinity, or memory is exhausted.
     pub(super) fn forward(
         &self,
         ops: &O,
@@ -37,7 +38,8 @@ impl<O: Ops> TextModel<O> {
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {
-        let (mut rows, needed) = (Vec::from_iter(0..rows), request.rows()); // the rows in `h`
+        let needed = request.rows_of(rows)?;
+        let mut rows = Vec::from_iter(0..rows); // the rows in `h`
         let mut h = ops.embed(&self.embed_tokens, ids)?;
         let mut angles = ops.angles(&self.rotary, kv)?;
         let (mut delta_nets, mut taps) = (0, Vec::with_capacity(request.taps.len()));

@@ -31,16 +31,18 @@ impl DrafterList {
         if self.options.as_ref() == Some(&list) {
             return Ok(());
         }
-        let (mut drafters, mut complete) = (Vec::<Box<dyn Drafter>>::new(), true);
+        let mut made = Vec::with_capacity(list.len());
         for options in &list {
-            drafters.push(match self.forked_or(options, max_context, &new) {
-                Err(error @ Error::Memory { .. }) => {
-                    tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
-                    complete = false;
-                    Box::new(OutOfMemory { kind: options.kind(), reads: Reads::default() })
-                }
-                drafter => drafter?,
-            });
+            let is_forked = self.forked.iter().any(|(of, _)| of == options);
+            // Taken once the others are made: a generation that is refused leaves them.
+            made.push(if is_forked { None } else { Some(unless_out_of_memory(options, new(options))?) });
+        }
+        let (mut drafters, mut complete) = (Vec::with_capacity(list.len()), true);
+        for (options, made) in list.iter().zip(made) {
+            let forked = || unless_out_of_memory(options, self.forked_or(options, max_context, &new));
+            let (drafter, fits) = made.map_or_else(forked, Ok)?;
+            drafters.push(drafter);
+            complete &= fits;
         }
         (self.options, self.all) = (complete.then_some(list), drafters);
         Ok(())
@@ -182,5 +184,37 @@ impl DrafterList {
             self.options = None;
         }
         released
+    }
+}
+
+/// The drafter, and whether its K and V fit memory; else one that drafts nothing.
+///
+/// # Errors
+/// Those of `made`, except of memory.
+fn unless_out_of_memory(options: &DrafterOptions, made: Result<Box<dyn Drafter>>) -> Result<(Box<dyn Drafter>, bool)> {
+    match made {
+        Err(error @ Error::Memory { .. }) => {
+            tracing::warn!(%error, drafter = %options.kind(), "drafts nothing");
+            Ok((Box::new(OutOfMemory { kind: options.kind(), reads: Reads::default() }), false))
+        }
+        made => Ok((made?, true)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_generation_leaves_forked_drafters() {
+        let forked: Box<dyn Drafter> = Box::new(OutOfMemory { kind: DrafterKind::Mtp, reads: Reads::default() });
+        let mut list = DrafterList { forked: vec![(DrafterOptions::Mtp, forked)], ..DrafterList::default() };
+        let new = |options: &DrafterOptions| -> Result<Box<dyn Drafter>> {
+            Err(Error::argument("drafters", format!("{} is not loaded", options.kind())))
+        };
+        let refused = list.set(vec![DrafterOptions::Mtp, DrafterOptions::DraftModel], 1, new);
+        assert!(matches!(refused, Err(Error::Argument { name: "drafters", .. })));
+        list.set(vec![DrafterOptions::Mtp], 1, new).expect("the forked drafter");
+        assert_eq!(list.kinds(), [DrafterKind::Mtp]);
     }
 }

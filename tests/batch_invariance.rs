@@ -10,9 +10,9 @@ use candle_core::Tensor;
 use cases::{bits, on_every_isa};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Assistant, Centroids};
-use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
+use foretoken::kv::{Batch, ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
 use foretoken::nn::{F32View, tensor};
-use foretoken::{ChainModel, DraftKv, DraftRows, Engine, Model, ModelOptions, OutputRows};
+use foretoken::{ChainModel, DraftKv, DraftRows, Engine, Model, ModelOptions, OutputRows, Request};
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken::{gemma4, qwen35};
 
@@ -136,6 +136,53 @@ fn the_fixtures_give_a_row_its_own_bits() {
             let ids = case.ids("input_ids");
             let sizes = Vec::from_iter(1..=8.min(ids.len() - 1));
             check(target, F32, &ids, &sizes, &[(1, 7), (2, 1), (4, 5)], &case.name);
+        };
+        cases::all().iter().for_each(|case| check(case, &case.target(isa)));
+        for case in cases::of(cases::QWEN35) {
+            let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
+            check(&case, &qwen35::Target::load(&checkpoint, isa).expect("the target"));
+        }
+    });
+}
+
+/// Checks a pass of several sequences against one of each alone: of a round all rows have outputs, of a prompt's chunk
+/// the last one or none, so that the last layers compute a part of the batch's rows.
+fn check_passes(target: &dyn Model, ids: &[u32], name: &str) {
+    // Tokens before the rows, rows, and those with outputs.
+    let parts = [(0, 5, OutputRows::None), (3, 4, OutputRows::All), (2, 6, OutputRows::Last), (1, 1, OutputRows::All)];
+    let states = || parts.map(|(before, ..)| prefilled(target, F16, &ids[..before], usize::MAX));
+    let (mut together, mut alone) = (states(), states());
+    let (mut logits, mut hidden) = (Vec::new(), Vec::new());
+    for ((before, rows, outputs), state) in parts.into_iter().zip(&mut alone) {
+        let round = state.begin_round(rows).expect("a round");
+        let output = target.forward_one(&ids[before..before + rows], round, outputs, rows).expect("a pass");
+        logits.extend(bits(&F32View::new(&output.logits).expect("floats")));
+        hidden.extend(bits(&F32View::new(&output.hidden).expect("floats")));
+    }
+    let (mut batch, mut request) = (Batch::new(), Request::default());
+    for ((before, rows, outputs), state) in parts.into_iter().zip(&mut together) {
+        let end = batch.rows() + rows;
+        request.logits.extend(end - outputs.of(rows)..end);
+        batch.push(&ids[before..before + rows], state.begin_round(rows).expect("a round")).expect("a segment");
+    }
+    request.hidden.clone_from(&request.logits);
+    let output = target.forward(&mut batch, &request).expect("a pass");
+    let rounds = batch.into_rounds().into_iter().zip(parts);
+    rounds.for_each(|(round, (_, rows, _))| round.commit(rows));
+    assert!(bits(&F32View::new(&output.logits).expect("floats")) == logits, "{name}: the bits of logits differ");
+    assert!(bits(&F32View::new(&output.hidden).expect("floats")) == hidden, "{name}: the bits of states differ");
+    let same = together.iter().zip(&alone).all(|(together, alone)| together.kv().same_rows(alone.kv()));
+    assert!(same, "{name}: K and V differ");
+}
+
+#[test]
+fn passes_of_rounds_and_prompts_give_a_row_its_own_bits() {
+    on_every_isa(|isa| {
+        let check = |case: &cases::Case, target: &dyn Model| {
+            let ids: Vec<u32> = case.ids("input_ids").into_iter().cycle().take(8).collect();
+            for threads in [1, 3] {
+                on_threads(threads, || check_passes(target, &ids, &format!("{}, {threads} threads", case.name)));
+            }
         };
         cases::all().iter().for_each(|case| check(case, &case.target(isa)));
         for case in cases::of(cases::QWEN35) {

@@ -477,6 +477,41 @@ fn what_is_kept_makes_room_for_drafts() {
     }
 }
 
+/// Drafters go on with the K and V that they have of a prefix, also if it was cached in a shorter context.
+#[test]
+fn drafters_of_a_shorter_context_go_on_in_a_longer_one() {
+    let (demo, qwen) = (cases::demo().path.join("target"), cases::demo_qwen().path);
+    for (kind, draft_model, target) in [("mtp", None, &qwen), ("draft-model", Some(demo.clone()), &demo)] {
+        let load = EngineOptions { threads: Some(2), draft_model, ..EngineOptions::new(target) };
+        let engine = Engine::load(&load).expect("the demo pair");
+        let drafters = kind.parse().expect("a drafter");
+        let speculation = SpeculationOptions { block: BlockSize::Fixed(3), drafters, ..SpeculationOptions::default() };
+        let options = GenerateOptions { speculation: Speculation::With(speculation), ..options(8, &engine) };
+        let session = |max_context: usize| SessionOptions {
+            kv: KvOptions { max_context: Some(max_context), ..KvOptions::default() },
+        };
+        // A text in a context of that length, then a longer one in a context of 1000.
+        let after = |first: usize| {
+            let mut rng = StdRng::seed_from_u64(27);
+            let prompt = text(&mut rng, 500, 4000);
+            let longer = [&prompt[..], &text(&mut rng, 30, 4000)].concat();
+            let mut scheduler = scheduler(&engine, Some(u64::MAX));
+            run(&mut scheduler, &session(first), &[prompt], &options);
+            let own = scheduler.session(&session(1000)).expect("a session");
+            let id = scheduler.add(own, &longer, &options).expect("added");
+            drop(cases::texts(&mut scheduler));
+            let statistics = scheduler.statistics(id).expect("a sequence");
+            let counts = [statistics.cached_tokens, statistics.drafted, statistics.accepted];
+            drop(scheduler.remove(id));
+            (counts, engine.pages().held())
+        };
+        let want = after(1000);
+        assert!(want.0[0] > 400 && want.0[1] > 0, "{kind}: {want:?}");
+        // What a drafter reads again takes other pages.
+        assert_eq!(after(520), want, "{kind}");
+    }
+}
+
 /// The memory of cached prefixes is free for the context of new sequences, and that of running ones will be.
 #[test]
 fn a_context_does_not_depend_on_what_is_kept() {

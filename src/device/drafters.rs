@@ -259,6 +259,11 @@ impl Drafter for DeviceDraftModel {
         self.max_context
     }
 
+    /// The page tables hold no more positions than the model's own context.
+    fn set_max_context(&mut self, positions: usize) {
+        self.max_context = positions.min(self.sequence.get_mut().plan().context());
+    }
+
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         let rows = self.read.len();
         match self.models.fork(&mut self.sequence.lock(), rows) {

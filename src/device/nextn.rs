@@ -290,6 +290,10 @@ impl Drafter for DeviceNextN {
         Some(self)
     }
 
+    fn set_max_context(&mut self, positions: usize) {
+        self.max_context = positions.min(self.sequence.lock().plan().context());
+    }
+
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         match self.forked() {
             Ok(fork) => Some(Box::new(fork)),

@@ -185,6 +185,12 @@ pub trait Drafter: Send {
         usize::MAX
     }
 
+    /// Called on a [copy](Drafter::fork) before its first generation: its sequence has at most `positions` tokens,
+    /// which may be more or fewer than the original's. Default: nothing to do.
+    fn set_max_context(&mut self, positions: usize) {
+        let _ = positions;
+    }
+
     /// A copy for a fork of the sequence. Default: `None`, the fork's drafter starts from its text.
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         None

@@ -59,11 +59,12 @@ impl DrafterList {
         new: impl Fn(&DrafterOptions) -> Result<Box<dyn Drafter>>,
     ) -> Result<Box<dyn Drafter>> {
         let Some(index) = self.forked.iter().position(|(of, _)| of == options) else { return new(options) };
-        let forked = self.forked.swap_remove(index).1;
+        let mut forked = self.forked.swap_remove(index).1;
+        // The sequence that it was forked from may have been shorter.
+        forked.set_max_context(max_context);
         if forked.max_context() >= max_context {
             return Ok(forked);
         }
-        // The sequence that it was forked from may have been shorter.
         let longer = new(options).ok().filter(|new| new.max_context() > forked.max_context());
         Ok(longer.unwrap_or(forked))
     }

@@ -53,12 +53,6 @@ impl DraftModel {
         Ok(Self { model, state, kv, pages: pages.clone(), read, reading, last_scores: None })
     }
 
-    /// As long as the model's own context allows, drafts for sequences of up to `positions` tokens, however little
-    /// memory was free when the cache was made.
-    pub(crate) fn set_max_context(&mut self, positions: usize) {
-        self.state.kv_mut().set_max_context(positions.min(self.model.0.max_position_embeddings()));
-    }
-
     /// Reads `tokens`, which begin with those already read, in passes without output, until at most `left` are left.
     fn catch_up(&mut self, tokens: &[u32], left: usize) -> Result<()> {
         while tokens.len() - self.read.len() > left {
@@ -136,6 +130,12 @@ impl Drafter for DraftModel {
 
     fn max_context(&self) -> usize {
         self.state.kv().max_context()
+    }
+
+    /// As long as the model's own context allows, drafts for sequences of up to `positions` tokens, however little
+    /// memory was free when the cache was made.
+    fn set_max_context(&mut self, positions: usize) {
+        self.state.kv_mut().set_max_context(positions.min(self.model.0.max_position_embeddings()));
     }
 
     /// `None` with a recurrent state, of which every fork would hold a copy.

@@ -35,11 +35,6 @@ impl NextN {
         Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), last_step: None, chain: None })
     }
 
-    /// Drafts for sequences of up to `positions` tokens, however little memory was free when the cache was made.
-    pub(crate) fn set_max_context(&mut self, positions: usize) {
-        self.cache.set_max_context(positions);
-    }
-
     fn num_unread(&self) -> usize {
         self.unread.iter().map(|states| states.dims()[0]).sum()
     }
@@ -167,6 +162,11 @@ impl Drafter for NextN {
 
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         Some(self)
+    }
+
+    /// Drafts for sequences of up to `positions` tokens, however little memory was free when the cache was made.
+    fn set_max_context(&mut self, positions: usize) {
+        self.cache.set_max_context(positions);
     }
 
     fn fork(&self) -> Option<Box<dyn Drafter>> {

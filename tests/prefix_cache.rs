@@ -719,6 +719,26 @@ fn what_memory_does_not_hold_goes_to_files() {
     assert_eq!(files(), 0);
 }
 
+/// One that is larger than all files may be together takes the place of none.
+#[test]
+fn a_prefix_that_is_too_large_for_a_file_leaves_the_others() {
+    let (engine, session, mut rng) = (demo(), SessionOptions::default(), StdRng::seed_from_u64(28));
+    let one_page = engine.session(&session).expect("a session").kv().bytes_at(INTERVAL) as u64;
+    let directory = tempfile::tempdir().expect("a folder");
+    let mut keeping = with_files(directory.path(), 0);
+    keeping.prefix_cache.iter_mut().for_each(|cache| cache.max_file_bytes = 2 * one_page);
+    let mut scheduler = Scheduler::new(&engine, keeping);
+    let options = options(4, &engine);
+    let mut conversation = text(&mut rng, 100, 4000);
+    conversation.extend(run(&mut scheduler, &session, std::slice::from_ref(&conversation), &options).remove(0).0);
+    // Five pages.
+    run(&mut scheduler, &session, &[text(&mut rng, 600, 4000)], &options);
+    conversation.extend(text(&mut rng, 20, 4000));
+    let computed = run(&mut scheduler, &session, std::slice::from_ref(&conversation), &options)[0].1;
+    // The last token of the text was not read yet.
+    assert_eq!(computed, 21);
+}
+
 /// Prefixes that exceed `max_bytes` go to files in `directory`.
 fn with_files(directory: &Path, max_bytes: u64) -> SchedulerOptions {
     let prefix_cache = PrefixCacheOptions {

@@ -51,7 +51,8 @@ pub struct PrefixCacheOptions {
     /// only their owner can read them. The files are deleted with the scheduler, those of a killed process by the next
     /// scheduler. Default: none.
     pub directory: Option<PathBuf>,
-    /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
+    /// Limit in bytes of all such files together, beyond which the least recently used are deleted. A prefix whose K
+    /// and V alone are more is not saved. Default: 8 GiB.
     pub max_file_bytes: u64,
 }
 
@@ -316,10 +317,15 @@ impl PrefixCache {
         true
     }
 
-    /// Keeps a prefix in a file, if there is a directory for it, and deletes files beyond their limit.
+    /// Keeps a prefix in a file, if there is a directory for it and it is within the limit of all files, and deletes
+    /// files beyond that.
     fn save(&mut self, key: Vec<u32>, mut prefix: CachedPrefix) {
         let storage = &mut prefix.storage;
         let (Some(files), SessionStorage::Memory { session, .. }) = (&mut self.files, storage) else { return };
+        // All other files would be deleted for it, and then its own.
+        if session.kv().written_bytes(key.len()) as u64 > self.options.max_file_bytes {
+            return;
+        }
         let path = files.next();
         match session.save_private(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
             Ok(metadata) => {

@@ -57,6 +57,8 @@ pub(crate) struct Parts {
     pub(crate) sessions: AtomicU64,
     /// Warns of the first session whose context is longer than the model was trained for.
     pub(crate) long_context: Once,
+    /// Warns of the first session whose automatic context is shorter.
+    pub(crate) short_context: Once,
 }
 
 impl Parts {
@@ -80,6 +82,7 @@ impl Parts {
             batches: Mutex::default(),
             sessions: AtomicU64::new(0),
             long_context: Once::new(),
+            short_context: Once::new(),
         }
     }
 

@@ -61,6 +61,12 @@ impl Session {
                 tracing::warn!(context, trained, "the context is longer than the model was trained for; lower it");
             });
         }
+        if context < trained && options.kv.max_context.is_none() {
+            engine.parts.short_context.call_once(|| {
+                let what = "the model's context does not fit memory; using the largest that fits";
+                tracing::warn!(model = trained, fits = context, "{what}");
+            });
+        }
         let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
         if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(

@@ -1,6 +1,7 @@
 //! Prompts continue from cached prefixes of earlier ones, and write what they write alone and without a cache.
 
 mod cases;
+mod warnings;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,6 +16,8 @@ use foretoken::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
+
+use warnings::warnings;
 
 const INTERVAL: usize = 128;
 
@@ -536,6 +539,27 @@ fn a_context_does_not_depend_on_what_is_kept() {
         scheduler.step();
     }
     assert_eq!(scheduler.session(&session).expect("a session").kv().max_context(), empty);
+}
+
+/// One that is shorter than the model's, as memory has no room for more, is warned of once: not for every sequence, and
+/// not for drafters, whose contexts are those of their sequences.
+#[test]
+fn a_context_that_does_not_fit_memory_is_warned_of_once() {
+    let (demo, session) = (cases::demo().path.join("target"), SessionOptions::default());
+    let memory = with_memory(&demo, None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
+    let load = EngineOptions { kv_memory: Some(memory), threads: Some(2), ..EngineOptions::new(&demo) };
+    let engine = Engine::load(&EngineOptions { draft_model: Some(demo), ..load }).expect("the demo pair");
+    let drafters = "draft-model".parse().expect("a drafter");
+    let speculation = SpeculationOptions { block: BlockSize::Fixed(3), drafters, ..SpeculationOptions::default() };
+    let options = GenerateOptions { speculation: Speculation::With(speculation), ..options(4, &engine) };
+    let (mut rng, mut scheduler) = (StdRng::seed_from_u64(29), scheduler(&engine, Some(u64::MAX)));
+    let ((), lines) = warnings(|| {
+        for _ in 0..2 {
+            run(&mut scheduler, &session, &[text(&mut rng, 20, 4000)], &options);
+        }
+    });
+    let is_expected = |line: &String| line.contains("does not fit memory") && line.contains("fits=1024 ");
+    assert!(lines.len() == 1 && lines.iter().all(is_expected), "{lines:?}");
 }
 
 /// A cached prefix stays if a sequence for which there is no memory cannot have that of prefixes: a context that does

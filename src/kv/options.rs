@@ -139,7 +139,6 @@ impl KvOptions {
                 remedy: MEMORY_REMEDY.into(),
             });
         }
-        tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that fits");
         Ok(fits)
     }
 }

@@ -19,6 +19,8 @@ mod tokenizers;
 #[path = "../twins/mod.rs"]
 mod twins;
 mod unsupported;
+#[path = "../warnings/mod.rs"]
+mod warnings;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +41,7 @@ use refusal::refused;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use twins::{Change, STRIKE_END, Tensors, Twin, Vocabulary};
+use warnings::warnings;
 
 const WEIGHTS: &str = "target/model.safetensors";
 const CONFIG: &str = "target/config.json";

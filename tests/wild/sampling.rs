@@ -1,10 +1,7 @@
 //! Sampling defaults in files.
 
-use std::sync::Mutex;
-
 use foretoken::sampler::{Penalties, Xtc};
 use foretoken::{Sampling, Speculation, SpeculationOptions};
-use tracing::Subscriber;
 
 use super::*;
 
@@ -137,41 +134,9 @@ fn suppressed_tokens_are_never_written() {
     assert_eq!(drafted, plain);
 }
 
-/// The warnings logged on this thread by a function.
-#[derive(Default)]
-struct Warnings(Mutex<Vec<String>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = String::new();
-        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-            line += &format!("{}={value:?} ", field.name());
-        });
-        self.0.lock().expect("a line").push(line);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// The defaults of an engine, and the warnings as it loaded.
 fn loaded(path: &Path) -> (Option<Sampling>, Vec<String>) {
-    let warnings = Arc::new(Warnings::default());
-    let engine = tracing::subscriber::with_default(warnings.clone(), || engine(path, None)).expect("an engine");
-    let lines = std::mem::take(&mut *warnings.0.lock().expect("the lines"));
+    let (engine, lines) = warnings(|| engine(path, None).expect("an engine"));
     (engine.sampling_defaults().cloned(), lines)
 }
 

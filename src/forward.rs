@@ -64,7 +64,7 @@ fn read(decoder: &mut SpeculativeDecoder, ids: &[u32], outputs: OutputRows, widt
         };
         let rows = of_chunk.of(chunk.len());
         decoder.forward(chunk, SequenceState::begin_whole_round, of_chunk, |output| {
-            if let Some(output) = output {
+            if rows > 0 {
                 logits.extend_from_slice(&output.logits(rows)?);
                 hidden.extend(output.hidden(rows)?);
             }

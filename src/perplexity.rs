@@ -67,7 +67,6 @@ impl Perplexity {
         for start in (first..last).step_by(rows) {
             let end = (start + rows).min(last);
             decoder.forward(&ids[start..end], SequenceState::begin_whole_round, OutputRows::All, |output| {
-                let Some(output) = output else { return Ok(0) };
                 let logits = output.logits(end - start)?;
                 let rows = logits.chunks_exact(vocab_size).zip(&ids[start + 1..=end]);
                 let surprisals = map(rows, logits.len(), |(row, next)| surprisal(row, *next));

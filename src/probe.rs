@@ -122,9 +122,8 @@ impl Probe {
             let start = Instant::now();
             decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
                 match output {
-                    Some(ForwardOutput::Device(output)) => output.wait()?,
-                    Some(ForwardOutput::Cpu(output)) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
-                    None => {}
+                    ForwardOutput::Device(output) => output.wait()?,
+                    ForwardOutput::Cpu(output) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
                 }
                 verify = start.elapsed();
                 Ok(keep)
@@ -145,9 +144,7 @@ impl Probe {
         let mut logits = Vec::new();
         engine.run(|| {
             decoder.forward(ids, SequenceState::begin_round, OutputRows::All, |output| {
-                if let Some(output) = output {
-                    logits = output.logits(ids.len())?.to_vec();
-                }
+                logits = output.logits(ids.len())?.to_vec();
                 Ok(0)
             })
         })?;

@@ -149,7 +149,7 @@ impl SpeculativeDecoder {
     }
 
     /// One pass over `ids` outside any generation, in a round that `begin` begins. `keep` returns the number of rows to
-    /// commit, from the outputs if any are requested.
+    /// commit, from the requested outputs.
     ///
     /// # Errors
     /// The pass's, or those of `keep`; nothing is kept then.
@@ -158,21 +158,18 @@ impl SpeculativeDecoder {
         ids: &[u32],
         begin: for<'s> fn(&'s mut SequenceState, usize) -> Result<Round<'s>>,
         outputs: OutputRows,
-        keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
+        keep: impl FnOnce(&mut ForwardOutput<'_>) -> Result<usize>,
     ) -> Result<()> {
         let round = begin(&mut self.state, ids.len())?;
         if let Some(device) = &self.backend.device {
             let mut pass = device.pass(ids, &round, outputs)?;
-            let mut output = (outputs != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
-            let keep = keep(output.as_mut())?;
-            round.commit(keep);
+            round.commit(keep(&mut ForwardOutput::Device(pass.output(0)))?);
             return Ok(());
         }
         let mut batch = Batch::of(ids, round)?;
         let request = Request::of(&batch, outputs);
         let output = self.backend.model.forward(&mut batch, &request)?;
-        let mut output = (outputs != OutputRows::None).then_some(ForwardOutput::Cpu(output));
-        let keep = keep(output.as_mut())?;
+        let keep = keep(&mut ForwardOutput::Cpu(output))?;
         batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Functions shared by the prompt lookup (n-gram) drafters.
 
+use crate::speculative::AcceptResult;
+
 /// A hash of an n-gram with good upper and lower bits (a multiply-and-fold step per token).
 pub(super) fn hash(ngram: &[u32]) -> u64 {
     ngram.iter().fold(0x9E37_79B9_7F4A_7C15, |hash: u64, token| {
@@ -18,25 +20,9 @@ pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
     copied
 }
 
-/// Maximum tokens of a draft: grows while all are accepted, falls to what was accepted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cap {
-    tokens: usize,
-}
-
-impl Cap {
-    pub(super) fn new(most: usize) -> Self {
-        Self { tokens: most }
-    }
-
-    pub(super) fn tokens(self) -> usize {
-        self.tokens
-    }
-
-    /// Doubles after a fully accepted draft, else falls to one more than were accepted. It is never 0, so a key that
-    /// failed once is tried again with a single token.
-    pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
-        self.tokens =
-            if accepted == drafted { self.tokens.saturating_mul(2).min(most) } else { (accepted + 1).min(most) };
-    }
+/// Maximum tokens of a key's next draft, up to `most`, where `cap` was that of its last one: twice as many if all were
+/// accepted, else one more than were. It is never 0, so a key that failed once is tried again with a single token.
+pub(super) fn next_cap(cap: usize, AcceptResult { drafted, accepted }: AcceptResult, most: usize) -> usize {
+    let cap = if accepted == drafted { cap.saturating_mul(2) } else { accepted + 1 };
+    cap.min(most)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rand::rngs::StdRng;
 
-use super::ngram::{Cap, copy, hash};
+use super::ngram::{copy, hash, next_cap};
 use crate::Result;
 use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
@@ -43,7 +43,7 @@ pub struct NgramMapK {
 
 struct Key {
     ends: Vec<u32>, // its occurrences, oldest first: index of the token after each
-    cap: Cap,
+    cap: usize,     // maximum tokens of its next draft
 }
 
 impl NgramMapK {
@@ -55,7 +55,7 @@ impl NgramMapK {
     /// Indexes the new n-grams that are followed by a token, including those across rounds.
     fn index(&mut self, tokens: &[u32]) {
         let NgramMapOptions { ngram_len: n, max_draft_tokens, .. } = self.options;
-        let new = || Key { ends: Vec::new(), cap: Cap::new(max_draft_tokens) };
+        let new = || Key { ends: Vec::new(), cap: max_draft_tokens };
         for end in self.indexed.max(n)..tokens.len() {
             let ngram = &tokens[end - n..end];
             let key = self.keys.entry(hash(ngram)).or_insert_with(new);
@@ -103,7 +103,7 @@ impl Drafter for NgramMapK {
         if tokens[last - n..last] != tokens[start..] {
             return Ok(());
         }
-        let mut found = copy(tokens, last, most.min(self.options.max_draft_tokens).min(key.cap.tokens()));
+        let mut found = copy(tokens, last, most.min(key.cap));
         if self.options.min_hits > 1 {
             // How far each occurrence agrees with the draft; the min_hits-th longest is the length.
             let mut agreed: Vec<usize> = (key.ends.iter())
@@ -124,7 +124,7 @@ impl Drafter for NgramMapK {
         if let (Some(hash), Some(own)) = (self.drafted.take(), own)
             && let Some(key) = self.keys.get_mut(&hash)
         {
-            key.cap.learn(own.drafted, own.accepted, self.options.max_draft_tokens);
+            key.cap = next_cap(key.cap, own, self.options.max_draft_tokens);
         }
         self.index(tokens);
         Ok(())

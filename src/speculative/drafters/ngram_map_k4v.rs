@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rand::rngs::StdRng;
 
-use super::ngram::{Cap, hash};
+use super::ngram::{hash, next_cap};
 use crate::Result;
 use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Observed};
 
@@ -27,7 +27,7 @@ struct Key {
 struct Value {
     start: u32, // its position in the history: m tokens from here
     count: usize,
-    cap: Cap,
+    cap: usize, // maximum tokens of its next draft
 }
 
 impl NgramMapK4v {
@@ -58,7 +58,7 @@ impl NgramMapK4v {
             {
                 key.values.remove(least);
             }
-            key.values.push(Value { start: start as u32, count: 1, cap: Cap::new(m) });
+            key.values.push(Value { start: start as u32, count: 1, cap: m });
         }
         self.indexed = tokens.len();
     }
@@ -87,7 +87,7 @@ impl Drafter for NgramMapK4v {
     /// Drafts the most frequent m-gram, if it is at least twice as frequent as the others together.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         self.drafted = None;
-        let (tokens, NgramMapOptions { ngram_len: n, max_draft_tokens: m, min_hits }) = (context.tokens, self.options);
+        let (tokens, NgramMapOptions { ngram_len: n, min_hits, .. }) = (context.tokens, self.options);
         let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
         let hash = hash(&tokens[start..]);
         let Some(key) = self.keys.get(&hash) else { return Ok(()) };
@@ -99,7 +99,7 @@ impl Drafter for NgramMapK4v {
         let Some((i, best)) = best.map(|i| (i, &key.values[i])) else { return Ok(()) };
         if best.count >= min_hits && best.count >= 2 * (total - best.count) {
             let from = best.start as usize;
-            draft.tokens = tokens[from..from + m.min(best.cap.tokens()).min(most)].to_vec();
+            draft.tokens = tokens[from..from + most.min(best.cap)].to_vec();
             self.drafted = Some((hash, i));
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Drafter for NgramMapK4v {
         if let (Some((hash, i)), Some(own)) = (self.drafted.take(), own)
             && let Some(value) = self.keys.get_mut(&hash).and_then(|key| key.values.get_mut(i))
         {
-            value.cap.learn(own.drafted, own.accepted, self.options.max_draft_tokens);
+            value.cap = next_cap(value.cap, own, self.options.max_draft_tokens);
         }
         self.index(tokens);
         Ok(())

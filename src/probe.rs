@@ -57,9 +57,8 @@ impl Probe {
     }
 
     /// Bytes of the recurrent state and of the rows that it has to replay; 0 if the model has none.
-    pub fn recurrent_bytes(&mut self) -> usize {
-        let decoder = self.session.decoder();
-        decoder.backend.recurrent_bytes(&decoder.state)
+    pub fn recurrent_bytes(&self) -> usize {
+        self.session.recurrent_bytes()
     }
 
     /// Prefills a prompt. Returns the duration.

@@ -107,6 +107,12 @@ impl Session {
         decoder.backend.bytes(&decoder.state)
     }
 
+    /// Bytes of the recurrent state and of the rows that it has to replay, which are not in the page pool.
+    pub(crate) fn recurrent_bytes(&self) -> usize {
+        let decoder = self.idle();
+        decoder.backend.recurrent_bytes(&decoder.state)
+    }
+
     /// The pages of K and V, those of drafters as well, including those shared with forks.
     pub(crate) fn held_pages(&self) -> impl Iterator<Item = HeldPage> {
         let SpeculativeDecoder { backend, state, drafting } = self.idle();

@@ -37,8 +37,7 @@ impl Scheduler {
         let more = if is_longest { 0 } else { self.reclaimable() };
         // With nothing to reclaim, the context that the engine chose is the largest.
         if more > 0 {
-            let SpeculativeDecoder { backend, state, .. } = session.decoder();
-            let own = backend.recurrent_bytes(state) as u64; // zeroed pages, not in memory before they are written
+            let own = session.recurrent_bytes() as u64; // zeroed pages, not in memory before they are written
             let free = pages.available_memory().map_or(u64::MAX, |free| (free + more).saturating_sub(own));
             session.extend_context(free)?;
         }

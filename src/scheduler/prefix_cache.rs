@@ -91,10 +91,7 @@ enum Origin {
 }
 
 enum SessionStorage {
-    Memory {
-        session: Session,
-        recurrent_bytes: u64,
-    },
+    Memory(Session),
     /// A session that can be truncated to `shortest` tokens.
     File {
         path: PathBuf,
@@ -229,8 +226,8 @@ impl PrefixCache {
         } else if !key.is_empty() {
             match session.fork_read() {
                 Ok(fork) => {
-                    self.prefixes
-                        .insert(key, CachedPrefix { storage: SessionStorage::of(fork), formats, used, origin });
+                    let storage = SessionStorage::Memory(fork);
+                    self.prefixes.insert(key, CachedPrefix { storage, formats, used, origin });
                 }
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
@@ -271,9 +268,8 @@ impl PrefixCache {
     /// Whether prefixes may hold memory that [`PrefixCache::reclaimable`] does not count: recurrent states on a device,
     /// which are not in the pool.
     fn holds_uncounted(&self) -> bool {
-        let is_recurrent =
-            |prefix: &CachedPrefix| matches!(prefix.storage, SessionStorage::Memory { recurrent_bytes: 1.., .. });
-        self.engine.parts.models.is_some() && self.prefixes.values().any(is_recurrent)
+        let mut sessions = self.prefixes.values().filter_map(CachedPrefix::in_memory);
+        self.engine.parts.models.is_some() && sessions.any(|session| session.recurrent_bytes() > 0)
     }
 
     /// Whether dropping prefixes may make `bytes` available.
@@ -321,7 +317,7 @@ impl PrefixCache {
     /// files beyond that.
     fn save(&mut self, key: Vec<u32>, mut prefix: CachedPrefix) {
         let storage = &mut prefix.storage;
-        let (Some(files), SessionStorage::Memory { session, .. }) = (&mut self.files, storage) else { return };
+        let (Some(files), SessionStorage::Memory(session)) = (&mut self.files, storage) else { return };
         // All other files would be deleted for it, and then its own.
         if session.kv().written_bytes(key.len()) as u64 > self.options.max_file_bytes {
             return;
@@ -355,11 +351,10 @@ impl PrefixCache {
     /// Whether a limit of the options is exceeded.
     fn is_full(&self) -> bool {
         // The tokens are in the key and in the session.
-        let own = |(key, prefix): (&Vec<u32>, &CachedPrefix)| match prefix.storage {
-            SessionStorage::Memory { recurrent_bytes, .. } => recurrent_bytes + 8 * key.len() as u64,
-            SessionStorage::File { .. } => 0,
+        let own = |(key, prefix): (&Vec<u32>, &CachedPrefix)| {
+            prefix.in_memory().map_or(0, |session| session.recurrent_bytes() + 8 * key.len())
         };
-        let own = self.prefixes.iter().map(own).sum::<u64>();
+        let own = self.prefixes.iter().map(own).sum::<usize>() as u64;
         own > self.max_bytes / 2 || self.engine.pages().held() + own > self.max_bytes
     }
 
@@ -371,19 +366,11 @@ impl PrefixCache {
     }
 }
 
-impl SessionStorage {
-    fn of(mut session: Session) -> Self {
-        let decoder = session.decoder();
-        let recurrent_bytes = decoder.backend.recurrent_bytes(&decoder.state) as u64;
-        Self::Memory { session, recurrent_bytes }
-    }
-}
-
 impl CachedPrefix {
     /// The session; `None` if it is in a file.
     fn in_memory(&self) -> Option<&Session> {
         match &self.storage {
-            SessionStorage::Memory { session, .. } => Some(session),
+            SessionStorage::Memory(session) => Some(session),
             SessionStorage::File { .. } => None,
         }
     }
@@ -399,7 +386,7 @@ impl CachedPrefix {
     /// truncated to fewer than `MIN_SAVED_TOKENS`, as all prompts of a chat template begin with a few equal tokens.
     fn has_state_at(&self, len: usize, key: &[u32]) -> bool {
         let can_rewind = || match &self.storage {
-            SessionStorage::Memory { session, .. } => session.can_rewind(len),
+            SessionStorage::Memory(session) => session.can_rewind(len),
             SessionStorage::File { shortest, .. } => len >= *shortest,
         };
         len == key.len() || len >= MIN_SAVED_TOKENS && can_rewind()
@@ -415,10 +402,10 @@ impl CachedPrefix {
                     "was replaced by another session; use a separate directory for each scheduler",
                 ));
             }
-            self.storage = SessionStorage::of(session);
+            self.storage = SessionStorage::Memory(session);
         }
         match &mut self.storage {
-            SessionStorage::Memory { session, .. } => Ok(session),
+            SessionStorage::Memory(session) => Ok(session),
             SessionStorage::File { .. } => unreachable!("it was read above"),
         }
     }

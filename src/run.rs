@@ -242,17 +242,14 @@ impl Run {
         let scored = top.map(|top| Scored { tokens: self.unread_tokens()[1..=rows].to_vec(), top });
         let ids = self.unread_tokens()[..rows].to_vec();
         self.taken += rows;
-        Ok(match scored {
-            Some(scored) => Work::ScoredPrompt { ids, scored },
-            None => Work::Prompt { ids, is_last },
-        })
+        Ok(Work::Prompt { ids, is_last, scored })
     }
 
     /// Takes back what was planned and not done: its rows of the prompt are unread. A draft is made again, unless it
     /// was drawn at random: whether its rows have memory may depend on the draw, and another would bias the text.
     pub fn put_back(&mut self, decoder: &mut SpeculativeDecoder, work: Work) {
         match work {
-            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => self.taken -= ids.len(),
+            Work::Prompt { ids, .. } => self.taken -= ids.len(),
             Work::Verify(proposal) if !proposal.draft.is_certain() => self.drawn = Some(proposal),
             Work::Verify(proposal) => decoder.drafting.take_back(*proposal),
         }

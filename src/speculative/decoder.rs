@@ -446,19 +446,18 @@ fn finish(
     timing: &PassTiming,
 ) -> Result<(usize, Done)> {
     match (work, output) {
-        (Some(Work::Prompt { ids, is_last }), mut output) => {
+        (Some(Work::Prompt { ids, is_last, scored }), mut output) => {
             let next = drafting.read_prompt(&ids, is_last, output.as_mut(), rng)?;
-            Ok((ids.len(), Done::Prompt(next)))
-        }
-        (Some(Work::ScoredPrompt { ids, scored }), Some(mut output)) => {
-            drafting.read_prompt(&ids, false, Some(&mut output), rng)?;
-            let logprobs = drafting.score(&scored, &mut output)?;
-            Ok((ids.len(), Done::Scored(logprobs)))
+            let done = match scored.zip(output) {
+                Some((scored, mut output)) => Done::Scored(drafting.score(&scored, &mut output)?),
+                None => Done::Prompt(next),
+            };
+            Ok((ids.len(), done))
         }
         (Some(Work::Verify(proposal)), Some(output)) => {
             let round = drafting.verify(*proposal, output, ends, rng, timing)?;
             Ok((round.tokens.len(), Done::Round(Box::new(round))))
         }
-        (Some(Work::ScoredPrompt { .. } | Work::Verify(_)) | None, _) => Ok((0, Done::Prompt(None))),
+        (Some(Work::Verify(_)) | None, _) => Ok((0, Done::Prompt(None))),
     }
 }

@@ -7,10 +7,9 @@ use crate::model::OutputRows;
 
 /// A sequence's work in a pass.
 pub(crate) enum Work {
-    /// Read some tokens of a prompt. After the last ones, a token is drawn.
-    Prompt { ids: Vec<u32>, is_last: bool },
-    /// Read some tokens of a prompt, not the last one, and report the log-probabilities of those after them.
-    ScoredPrompt { ids: Vec<u32>, scored: Scored },
+    /// Read some tokens of a prompt. After the last ones, a token is drawn. If others have `scored`, the
+    /// log-probabilities of the tokens after them are reported.
+    Prompt { ids: Vec<u32>, is_last: bool, scored: Option<Scored> },
     /// Verify a draft.
     Verify(Box<Proposal>),
 }
@@ -26,7 +25,7 @@ impl Work {
     /// Rows of its pass.
     pub fn num_rows(&self) -> usize {
         match self {
-            Work::Prompt { ids, .. } | Work::ScoredPrompt { ids, .. } => ids.len(),
+            Work::Prompt { ids, .. } => ids.len(),
             Work::Verify(proposal) => 1 + proposal.planned_len,
         }
     }
@@ -35,7 +34,7 @@ impl Work {
     pub fn counts(&self) -> OtherSequences {
         let rows = self.num_rows();
         match self {
-            Work::Prompt { .. } | Work::ScoredPrompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
+            Work::Prompt { .. } => OtherSequences { rows, tokens: 0, prompt_rows: rows },
             Work::Verify(_) => OtherSequences { rows, tokens: 1, prompt_rows: 0 },
         }
     }
@@ -43,7 +42,7 @@ impl Work {
     /// Begins its round. Prompts are committed whole or not at all.
     pub(super) fn begin_round<'s>(&self, state: &'s mut SequenceState, rows: usize) -> Result<Round<'s>> {
         match self {
-            Work::Prompt { .. } | Work::ScoredPrompt { .. } => state.begin_whole_round(rows),
+            Work::Prompt { .. } => state.begin_whole_round(rows),
             Work::Verify(_) => state.begin_round(rows),
         }
     }
@@ -51,12 +50,15 @@ impl Work {
     /// Its rows, and what it requests of them.
     pub(super) fn rows(&self, drafting: &Drafting) -> WorkRows {
         let (ids, logits, hidden) = match self {
-            Work::Prompt { ids, is_last } => {
-                let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
+            Work::Prompt { ids, is_last, scored } => {
+                let logits = match scored {
+                    Some(_) => OutputRows::All,
+                    None if *is_last => OutputRows::Last,
+                    None => OutputRows::None,
+                };
                 let hidden = if drafting.drafters.reads().hidden { OutputRows::All } else { logits };
                 (ids.clone(), logits, hidden)
             }
-            Work::ScoredPrompt { ids, .. } => (ids.clone(), OutputRows::All, OutputRows::All),
             Work::Verify(proposal) => (drafting.rows(proposal), OutputRows::All, OutputRows::All),
         };
         WorkRows { ids, logits, hidden }

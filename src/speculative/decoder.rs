@@ -63,29 +63,23 @@ impl Step<'_> {
         }
     }
 
-    /// Returns whether there was a draft.
-    fn drop_draft(&mut self) -> bool {
-        let Some(Work::Verify(proposal)) = &mut self.work else { return false };
-        proposal.shorten(0)
-    }
-
     /// Frees the pages that a failed pass took, which other sequences may need.
     fn free_uncommitted(&mut self) {
         let SpeculativeDecoder { backend, state, .. } = &mut *self.decoder;
         backend.trim(state);
     }
 
-    /// Drops the draft's last token. Returns whether there was one.
-    fn shorten_draft(&mut self) -> bool {
+    /// Drops up to `most` of the draft's last tokens. Returns whether there were any.
+    fn shorten_draft(&mut self, most: usize) -> bool {
         let Some(Work::Verify(proposal)) = &mut self.work else { return false };
-        let kept = proposal.draft.tokens.len().saturating_sub(1);
+        let kept = proposal.draft.tokens.len().saturating_sub(most);
         proposal.shorten(kept)
     }
 
     /// Frees memory: shortens the draft or, if there is none, drops the drafters' pages. Returns whether there was
     /// either.
     pub fn give_up_drafts(&mut self) -> bool {
-        self.shorten_draft() || self.decoder.drafting.drafters.release()
+        self.shorten_draft(1) || self.decoder.drafting.drafters.release()
     }
 }
 
@@ -292,7 +286,9 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
     let with_retry = |step: &mut Step<'_>| {
         let done = match Error::catch(|| alone(step)) {
-            Err(error) if step.fails_for_draft(&error) && step.drop_draft() => Error::catch(|| alone(step)),
+            Err(error) if step.fails_for_draft(&error) && step.shorten_draft(usize::MAX) => {
+                Error::catch(|| alone(step))
+            }
             done => done,
         };
         if done.is_err() {

@@ -181,11 +181,6 @@ impl Run {
         &self.prompt[self.taken..]
     }
 
-    /// Whether the sequence is at one of the [cuts](Run::cuts).
-    pub fn is_at_cut(&self, session: &mut Session) -> bool {
-        self.cuts.contains(&session.decoder().state.len())
-    }
-
     /// Whether the first token after the prompt is ready to be emitted.
     pub fn has_first(&self) -> bool {
         self.first.is_some()
@@ -348,7 +343,7 @@ impl Run {
         self.restore(session);
         self.finish = Some(FinishReason::Cancelled);
         self.learn(session);
-        self.held_back(session).filter(|piece| !piece.text.is_empty())
+        self.held_back(session)
     }
 
     /// Ends the generation if `max_tokens` is 0; its piece then.
@@ -383,17 +378,18 @@ impl Run {
         }
         self.finish = Some(FinishReason::Error);
         match self.held_back(session) {
-            Some(piece) if !piece.text.is_empty() => {
+            Some(piece) => {
                 self.failed = Some(error);
                 Ok(piece)
             }
-            _ => Err(error),
+            None => Err(error),
         }
     }
 
+    /// The text that was held back, if any.
     fn held_back(&mut self, session: &Session) -> Option<Piece> {
         let (text, control) = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish).ok()?;
-        Some(Piece { text, control, ..Piece::default() })
+        (!text.is_empty()).then(|| Piece { text, control, ..Piece::default() })
     }
 
     /// Rolls back a partially read prompt.

@@ -355,7 +355,8 @@ impl Scheduler {
         let prefixes = &mut self.prefixes;
         let piece = Error::catch(|| {
             let taken = run.take(session, done, None)?;
-            if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
+            let is_at_cut = was_reading && run.cuts.contains(&session.decoder().state.len());
+            if let Some(prefixes) = prefixes.as_mut().filter(|_| is_at_cut) {
                 prefixes.insert_running(session);
             }
             match run.has_first() {

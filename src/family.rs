@@ -19,6 +19,8 @@ pub(crate) struct Loaded {
     pub gemma4: Option<Arc<gemma4::Target>>,
     /// The same model, if it has a NextN head on the CPU.
     pub nextn: Option<Arc<dyn NextnHead>>,
+    /// The weights, if they are on a device: the host modules hold none then.
+    pub on_device: Option<DeviceModels>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
     /// End-of-generation tokens by name: instruction-tuned checkpoints stop at all of them,
@@ -26,13 +28,9 @@ pub(crate) struct Loaded {
     pub end_of_generation: &'static [&'static str],
 }
 
-/// A target, and its weights on a device.
-pub(crate) type LoadedOnDevice = (Loaded, DeviceModels);
-
 /// A model family.
 struct Family {
-    load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
-    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<LoadedOnDevice>,
+    load: fn(&Checkpoint, &LoadOptions, Option<&dyn Device>) -> Result<Loaded>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
     describe: fn(&Checkpoint, &ToGgufOptions) -> Result<Description>,
     /// Contents of the Hugging Face directory for a GGUF checkpoint.
@@ -49,7 +47,6 @@ struct Family {
 
 static QWEN35: Family = Family {
     load: qwen35,
-    load_to_device: qwen35_to_device,
     describe: qwen35::description,
     directory: qwen35::directory,
     facts: qwen35::facts,
@@ -61,7 +58,6 @@ static QWEN35: Family = Family {
 
 static GEMMA4: Family = Family {
     load: gemma4,
-    load_to_device: gemma4_to_device,
     describe: description,
     directory: gemma4_directory,
     facts: gemma4::facts,
@@ -71,24 +67,13 @@ static GEMMA4: Family = Family {
     calls: |tokenizer| Some(Box::new(ChannelCalls::new(tokenizer)?)),
 };
 
-/// Loads the target of a checkpoint of any family.
+/// Loads the target of a checkpoint of any family, to memory or to a device.
 ///
 /// # Errors
-/// If the checkpoint needs something that is not implemented, or a tensor is missing or has another shape.
-pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
-    (of(checkpoint)?.load)(checkpoint, options)
-}
-
-/// Loads the target of a checkpoint of any family to a device. The host modules hold no weights.
-///
-/// # Errors
-/// As [`load`], or if the family or a tensor cannot be computed there, or the device is out of memory.
-pub(crate) fn load_to_device(
-    checkpoint: &Checkpoint,
-    options: &LoadOptions,
-    device: &dyn Device,
-) -> Result<LoadedOnDevice> {
-    (of(checkpoint)?.load_to_device)(checkpoint, options, device)
+/// If the checkpoint needs something that is not implemented, or a tensor is missing or has another shape; if the
+/// device cannot compute the family or a tensor, or is out of memory.
+pub(crate) fn load(checkpoint: &Checkpoint, options: &LoadOptions, device: Option<&dyn Device>) -> Result<Loaded> {
+    (of(checkpoint)?.load)(checkpoint, options, device)
 }
 
 /// The error for a feature that the checkpoint's family lacks.
@@ -164,47 +149,47 @@ fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
     })
 }
 
-fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
-    gemma4::Target::load(checkpoint, options).map(loaded_gemma4)
-}
-
-fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
+fn gemma4(checkpoint: &Checkpoint, options: &LoadOptions, device: Option<&dyn Device>) -> Result<Loaded> {
+    let Some(device) = device else {
+        return gemma4::Target::load(checkpoint, options.clone()).map(|target| loaded_gemma4(target, None));
+    };
     let config = checkpoint.target_config()?;
     check_head_dims(device, config.layers.iter().map(|layer| layer.head_dim).enumerate())?;
     let (target, weights) = gemma4::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
-    Ok((loaded_gemma4(target), DeviceModels { target: Box::new(weights), nextn: None }))
+    Ok(loaded_gemma4(target, Some(DeviceModels { target: Box::new(weights), nextn: None })))
 }
 
-fn loaded_gemma4(target: gemma4::Target) -> Loaded {
+fn loaded_gemma4(target: gemma4::Target, on_device: Option<DeviceModels>) -> Loaded {
     let target = Arc::new(target);
     Loaded {
         model: target.clone(),
         eos_token_ids: target.config().eos_token_ids.clone(),
         gemma4: Some(target),
         nextn: None,
+        on_device,
         end_of_generation: &["<eos>", "<turn|>", "<|tool_response>"],
     }
 }
 
-fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
-    qwen35::Target::load(checkpoint, options).map(loaded_qwen35)
-}
-
-fn qwen35_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<LoadedOnDevice> {
+fn qwen35(checkpoint: &Checkpoint, options: &LoadOptions, device: Option<&dyn Device>) -> Result<Loaded> {
+    let Some(device) = device else {
+        return qwen35::Target::load(checkpoint, options.clone()).map(|target| loaded_qwen35(target, None));
+    };
     let config = qwen35::TextConfig::of(checkpoint)?;
     let attention = config.layers.iter().enumerate().filter(|(_, layer)| **layer == qwen35::LayerType::Full);
     check_head_dims(device, attention.map(|(i, _)| (i, config.head_dim)))?;
     let (target, weights) = qwen35::Target::load_to(&DeviceDestination(device), checkpoint, options)?;
-    Ok((loaded_qwen35(target), weights.models()))
+    Ok(loaded_qwen35(target, Some(weights.models())))
 }
 
-fn loaded_qwen35(target: qwen35::Target) -> Loaded {
+fn loaded_qwen35(target: qwen35::Target, on_device: Option<DeviceModels>) -> Loaded {
     let target = Arc::new(target);
     Loaded {
         model: target.clone(),
         gemma4: None,
         eos_token_ids: target.config().eos_token_ids.clone(),
         nextn: target.has_nextn().then_some(target as Arc<dyn NextnHead>),
+        on_device,
         end_of_generation: &["<|im_end|>", "<|endoftext|>"],
     }
 }

@@ -57,9 +57,11 @@ fn read(
 ) -> Result<ReadModels> {
     // One thread makes the tokenizer; the weights' errors come first.
     let vocab_size = family::vocab_size(checkpoint);
-    let (target, tokenizer) =
-        rayon::join(|| read_target(checkpoint, load, device), || checkpoint.tokenizer(vocab_size?));
-    let (target, models) = target?;
+    let (target, tokenizer) = rayon::join(
+        || family::load(checkpoint, load, device.map(|device| &**device)),
+        || checkpoint.tokenizer(vocab_size?),
+    );
+    let target = target?;
     let assistant = options.assistant.as_ref().map(|path| match &target.gemma4 {
         Some(target) => read_assistant(path, target, load, device),
         None => Err(family::not_implemented("assistant", "omit it", checkpoint)),
@@ -68,34 +70,36 @@ fn read(
     let tokenizer = tokenizer?;
     let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
         let checkpoint = Checkpoint::open(path)?;
-        let draft = read_target(&checkpoint, &LoadOptions { nextn: false, ..load.clone() }, device)?;
-        let has_delta_nets = draft.1.as_ref().is_some_and(|models| models.target.delta_nets().is_some());
+        let load = LoadOptions { nextn: false, ..load.clone() };
+        let draft = family::load(&checkpoint, &load, device.map(|device| &**device))?;
+        let has_delta_nets = draft.on_device.as_ref().is_some_and(|models| models.target.delta_nets().is_some());
         if let Some(device) = device.filter(|_| has_delta_nets) {
             // It drops rows by truncation, which recurrent states do not support.
             let problem = "a draft model with delta nets is not implemented; omit it, or use the CPU";
             return Err(Error::Device { device: device.name(), problem: problem.into() });
         }
-        let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
-        check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;
-        Ok(draft)
+        let own = checkpoint.tokenizer(draft.model.vocab_size())?;
+        check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.model, own.as_ref()))?;
+        Ok((Arc::new(ChainedModel(draft.model)), draft.on_device))
     });
-    let (draft_model, draft_models) = draft.transpose()?.unzip();
+    let (draft_model, draft_on_device) = draft.transpose()?.unzip();
     let end_of_generation = end_of_generation(&target, tokenizer.as_ref(), &tokens.end);
     let (context, suppressed) = (target.model.max_position_embeddings(), &tokens.suppressed[..]);
     let mut sources = Sources {
         gemma4: target.gemma4,
         assistant: assistant.map(Arc::new),
         nextn: target.nextn,
-        draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
+        draft_model,
         ..Sources::new(target.model, PagePool::new(options.kv_memory))
     };
     let mut on_device = None;
-    if let Some((device, DeviceModels { target, nextn })) = device.zip(models) {
+    if let Some((device, DeviceModels { target, nextn })) = device.zip(target.on_device) {
         let assistant = assistant_model.flatten().zip(sources.assistant.as_ref());
         let assistant = assistant.map(|(model, host)| (model, host.donors().to_vec()));
         let models = Models::new(device.clone(), target, assistant, suppressed, options.kv_memory)?;
         let nextn = nextn.map(|head| DeviceNextnHead::new(&models, head, context, suppressed)).transpose()?;
-        let draft = draft_models.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
+        let draft =
+            draft_on_device.flatten().map(|draft| models.sharing_pages(draft.target, suppressed)).transpose()?;
         sources.pages = models.pages().clone();
         (sources.device_nextn, sources.device_draft_model) = (nextn.map(Arc::new), draft.map(Arc::new));
         on_device = Some(Arc::new(models));
@@ -112,21 +116,6 @@ fn end_of_generation(target: &Loaded, tokenizer: Option<&Tokenizer>, also: &[u32
     ids.sort_unstable();
     ids.dedup();
     ids
-}
-
-/// A target, and its weights if they are on a device.
-fn read_target(
-    checkpoint: &Checkpoint,
-    load: &LoadOptions,
-    device: Option<&Arc<dyn Device>>,
-) -> Result<(Loaded, Option<DeviceModels>)> {
-    match device {
-        None => Ok((family::load(checkpoint, load.clone())?, None)),
-        Some(device) => {
-            let (loaded, models) = family::load_to_device(checkpoint, load, &**device)?;
-            Ok((loaded, Some(models)))
-        }
-    }
 }
 
 /// An assistant for `target`, and its weights if they are on a device.

@@ -415,7 +415,7 @@ impl Run {
     fn learn(&mut self, session: &mut Session) {
         let (decoder, drafted) = session.decoder_and_draft();
         // A proposal of a plain step is no draft.
-        if let Some(Ok(Ok(drafted))) = &drafted
+        if let Some(Ok(drafted)) = &drafted
             && drafted.planned_len > 0
         {
             self.statistics.speculation.cancelled += 1;
@@ -450,10 +450,9 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session, requested: Instant) 
     let engine = session.engine.clone();
     let (decoder, drafted) = session.decoder_and_draft();
     let waited = drafted.is_some().then(|| requested.elapsed());
-    let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let max_rows = decoder.state.kv().max_round_rows();
     let done = engine.run(|| {
-        let mut work = run.plan(decoder, max_rows, OtherSequences::default(), drafted?)?;
+        let mut work = run.plan(decoder, max_rows, OtherSequences::default(), drafted.transpose()?)?;
         if let Work::Verify(proposal) = &mut work {
             decoder.complete(proposal, &run.cancel)?;
         }

@@ -31,15 +31,12 @@ pub struct Session {
 /// Where the decoder is.
 enum Phase {
     /// In the session, with the next draft if one was made ahead of time.
-    Idle(Box<SpeculativeDecoder>, Option<Box<DraftResult>>),
+    Idle(Box<SpeculativeDecoder>, Option<Box<Result<Proposal>>>),
     /// On the thread that makes the next draft.
     Drafting(Pending<Box<SpeculativeDecoder>, Result<Proposal>>),
     /// Only inside a function that moves it.
     Transient,
 }
-
-/// A draft made ahead of time, or its panic.
-type DraftResult = std::thread::Result<Result<Proposal>>;
 
 impl Session {
     pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Self> {
@@ -248,7 +245,7 @@ impl Session {
     }
 
     /// The decoder, waiting for it if it is drafting, and the draft made meanwhile.
-    pub(crate) fn decoder_and_draft(&mut self) -> (&mut SpeculativeDecoder, Option<DraftResult>) {
+    pub(crate) fn decoder_and_draft(&mut self) -> (&mut SpeculativeDecoder, Option<Result<Proposal>>) {
         self.wait();
         match &mut self.phase {
             Phase::Idle(decoder, drafted) => (decoder, drafted.take().map(|drafted| *drafted)),
@@ -260,8 +257,9 @@ impl Session {
     pub(crate) fn wait(&mut self) {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Transient) {
             Phase::Drafting(pending) => {
-                let (decoder, result) = pending.wait(&self.engine.parts.pool);
-                Phase::Idle(decoder, Some(Box::new(result)))
+                let (decoder, drafted) = pending.wait(&self.engine.parts.pool);
+                let drafted = drafted.unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
+                Phase::Idle(decoder, Some(Box::new(drafted)))
             }
             phase => phase,
         };

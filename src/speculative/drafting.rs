@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use super::chain::ChainDraft;
 use super::drafter_list::DrafterList;
 use super::drafting_context::DraftingContext;
-use super::proposal::{Call, Verified, drafted_by, outcomes};
+use super::proposal::{Call, Verified, outcomes};
 use super::round_result::PassTiming;
 use super::{
     AcceptResult, Accepted, AvailableDrafter, BlockSize, Cancel, Confidence, Context, Costs, DecisionInput,
@@ -361,12 +361,12 @@ impl Drafting {
     fn report(&mut self, round: &RoundResult, found: &[Draft], others: OtherSequences) {
         let (drafter, accepted) = (round.decision.plan.drafter(), round.accepted);
         let drafted = round.draft.tokens.len();
-        let of_model = drafter.filter(|one| !round.is_shortened && self.drafters.is_model(*one));
-        let of_model = of_model.map_or(0, |one| drafted_by(&round.calls, one));
+        // Only the planned drafter's model drafts.
+        let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
+        let of_model = steps.filter(|_| !round.is_shortened).map_or(0, |call| call.tokens);
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
         let dropped = usize::from(accepted == drafted && of_model > drafted);
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
-        let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
         let kind = |call: &Call| self.drafters.all[call.drafter].kind();
         self.planner.observe(&Observation {
             context: round.position,

@@ -93,11 +93,6 @@ pub(super) fn count_call(calls: &mut Vec<Call>, new: Call) {
     }
 }
 
-/// Tokens that `drafter` drafted.
-pub(super) fn drafted_by(calls: &[Call], drafter: usize) -> usize {
-    calls.iter().find(|call| call.drafter == drafter).map_or(0, |call| call.tokens)
-}
-
 /// How much of `found` would have been accepted, by prompt lookup drafter, where `tokens` were emitted.
 pub(super) fn outcomes(found: &[Draft], tokens: &[u32]) -> Vec<DraftOutcome> {
     let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());

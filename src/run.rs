@@ -286,7 +286,7 @@ impl Run {
             }
             Done::Round(round) => {
                 let round = *round;
-                self.statistics.count(&round, waited.unwrap_or(round.draft_time));
+                self.statistics.count(&round, waited.unwrap_or(round.proposal.time));
                 if let Some(tracer) = &mut self.tracer {
                     tracer.round(session.engine.parts.tokenizer.as_deref(), &round, waited);
                 }

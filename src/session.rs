@@ -431,7 +431,7 @@ impl Statistics {
     }
 
     pub(crate) fn count(&mut self, round: &RoundResult, wait: Duration) {
-        let drafted = round.draft.tokens.len();
+        let drafted = round.proposal.draft.tokens.len();
         self.rounds += 1;
         self.drafted += drafted;
         self.accepted += round.accepted;

@@ -336,7 +336,7 @@ impl<R> Unfinished<'_, '_, R> {
     ) -> Result<Done> {
         let Self { drafting, work, rng, ends, counts, .. } = self;
         let timing = PassTiming { position: round.position(), verify, others: all.without(counts) };
-        let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, rng, ends, &timing))?;
+        let (keep, done) = Error::catch(|| finish(drafting, work.take(), output, rng, ends, timing))?;
         round.commit(keep);
         Ok(done)
     }
@@ -439,7 +439,7 @@ fn finish(
     output: Option<ForwardOutput<'_>>,
     rng: &mut StdRng,
     ends: &mut Ends<'_>,
-    timing: &PassTiming,
+    timing: PassTiming,
 ) -> Result<(usize, Done)> {
     match (work, output) {
         (Some(Work::Prompt { ids, is_last, scored }), mut output) => {

@@ -280,18 +280,18 @@ impl Drafting {
     /// If a logit is NaN or infinite, or those of `ends`.
     pub fn verify(
         &mut self,
-        proposal: Proposal,
+        mut proposal: Proposal,
         mut output: ForwardOutput<'_>,
         ends: &mut dyn FnMut(u32) -> Result<bool>,
         rng: &mut StdRng,
-        timing: &PassTiming,
+        timing: PassTiming,
     ) -> Result<RoundResult> {
-        let Proposal { mut draft, decision, calls, is_shortened, found, time: draft_time, verified, .. } = proposal;
+        let (draft, verified) = (&mut proposal.draft, proposal.verified.take());
         let drafted = draft.tokens.len();
-        let verified = verified.unwrap_or_else(|| self.accept(&mut draft, &mut output, rng));
+        let verified = verified.unwrap_or_else(|| self.accept(draft, &mut output, rng));
         let Verified { accepted: Accepted { count, next }, mut logprobs, time: read_time } = verified?;
         let start = Instant::now();
-        let mut tokens = draft.tokens[..count].to_vec();
+        let mut tokens = proposal.draft.tokens[..count].to_vec();
         tokens.push(next);
         let emitted = self.emitted(&tokens, ends)?;
         tokens.truncate(emitted);
@@ -307,25 +307,12 @@ impl Drafting {
         let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);
-        let drafter = decision.plan.drafter().filter(|_| drafted > 0);
+        let drafter = proposal.decision.plan.drafter().filter(|_| drafted > 0);
         let result = drafter.map(|drafter| (drafter, AcceptResult { drafted, accepted }));
         self.drafters.observe(&self.tokens, timing.position, &states, result);
-        let round = RoundResult {
-            tokens,
-            logprobs,
-            draft,
-            accepted,
-            decision,
-            calls,
-            is_shortened,
-            last,
-            position: timing.position,
-            hidden_l2,
-            draft_time,
-            verify_time: timing.verify,
-            accept_time: read_time + start.elapsed(),
-        };
-        self.report(&round, &found, timing.others);
+        let accept_time = read_time + start.elapsed();
+        let round = RoundResult { proposal, timing, tokens, logprobs, accepted, last, hidden_l2, accept_time };
+        self.report(&round);
         Ok(round)
     }
 
@@ -358,24 +345,24 @@ impl Drafting {
     }
 
     /// Tells the planner what a round cost and achieved.
-    fn report(&mut self, round: &RoundResult, found: &[Draft], others: OtherSequences) {
-        let (drafter, accepted) = (round.decision.plan.drafter(), round.accepted);
-        let drafted = round.draft.tokens.len();
+    fn report(&mut self, round: &RoundResult) {
+        let RoundResult { proposal, timing, accepted, .. } = round;
+        let (drafter, drafted, accepted) = (proposal.decision.plan.drafter(), proposal.draft.tokens.len(), *accepted);
         // Only the planned drafter's model drafts.
-        let steps = round.calls.iter().find(|call| self.drafters.is_model(call.drafter));
-        let of_model = steps.filter(|_| !round.is_shortened).map_or(0, |call| call.tokens);
+        let steps = proposal.calls.iter().find(|call| self.drafters.is_model(call.drafter));
+        let of_model = steps.filter(|_| !proposal.is_shortened).map_or(0, |call| call.tokens);
         // If a constraint rejected the model's next token before the pass, it counts as rejected here.
         let dropped = usize::from(accepted == drafted && of_model > drafted);
         let milliseconds = |time: Duration| 1e3 * time.as_secs_f64();
         let kind = |call: &Call| self.drafters.all[call.drafter].kind();
         self.planner.observe(&Observation {
-            context: round.position,
+            context: timing.position,
             rows: drafted + 1,
-            others,
-            verify_ms: milliseconds(round.verify_time + round.accept_time),
+            others: timing.others,
+            verify_ms: milliseconds(timing.verify + round.accept_time),
             steps: steps.map(|call| ModelSteps { kind: kind(call), tokens: call.tokens, ms: milliseconds(call.time) }),
             verified: drafter.map(|drafter| DraftOutcome { drafter, drafted: drafted + dropped, accepted }),
-            found: &outcomes(found, &round.tokens),
+            found: &outcomes(&proposal.found, &round.tokens),
             emitted: round.tokens.len(),
         });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Costs, DrafterKind, Reason, RoundResult};
+use super::{Costs, DrafterKind, Proposal, Reason, RoundResult};
 
 /// Minimum measurements of a plain step for a comparison: the first one after a prompt runs with cold caches.
 const MIN_PLAIN_MEASUREMENTS: usize = 2;
@@ -122,23 +122,23 @@ impl SpeculationStats {
     }
 
     pub(crate) fn count(&mut self, round: &RoundResult, wait: Duration) {
-        let rows = 1 + round.draft.tokens.len();
+        let Proposal { draft, decision, calls, time, .. } = &round.proposal;
+        let (drafted, rows) = (draft.tokens.len(), 1 + draft.tokens.len());
         self.rows.resize(self.rows.len().max(rows + 1), 0);
         self.rows[rows] += 1;
-        *self.reasons.entry(round.decision.reason.name()).or_default() += 1;
+        *self.reasons.entry(decision.reason.name()).or_default() += 1;
         self.passes_saved += round.tokens.len() - 1;
-        self.draft += round.draft_time;
+        self.draft += *time;
         self.wait += wait;
-        self.verify += round.verify_time;
+        self.verify += round.timing.verify;
         self.accept += round.accept_time;
-        for call in &round.calls {
+        for call in calls {
             let drafter = &mut self.drafters[call.drafter];
             drafter.calls += 1;
             drafter.proposed += call.tokens;
             drafter.draft += call.time;
         }
-        let drafted = round.draft.tokens.len();
-        if let Some(drafter) = round.decision.plan.drafter().filter(|_| drafted > 0) {
+        if let Some(drafter) = decision.plan.drafter().filter(|_| drafted > 0) {
             let drafter = &mut self.drafters[drafter];
             drafter.drafts += 1;
             drafter.accepted_drafts += usize::from(round.accepted > 0);

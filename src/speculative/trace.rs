@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::{DrafterKind, RoundResult};
+use super::{DrafterKind, Proposal, RoundResult};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::{Error, Result};
 
@@ -138,18 +138,18 @@ impl Tracer {
     /// its own.
     pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &RoundResult, waited: Option<Duration>) {
         let us = |time: Duration| time.as_micros() as u64;
-        let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {
+        let Proposal { draft, decision: d, calls, time, .. } = &round.proposal;
+        let drafted = draft.tokens.iter().enumerate().map(|(i, id)| match draft.confidence.get(i) {
             Some(p) => json!({"id": id, "p": p}),
             None => json!({"id": id}),
         });
-        let d = &round.decision;
         let path = match waited {
-            _ if round.draft.tokens.is_empty() => "skip",
+            _ if draft.tokens.is_empty() => "skip",
             None => "sync",
             Some(_) => "lazy",
         };
         self.iteration += 1;
-        let calls = round.calls.iter().map(
+        let calls = calls.iter().map(
             |call| json!({"drafter": self.kinds[call.drafter].name(), "tokens": call.tokens, "us": us(call.time)}),
         );
         let mut line = json!({
@@ -159,18 +159,18 @@ impl Tracer {
             "path": path,
             "drafter": d.plan.drafter().map(|drafter| self.kinds[drafter].name()),
             "last": round.last,
-            "position": round.position,
+            "position": round.timing.position,
             "hidden_l2": round.hidden_l2,
-            "draft": draft.collect::<Vec<_>>(),
+            "draft": drafted.collect::<Vec<_>>(),
             "calls": calls.collect::<Vec<_>>(),
-            "rows": 1 + round.draft.tokens.len(),
+            "rows": 1 + draft.tokens.len(),
             "reason": d.reason.name(),
             "expected": {"tokens": d.tokens, "ms": d.ms, "plain_ms": d.plain_ms, "balance": d.balance},
             "accepted": round.accepted,
             "next": round.tokens.last(),
-            "us_draft": us(round.draft_time),
-            "us_wait": us(waited.unwrap_or(round.draft_time)),
-            "us_verify": us(round.verify_time),
+            "us_draft": us(*time),
+            "us_wait": us(waited.unwrap_or(*time)),
+            "us_verify": us(round.timing.verify),
             "us_accept": us(round.accept_time),
         });
         line["tokens"] = self.tokens(tokenizer, &round.tokens);

@@ -23,7 +23,7 @@ use crate::speculative::{OtherSequences, PassMode, Proposing, Step, Work, comple
 use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
-use prefix_cache::PrefixCache;
+use prefix_cache::{Origin, PrefixCache};
 use shared_prompt::{await_reader, begin_awaiting, least_unread};
 use slot::{PartDone, Slot};
 
@@ -187,7 +187,7 @@ impl Scheduler {
         run.end(&mut session);
         // After a panic the state may be half of a pass.
         if let Some(prefixes) = self.prefixes.as_mut().filter(|_| run.finish_reason() != Some(FinishReason::Error)) {
-            prefixes.insert_last(&mut session);
+            prefixes.insert(&mut session, Origin::Ended);
         }
         Some(session)
     }
@@ -357,7 +357,7 @@ impl Scheduler {
             let taken = run.take(session, done, None)?;
             let is_at_cut = was_reading && run.cuts.contains(&session.decoder().state.len());
             if let Some(prefixes) = prefixes.as_mut().filter(|_| is_at_cut) {
-                prefixes.insert_running(session);
+                prefixes.insert(session, Origin::Running);
             }
             match run.has_first() {
                 true => run.nothing_to_generate().map_or_else(|| run.emit_first(session), |piece| Ok(Some(piece))),

@@ -84,7 +84,7 @@ struct CachedPrefix {
 
 /// The sequence that a cached prefix was forked from, at that time.
 #[derive(Clone, Copy, PartialEq)]
-enum Origin {
+pub(crate) enum Origin {
     /// It continues: a longer prefix of it is or will be cached.
     Running,
     Ended,
@@ -202,20 +202,9 @@ impl PrefixCache {
         cuts
     }
 
-    /// Caches a sequence that continues. The cached prefix shares its pages, so it is not dropped here and not saved.
-    pub fn insert_running(&mut self, session: &mut Session) {
-        self.insert(session, Origin::Running);
-        while self.is_full() && self.drop_oldest_before(self.uses) {}
-    }
-
-    /// Caches a sequence that has ended.
-    pub fn insert_last(&mut self, session: &mut Session) {
-        self.insert(session, Origin::Ended);
-        while self.is_full() && self.drop_oldest() {}
-    }
-
-    /// Caches a sequence up to its last read token.
-    fn insert(&mut self, session: &mut Session, origin: Origin) {
+    /// Caches a sequence up to its last read token. One that continues shares its pages with the cached prefix, which
+    /// is not dropped here and not saved.
+    pub fn insert(&mut self, session: &mut Session, origin: Origin) {
         let len = session.decoder().state.len();
         let key = session.tokens()[..len].to_vec();
         self.uses += 1;
@@ -232,6 +221,8 @@ impl PrefixCache {
                 Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
         }
+        let dropped_before = if origin == Origin::Running { used } else { u64::MAX };
+        while self.is_full() && self.drop_oldest_before(dropped_before) {}
     }
 
     /// Drops prefixes until `bytes` are available under the limit of the engine's pages, or of the system, or as many

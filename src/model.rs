@@ -282,22 +282,11 @@ impl Request {
         let mut request = Self::default();
         let mut first = 0;
         for round in batch.rounds() {
-            request.add_logits(first, round.rows(), outputs);
-            request.add_hidden(first, round.rows(), outputs);
+            outputs.add_to(&mut request.logits, first, round.rows());
+            outputs.add_to(&mut request.hidden, first, round.rows());
             first += round.rows();
         }
         request
-    }
-
-    /// Adds the logits of the `outputs` rows of a segment of `rows` rows from `first` on; returns their rows in
-    /// [`Output::logits`].
-    pub(crate) fn add_logits(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
-        add(&mut self.logits, first, rows, outputs)
-    }
-
-    /// The same for hidden states.
-    pub(crate) fn add_hidden(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
-        add(&mut self.hidden, first, rows, outputs)
     }
 
     /// All output rows.
@@ -324,12 +313,6 @@ impl Request {
     }
 }
 
-fn add(to: &mut Vec<usize>, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
-    let before = to.len();
-    to.extend(first + rows - outputs.of(rows)..first + rows);
-    before..to.len()
-}
-
 impl OutputRows {
     /// The number of output rows of a segment of `rows` rows: its last ones.
     pub fn of(self, rows: usize) -> usize {
@@ -338,6 +321,14 @@ impl OutputRows {
             Self::Last => rows.min(1),
             Self::None => 0,
         }
+    }
+
+    /// Adds the output rows of a segment of `rows` rows from `first` on to those of a [`Request`]; returns their rows
+    /// in the [`Output`].
+    pub(crate) fn add_to(self, requested: &mut Vec<usize>, first: usize, rows: usize) -> Range<usize> {
+        let before = requested.len();
+        requested.extend(first + rows - self.of(rows)..first + rows);
+        before..requested.len()
     }
 }
 

@@ -368,8 +368,8 @@ fn cpu_pass(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let first = batch.rows();
         let round = planned.begin_round(state, ids.len())?;
         batch.push(&ids, round)?;
-        let logits = request.add_logits(first, ids.len(), logits);
-        let hidden = request.add_hidden(first, ids.len(), hidden);
+        let logits = logits.add_to(&mut request.logits, first, ids.len());
+        let hidden = hidden.add_to(&mut request.hidden, first, ids.len());
         request.taps.extend(drafting.drafters.reads().taps);
         unfinished.push(Unfinished { drafting, work, rng, ends, counts, logits, hidden });
     }

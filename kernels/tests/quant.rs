@@ -91,9 +91,12 @@ fn product(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32]) -> Vec<f32> {
 fn product_of(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32], format: ActivationFormat) -> Vec<f32> {
     let rows = x.len() / matrix.inputs();
     let mut scratch = vec![0; format.scratch_len(rows, matrix.inputs()).unwrap()];
-    let x = Activations::quantize(isa, format, x, matrix.inputs(), &mut scratch);
-    let mut y = vec![f32::NAN; rows * matrix.outputs()];
-    matmul(isa, matrix, &x, ColumnsMut::new(&mut y, rows, matrix.outputs()));
+    multiplied(isa, matrix, &Activations::quantize(isa, format, x, matrix.inputs(), &mut scratch))
+}
+
+fn multiplied(isa: Isa, matrix: &PackedMatrix<'_>, x: &Activations<'_>) -> Vec<f32> {
+    let mut y = vec![f32::NAN; x.rows() * matrix.outputs()];
+    matmul(isa, matrix, x, ColumnsMut::new(&mut y, x.rows(), matrix.outputs()));
     y
 }
 
@@ -122,12 +125,13 @@ fn every_isa_has_the_bits_of_the_reference() {
                 let rows = random_rows(weight_type, outputs, inputs, &mut random);
                 let bytes = packed(weight_type, inputs, &rows);
                 let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+                let x = random_activations(13, inputs, &mut random);
+                let want = product(Isa::Scalar, &matrix, &x);
                 for batch in [1, 2, 3, 8, 13] {
-                    let x = random_activations(batch, inputs, &mut random);
-                    let want = product(Isa::Scalar, &matrix, &x);
+                    let (x, want) = (x[..batch * inputs].to_vec(), &want[..batch * outputs]);
                     for isa in Isa::available().skip(1) {
                         let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
-                        assert_same_bits(&product(isa, &matrix, &x), &want, &what);
+                        assert_same_bits(&product(isa, &matrix, &x), want, &what);
                     }
                 }
             }
@@ -140,17 +144,26 @@ fn all_row_counts_and_widths_agree_with_the_reference() {
     let mut random = Random(2);
     for weight_type in WeightType::ALL {
         let inputs = if weight_type.block_len() == 256 { 512 } else { 3 * weight_type.block_len() };
-        for outputs in (1..=17).chain([31, 32, 33]) {
-            let rows = random_rows(weight_type, outputs, inputs, &mut random);
-            let bytes = packed(weight_type, inputs, &rows);
-            let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
-            let x = random_activations(40, inputs, &mut random);
-            let want = product(Isa::Scalar, &matrix, &x);
-            for isa in Isa::available().skip(1) {
-                for batch in (1..=17).chain([40]) {
-                    let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
-                    assert_same_bits(&product(isa, &matrix, &x[..batch * inputs]), &want[..batch * outputs], &what);
-                }
+        let (most, row_bytes) = (33, weight_type.row_bytes(inputs).unwrap());
+        let rows = random_rows(weight_type, most, inputs, &mut random);
+        let x = random_activations(40, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let all = product(Isa::Scalar, &PackedMatrix::new(weight_type, most, inputs, &bytes), &x);
+        // The first rows of the matrix, and the first columns of the reference.
+        let widths = (1..=17).chain([31, 32, most]).map(|outputs| {
+            let want: Vec<f32> = all.chunks_exact(most).flat_map(|y| &y[..outputs]).copied().collect();
+            (outputs, packed(weight_type, inputs, &rows[..outputs * row_bytes]), want)
+        });
+        let widths: Vec<_> = widths.collect();
+        for (isa, batch) in Isa::available().skip(1).flat_map(|isa| (1..=17).chain([40]).map(move |batch| (isa, batch)))
+        {
+            let format = ActivationFormat::new(isa, weight_type, batch);
+            let mut scratch = vec![0; format.scratch_len(batch, inputs).unwrap()];
+            let x = Activations::quantize(isa, format, &x[..batch * inputs], inputs, &mut scratch);
+            for (outputs, bytes, want) in &widths {
+                let matrix = PackedMatrix::new(weight_type, *outputs, inputs, bytes);
+                let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
+                assert_same_bits(&multiplied(isa, &matrix, &x), &want[..batch * outputs], &what);
             }
         }
     }
@@ -198,11 +211,12 @@ fn extreme_rows_agree_with_the_reference() {
             }
             let bytes = packed(weight_type, inputs, &rows);
             let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
-            for signs in [[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]] {
+            for signs in [[1.0f32, 1.0], [-1.0, -1.0], [1.0, -1.0]] {
+                let row = signs.repeat(inputs / 2);
+                let of_row = product(Isa::Scalar, &matrix, &row);
+                assert!(of_row.iter().all(|y| y.is_finite()), "{weight_type:?} {byte}");
                 for batch in [1, 2, 4, 9, 33] {
-                    let x: Vec<f32> = (0..batch * inputs).map(|i| signs[i % 2]).collect();
-                    let want = product(Isa::Scalar, &matrix, &x);
-                    assert!(want.iter().all(|y| y.is_finite()), "{weight_type:?} {byte}");
+                    let (x, want) = (row.repeat(batch), of_row.repeat(batch));
                     for isa in Isa::available().skip(1) {
                         let what = format!("{weight_type:?} {} {batch} rows of {byte:#x}", isa.name());
                         assert_same_bits(&product(isa, &matrix, &x), &want, &what);
@@ -363,26 +377,29 @@ fn products_are_within_the_activations_rounding() {
         let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
         let x = random_activations(batch, inputs, &mut random);
         let block_len = weight_type.activation_type().block_len();
-        for isa in Isa::available() {
-            let y = product(isa, &matrix, &x);
-            for (j, row) in rows.chunks_exact(rows.len() / outputs).enumerate() {
-                let mut weights = vec![0.0; inputs];
-                dequantize_row(weight_type, row, &mut weights);
-                for (r, x) in x.chunks_exact(inputs).enumerate() {
-                    let (mut want, mut bound) = (0.0, 1e-5);
-                    for (x, w) in x.chunks_exact(block_len).zip(weights.chunks_exact(block_len)) {
-                        let step = f64::from(x.iter().fold(0.0f32, |a, x| a.max(x.abs()))) / 127.0;
-                        for (x, w) in x.iter().zip(w) {
-                            let slack = 0.5 * step + f64::from(x.abs()) * 1e-3;
-                            want += f64::from(*x) * f64::from(*w);
-                            bound += f64::from(w.abs()) * slack;
-                        }
-                        // A min multiplies the sum, which was rounded to `f16` separately.
-                        bound += 32.0 * 0.02 * step * 127.0 * 2f64.powi(-10);
+        // Of every product, what it is in `f64`, and the bound.
+        let mut exact = vec![(0.0, 1e-5); batch * outputs];
+        for (j, row) in rows.chunks_exact(rows.len() / outputs).enumerate() {
+            let mut weights = vec![0.0; inputs];
+            dequantize_row(weight_type, row, &mut weights);
+            for (r, x) in x.chunks_exact(inputs).enumerate() {
+                let (want, bound) = &mut exact[r * outputs + j];
+                for (x, w) in x.chunks_exact(block_len).zip(weights.chunks_exact(block_len)) {
+                    let step = f64::from(x.iter().fold(0.0f32, |a, x| a.max(x.abs()))) / 127.0;
+                    for (x, w) in x.iter().zip(w) {
+                        let slack = 0.5 * step + f64::from(x.abs()) * 1e-3;
+                        *want += f64::from(*x) * f64::from(*w);
+                        *bound += f64::from(w.abs()) * slack;
                     }
-                    let error = (f64::from(y[r * outputs + j]) - want).abs();
-                    assert!(error <= bound, "{weight_type:?} {}: off by {error}, bound {bound}", isa.name());
+                    // A min multiplies the sum, which was rounded to `f16` separately.
+                    *bound += 32.0 * 0.02 * step * 127.0 * 2f64.powi(-10);
                 }
+            }
+        }
+        for isa in Isa::available() {
+            for (y, (want, bound)) in product(isa, &matrix, &x).iter().zip(&exact) {
+                let error = (f64::from(*y) - want).abs();
+                assert!(error <= *bound, "{weight_type:?} {}: off by {error}, bound {bound}", isa.name());
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Rows, pages, quantization and attention.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::attention::{
@@ -61,12 +62,12 @@ fn groups(width: usize) -> RotationGroups {
     RotationGroups::of(width).expect("a width")
 }
 
-/// A page's codes, scales and mean as one slice of bytes.
+/// A page's codes, scales and mean as one slice of bytes; on every instruction set the same.
 fn encoded(layout: PageLayout, rows: &[f32]) -> Vec<u8> {
     let (mut codes, mut scales) = (vec![0; layout.code_bytes()], vec![f16::ZERO; layout.scales()]);
     let mut mean = vec![f16::ZERO; layout.mean()];
     let page = PageMut { codes: &mut codes, scales: &mut scales, mean: &mut mean };
-    encode_page(ISA, layout, rows, page).expect("finite rows");
+    encode_page(Isa::best(), layout, rows, page).expect("finite rows");
     codes.extend(scales.iter().chain(&mean).flat_map(|x| x.to_le_bytes()));
     codes
 }
@@ -439,10 +440,6 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
                     continue;
                 }
                 let i = page * layer.kv_heads + kv_head;
-                let mut exact_keys = stored.values[i].clone();
-                for (to, from) in exact_keys.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(rotary_channels)) {
-                    to[..rotary_channels].copy_from_slice(from);
-                }
                 let page_of = |layout: Option<PageLayout>, side: usize| {
                     let (codes, scales, mean) = quantized[i][side].as_ref().filter(|_| is_quantized)?;
                     Some(Page::new(layout?, codes, scales, mean))
@@ -457,12 +454,22 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
                         None => words,
                     }
                 });
+                let mut joined = Vec::new();
                 let keys = match (k, v) {
                     (Some(rotary), Some(values)) if rotary_channels < width => {
                         attention::KvRows::KEqV { rotary, values }
                     }
                     (Some(k), _) => attention::KvRows::Quantized(k),
-                    (None, _) => Elements::F32(&exact_keys).into(),
+                    (None, _) if rotary_channels == width => Elements::F32(&stored.keys[i]).into(),
+                    (None, _) => {
+                        joined.clone_from(&stored.values[i]);
+                        for (to, from) in
+                            joined.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(rotary_channels))
+                        {
+                            to[..rotary_channels].copy_from_slice(from);
+                        }
+                        Elements::F32(&joined).into()
+                    }
                 };
                 let values = v.map_or(Elements::F32(&stored.values[i]).into(), attention::KvRows::Quantized);
                 let tile = KvBlock { keys, values, head_dim: width };
@@ -477,6 +484,19 @@ fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) ->
 }
 
 fn attend_case(what: &str, layer: Layer) -> Case {
+    let (name, sources) = named(what, &layer);
+    Case::new(name, sources, move |device| run_attention(&layer, &Inputs::new(&layer), device))
+}
+
+/// Keeps its inputs, for many runs.
+fn small_case(layer: Layer) -> Case {
+    let (name, sources) = named("small", &layer);
+    let inputs = OnceLock::new();
+    Case::new(name, sources, move |device| run_attention(&layer, inputs.get_or_init(|| Inputs::new(&layer)), device))
+}
+
+/// The name of a case, and its sources.
+fn named(what: &str, layer: &Layer) -> (String, &'static [&'static str]) {
     let codes = layer.codes.map(|codes| codes.map_or("exact", CodeFormat::name)).join("/");
     let name = format!(
         "attend {what} {codes} {} {:?}, rows {:?}, window {:?}",
@@ -514,7 +534,48 @@ fn attend_case(what: &str, layer: Layer) -> Case {
             "rotate.h",
         ],
     };
-    Case::new(name, sources, move |device| run_attention(&layer, device))
+    (name, sources)
+}
+
+/// What the runs of a case have in common.
+struct Inputs {
+    stored: Vec<Stored>, // of every sequence
+    rows: Vec<f32>,
+    expected: OnceLock<Vec<Vec<f32>>>, // of every sequence, the rows of the result
+}
+
+impl Inputs {
+    fn new(layer: &Layer) -> Self {
+        let (width, count) = (layer.width, layer.count());
+        let mut numbers = Numbers::new((width + count) as u64);
+        let stored = (0..layer.sequences.len()).map(|sequence| stored(layer, sequence, &mut numbers)).collect();
+        let mut rows = numbers.normals(count * layer.kv_heads * layer.group * width);
+        rows.iter_mut().for_each(|x| *x *= 2.0 / (width as f32).sqrt());
+        Self { stored, rows, expected: OnceLock::new() }
+    }
+
+    /// In the domain and order of the model.
+    fn expected(&self, layer: &Layer) -> &[Vec<f32>] {
+        let width = layer.width;
+        let of_sequence = |sequence: usize| {
+            let of = layer.rows_of(sequence);
+            let heads = layer.kv_heads * layer.group;
+            let queries = &self.rows[of.start * heads * width..of.end * heads * width];
+            let mut want = expected(layer, sequence, &self.stored[sequence], queries);
+            if layer.codes[1].is_some() {
+                rotate_back(ISA, &mut want, groups(width));
+            }
+            if layer.shared_pairs > 0 {
+                let order = shared_order(width, layer.shared_pairs);
+                for row in want.chunks_exact_mut(width) {
+                    let shared = row.to_vec();
+                    order.iter().zip(&shared).for_each(|(channel, x)| row[*channel] = *x);
+                }
+            }
+            want
+        };
+        self.expected.get_or_init(|| (0..layer.sequences.len()).map(of_sequence).collect())
+    }
 }
 
 /// The tables of a sequence: exact keys, exact values, quantized keys, quantized values. Pages that are not read have
@@ -583,14 +644,10 @@ fn launch(
     }
 }
 
-fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
+fn run_attention(layer: &Layer, inputs: &Inputs, device: &mut dyn Device) -> Result<(), String> {
     let (width, heads) = (layer.width, layer.kv_heads * layer.group);
     let count = layer.count();
-    let mut numbers = Numbers::new((width + count) as u64);
-    let all = 0..layer.sequences.len();
-    let stored: Vec<_> = all.clone().map(|sequence| stored(layer, sequence, &mut numbers)).collect();
-    let mut rows = numbers.normals(count * heads * width);
-    rows.iter_mut().for_each(|x| *x *= 2.0 / (width as f32).sqrt());
+    let (all, Inputs { stored, rows, .. }) = (0..layer.sequences.len(), inputs);
     let tables: Vec<_> = all.clone().map(|sequence| tables(layer, sequence, &stored[sequence], device)).collect();
 
     // The rows `of` in a pass of some of the sequences.
@@ -638,7 +695,7 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         device.run(combine(&queries, &partials, domain, order, y))?;
         Ok::<_, String>(device.read(y))
     };
-    let attend = |device: &mut dyn Device, sequences, of| attend_rows(device, sequences, of, &rows);
+    let attend = |device: &mut dyn Device, sequences, of| attend_rows(device, sequences, of, rows);
     let got = attend(device, all.clone(), 0..count)?;
     let part = |of: Range<usize>| &got[of.start * heads * width..of.end * heads * width];
     // The last row, computed alone, has the same bits.
@@ -663,21 +720,8 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         same_bits("some rows", &attend(device, all.clone(), of.clone())?, part(of))?;
     }
 
-    for sequence in all {
-        let of = layer.rows_of(sequence);
-        let queries = &rows[of.start * heads * width..of.end * heads * width];
-        let mut want = expected(layer, sequence, &stored[sequence], queries);
-        if layer.codes[1].is_some() {
-            rotate_back(ISA, &mut want, groups(width));
-        }
-        if layer.shared_pairs > 0 {
-            let order = shared_order(width, layer.shared_pairs);
-            for row in want.chunks_exact_mut(width) {
-                let shared = row.to_vec();
-                order.iter().zip(&shared).for_each(|(channel, x)| row[*channel] = *x);
-            }
-        }
-        close(&format!("y of sequence {sequence}"), part(of), &want, 1e-5)?;
+    for (sequence, want) in inputs.expected(layer).iter().enumerate() {
+        close(&format!("y of sequence {sequence}"), part(layer.rows_of(sequence)), want, 1e-5)?;
     }
     Ok(())
 }
@@ -948,32 +992,25 @@ pub fn small() -> Vec<Case> {
     cases.push(encode_case(CodeFormat::Tqc5, Side::Keys, 256, ElementType::F16));
     cases.push(encode_case(CodeFormat::Tqc3, Side::Values, 256, ElementType::F32));
     let layer = |layer: Layer| Layer { kv_heads: 2, group: 2, ..layer };
-    cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)))));
-    cases.push(attend_case(
-        "small",
-        layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) }),
-    ));
-    cases.push(attend_case("small", layer(Layer::exact(256, ElementType::F16, causal(131, 2)).with(causal(20, 1)))));
+    cases.push(small_case(layer(Layer::exact(64, ElementType::F16, causal(131, 2)))));
+    cases.push(small_case(layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) })));
+    cases.push(small_case(layer(Layer::exact(256, ElementType::F16, causal(131, 2)).with(causal(20, 1)))));
     let prompt = Layer { kv_heads: 2, group: 16, ..Layer::exact(256, ElementType::F16, causal(131, 8)) };
-    cases.push(attend_case("small", prompt.with(causal(20, 1))));
-    cases.push(attend_case("small", layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
-    cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
+    cases.push(small_case(prompt.with(causal(20, 1))));
+    cases.push(small_case(layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
+    cases.push(small_case(layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
     for codes in [
         [Some(CodeFormat::Q8_0), None],
         [None, Some(CodeFormat::Q4_0)],
         [Some(CodeFormat::Tqc5), Some(CodeFormat::Tqc3)],
     ] {
         let at = causal(300, 2);
-        cases.push(attend_case(
-            "small",
-            layer(Layer { codes, ..Layer::exact(64, ElementType::F16, at) }.with(causal(420, 2))),
-        ));
+        cases.push(small_case(layer(Layer { codes, ..Layer::exact(64, ElementType::F16, at) }.with(causal(420, 2)))));
     }
-    cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Q8_0, causal(300, 1)))));
-    cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)).with(causal(20, 2)))));
-    cases.push(attend_case(
-        "small",
-        layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)).with(causal(420, 2))),
-    ));
+    cases.push(small_case(layer(Layer::shared(CodeFormat::Q8_0, causal(300, 1)))));
+    cases.push(small_case(layer(Layer::exact(64, ElementType::F16, causal(131, 2)).with(causal(20, 2)))));
+    cases.push(small_case(layer(
+        Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)).with(causal(420, 2)),
+    )));
     cases
 }

@@ -40,12 +40,12 @@ const SOURCES: &[&str] = &[
     "device.metal",
 ];
 
-/// The rows of a matrix in a file's order.
+/// The rows of a matrix in a file's order; on every instruction set the same bytes.
 pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {
     let row_bytes = weight_type.row_bytes(inputs).expect("whole blocks");
     let mut bytes = vec![0; outputs * row_bytes];
     for row in bytes.chunks_exact_mut(row_bytes) {
-        quantize_row(Isa::Scalar, weight_type, &numbers.normals(inputs), row);
+        quantize_row(Isa::best(), weight_type, &numbers.normals(inputs), row);
     }
     bytes
 }

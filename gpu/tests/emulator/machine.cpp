@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <list>
 #include <memory>
 #include <vector>
 #include <sys/mman.h>
@@ -56,6 +57,8 @@ struct Guarded {
 
 // One per test thread, so that launches can run in parallel.
 struct Machine {
+    ~Machine();
+
     std::vector<Fiber> fibers;
     std::vector<Context> contexts; // one per stack
     ucontext_t entry;
@@ -63,7 +66,8 @@ struct Machine {
     size_t num_stacks = 0;
     std::vector<Gate> warps;
     Gate block;
-    std::vector<Guarded> shared; // one, or none yet
+    std::list<Guarded> shared; // of every size that a launch had
+    Guarded* own_shared = nullptr; // this launch's, or none yet
     std::vector<Guarded> buffers;
     Fiber* running = nullptr;
     size_t left = 0; // threads that have not returned
@@ -90,7 +94,7 @@ constexpr size_t AROUND = 16 << 20;
 
 // `len` bytes that begin `data_len` before inaccessible ones.
 Guarded guard(size_t len, size_t data_len) {
-    size_t pages = (data_len + page - 1) / page + 1; // one more page before, to detect writes below the start
+    size_t pages = (data_len + page - 1) / page + 1; // one more page before, which can be read and not be written
     Guarded g;
     g.map_len = pages * page;
     void* map = mmap(nullptr, AROUND + g.map_len + AROUND, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -100,17 +104,29 @@ Guarded guard(size_t len, size_t data_len) {
     g.data = g.map + pages * page - data_len;
     g.len = len;
     memset(g.map, POISON, g.map_len);
+    if (mprotect(g.map, page, PROT_READ) != 0) abort();
     return g;
 }
 
 void free_guarded(const Guarded& g) { munmap(g.map - AROUND, AROUND + g.map_len + AROUND); }
+
+void free_shared() {
+    for (const Guarded& s : m->shared) free_guarded(s);
+    m->shared.clear();
+    m->own_shared = nullptr;
+}
+
+Machine::~Machine() {
+    for (const Guarded& s : shared) free_guarded(s);
+    if (stacks) munmap(stacks, num_stacks * STACK);
+}
 
 bool intact(const Guarded& g) {
     // The bytes are all poison if the first is and each equals the next. The data themselves are not compared.
     auto poisoned = [](const unsigned char* at, const unsigned char* end) {
         return at == end || (*at == POISON && memcmp(at, at + 1, size_t(end - at) - 1) == 0);
     };
-    return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len);
+    return poisoned(g.map + page, g.data) && poisoned(g.data + g.len, g.map + g.map_len);
 }
 
 void run_fiber();
@@ -176,9 +192,7 @@ void run_fiber() {
 }
 
 void run_block() {
-    for (Guarded& s : m->shared) memset(s.data, 0xff, s.len);
-    for (Gate& gate : m->warps) gate = Gate();
-    m->block = Gate();
+    if (m->own_shared) memset(m->own_shared->data, 0xff, m->own_shared->len);
     m->left = m->fibers.size();
     size_t first = m->backwards ? m->left - 1 : 0;
     if (SAVE(m->scheduler) == 0) resume(m->fibers[first], first);
@@ -199,7 +213,7 @@ void on_signal(int signal, siginfo_t* info, void*) {
         snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): no memory at %p", self->linear, self->block.x,
                  self->block.y, self->block.z, static_cast<void*>(at));
         for (size_t i = 0; i < m->buffers.size(); i++) name(m->buffers[i], "buffer", i);
-        for (size_t i = 0; i < m->shared.size(); i++) name(m->shared[i], "shared memory", i);
+        if (m->own_shared) name(*m->own_shared, "shared memory", 0);
     } else {
         snprintf(m->error, sizeof m->error,
                  "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self->linear,
@@ -263,11 +277,17 @@ void barrier() {
 }
 
 void* shared(size_t bytes, size_t alignment) {
-    if (m->shared.empty()) {
-        m->shared.push_back(guard(bytes, bytes / alignment % 2 ? bytes : bytes + alignment));
-        memset(m->shared[0].data, 0xff, bytes);
+    if (!m->own_shared) {
+        size_t data_len = bytes / alignment % 2 ? bytes : bytes + alignment;
+        for (Guarded& s : m->shared)
+            if (s.len == bytes && size_t(s.map + s.map_len - s.data) == data_len) m->own_shared = &s;
+        if (!m->own_shared) {
+            m->shared.push_back(guard(bytes, data_len));
+            m->own_shared = &m->shared.back();
+        }
+        memset(m->own_shared->data, 0xff, bytes);
     }
-    return m->shared[0].data;
+    return m->own_shared->data;
 }
 
 } // namespace machine
@@ -321,12 +341,12 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
         m->num_stacks = n;
         m->contexts.assign(n, Context());
     }
-    for (Guarded& s : m->shared) free_guarded(s);
-    m->shared.clear();
+    m->own_shared = nullptr;
     m->kernel = kernel;
     m->params = params;
     m->backwards = backwards;
-    m->warps.assign(n / WARP, Gate());
+    m->warps.assign(n / WARP, Gate()); // after a block, all are open
+    m->block = Gate();
     m->error[0] = 0;
     m->launched = true;
     const auto mode = float_mode();
@@ -345,14 +365,15 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
             }
             run_block();
         }
-        for (const Guarded& s : m->shared)
-            if (!intact(s)) snprintf(m->error, sizeof m->error, "shared memory was written outside its bounds");
+        if (m->own_shared && !intact(*m->own_shared))
+            snprintf(m->error, sizeof m->error, "shared memory was written outside its bounds");
         for (const Guarded& g : m->buffers)
             if (!intact(g)) snprintf(m->error, sizeof m->error, "a buffer was written before its beginning");
     } else {
         // The fibers are suspended within the kernel.
         m->contexts.assign(m->num_stacks, Context());
     }
+    if (m->error[0]) free_shared(); // the bytes around it are not what they were
     set_float_mode(mode);
     m->launched = false;
     return m->error[0] ? m->error : nullptr;

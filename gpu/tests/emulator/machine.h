@@ -6,9 +6,9 @@
 // orders. Blocks also run one after the other. So this detects errors of indexing and logic, uneven barriers, and many
 // missing ones; not all races, and no speed.
 //
-// Memory: buffers and shared memory end at inaccessible pages, so that an access to the first byte after them faults; the
-// bytes before them are known and checked after a launch. Sanitizer traps (misaligned access, an index beyond an
-// array) are errors of the launch as well.
+// Memory: buffers and shared memory end at inaccessible pages, so that an access to the first byte after them faults.
+// The page before them cannot be written; the bytes between are known and checked after a launch. Sanitizer traps
+// (misaligned access, an index beyond an array) are errors of the launch as well.
 #pragma once
 
 #include <cstddef>
@@ -106,13 +106,13 @@ template <class T> void copy_async(T* to, const T* from) {
 
 // Ends all groups of copies but the `pending` last.
 inline void wait_for_copies(int pending) {
-    std::vector<Copy> left;
+    size_t left = 0;
     for (const Copy& copy : self->copies)
         if (copy.group < self->groups - pending)
             memcpy(copy.to, copy.bytes, copy.len);
         else
-            left.push_back(copy);
-    self->copies = left;
+            self->copies[left++] = copy;
+    self->copies.resize(left);
 }
 
 // Returns when all threads of the block have arrived.

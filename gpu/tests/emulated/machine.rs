@@ -4,8 +4,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foretoken_gpu::Launch;
 use libloading::Library;
@@ -192,18 +193,18 @@ impl Build {
             }
         };
         let object = |source: &PathBuf| source.with_extension(dialect.map_or("o".into(), |of| format!("{of:?}.o")));
-        for sources in sources.chunks(2) {
-            let children: Vec<_> =
-                sources.iter().map(|source| self.compile(source, dialect, &object(source))).collect();
-            for (mut child, source) in children.into_iter().zip(sources) {
-                let compiled = child.wait().expect("the compiler ends").success();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let compiled = self.compile(source, dialect, &object(source));
                 assert!(compiled, "{} does not compile for {dialect:?}", source.display());
             }
-        }
+        };
+        std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(work))));
         sources.iter().map(object).collect()
     }
 
-    fn compile(&self, source: &Path, dialect: Option<Dialect>, object: &Path) -> Child {
+    fn compile(&self, source: &Path, dialect: Option<Dialect>, object: &Path) -> bool {
         let mut command = Command::new(self.compiler);
         command.args(["-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
         // Metal 3 is C++14.
@@ -216,7 +217,7 @@ impl Build {
         } else {
             command.arg("-O2");
         }
-        command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
+        command.arg(source).arg("-o").arg(object).status().expect("the compiler starts").success()
     }
 }
 

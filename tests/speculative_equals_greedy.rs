@@ -3,6 +3,7 @@
 
 mod cases;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cases::on_every_isa;
@@ -350,8 +351,10 @@ fn acceptance_can_be_simulated() {
         let at = [&got.statistics.accepted_at, &got.statistics.speculation.drafters[0].accepted_at];
         assert!(at.iter().all(|at| at.len() == 1), "{at:?} accepted at {chance}");
         assert!(got.statistics.simulated && (chance == 0.0 || got.ids != want.ids));
-        let again = run(&engine, ElementType::F16, &pair.prompt, &options);
-        assert_eq!(again.ids, got.ids, "the draws have a seed");
+        if chance == 0.5 {
+            let again = run(&engine, ElementType::F16, &pair.prompt, &options);
+            assert_eq!(again.ids, got.ids, "the draws have a seed");
+        }
     }
     // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, also
     // holds for the third draft.
@@ -383,8 +386,11 @@ fn stops_at_tokens(pair: &Pair) {
     let engine = pair.engine(2);
     let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(48)).ids;
     let mut inside_a_block = 0;
-    for stop in greedy.iter().take(12) {
+    for (n, stop) in greedy.iter().enumerate().take(12) {
         let end = greedy.iter().position(|id| id == stop).expect("it comes from there") + 1;
+        if end <= n {
+            continue; // the same stop as an earlier one
+        }
         let mut options = GenerateOptions { logprobs: Some(1), ..plain(48) };
         options.stop.tokens = vec![*stop];
         for &block_size in block_sizes(pair.isa) {
@@ -564,6 +570,8 @@ fn continues(pair: &Pair) {
     let second = &pair.prompt[1..9];
     let cuts = [Cut::Tokens(0), Cut::Tokens(1), Cut::Tokens(6), Cut::Tokens(17), Cut::Pieces(0), Cut::Pieces(1)];
     let cuts = cuts.into_iter().chain([Cut::Pieces(4), Cut::StopToken(3), Cut::StopToken(10)]);
+    // Of every text that was read as one prompt, the ids that follow and the session.
+    let mut wanted: HashMap<Vec<u32>, (Vec<u32>, Session)> = HashMap::new();
     for (cut, block_size) in cuts.flat_map(|cut| [1, 4, 8].map(|block_size| (cut, block_size))) {
         let what = format!("{}: {cut:?}, B = {block_size}", pair.name);
         let mut options = speculative(block_size, &plain(32));
@@ -578,10 +586,12 @@ fn continues(pair: &Pair) {
         assert!(greedy.starts_with(&first.ids), "{what}");
         let continued = run_pieces(&mut session, second, &speculative(block_size, &plain(24)), usize::MAX);
 
-        let mut fresh = engine.session(&session_options(rows)).expect("a session");
         let whole = [&pair.prompt[..], &first.ids, second].concat();
-        let want = run_pieces(&mut fresh, &whole, &plain(24), usize::MAX);
-        assert_eq!(continued.ids, want.ids, "{what}");
+        let (want, fresh) = wanted.entry(whole.clone()).or_insert_with(|| {
+            let mut fresh = engine.session(&session_options(rows)).expect("a session");
+            (run_pieces(&mut fresh, &whole, &plain(24), usize::MAX).ids, fresh)
+        });
+        assert_eq!(continued.ids, *want, "{what}");
         assert!(session.kv().same_rows(fresh.kv()), "{what}: the caches differ");
     }
 }

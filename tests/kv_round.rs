@@ -231,16 +231,16 @@ fn attention(history: &[Position], layer: usize, query: &Position) -> Vec<f64> {
     let first = window.map_or(0, |window| history.len().saturating_sub(window));
     let mut y = Vec::new();
     for head in 0..num_kv_heads * GROUP {
-        let of = |row: &[f32], head: usize| row[head * head_dim..(head + 1) * head_dim].to_vec();
-        let (q, kv_head) = (of(&query.queries[layer], head), head / GROUP);
+        let (kv_head, of) = (head / GROUP, |head: usize| head * head_dim..(head + 1) * head_dim);
+        let q = &query.queries[layer][of(head)];
         let weight = |position: &Position| {
-            let k = of(&position.keys[index], kv_head);
-            q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(k)).sum::<f64>().exp()
+            let k = &position.keys[index][of(kv_head)];
+            q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>().exp()
         };
         let weights: Vec<f64> = history[first..].iter().map(weight).collect();
         let total: f64 = weights.iter().sum();
         y.extend((0..head_dim).map(|i| {
-            let value = |position: &Position| f64::from(of(&position.values[index], kv_head)[i]);
+            let value = |position: &Position| f64::from(position.values[index][kv_head * head_dim + i]);
             history[first..]
                 .iter()
                 .zip(&weights)

@@ -54,9 +54,10 @@ fn agree_with_the_cpu(dialect: Dialect) {
     let Some(machine) = machine() else { return };
     // Between barriers, threads run in ascending or descending order: all cases in one of them, alternately; the
     // small cases, which reach every line, in both.
-    let turns = cases::all().into_iter().enumerate().map(|(n, case)| (case, n % 2 == 1));
-    let small = [false, true].map(|backwards| cases::small().into_iter().map(move |case| (case, backwards)));
-    let runs: Vec<_> = turns.chain(small.into_iter().flatten()).collect();
+    let (all, small) = (cases::all(), cases::small());
+    let turns = all.iter().enumerate().map(|(n, case)| (case, n % 2 == 1));
+    let both = [false, true].into_iter().flat_map(|backwards| small.iter().map(move |case| (case, backwards)));
+    let runs: Vec<_> = turns.chain(both).collect();
     let failed: Vec<_> = in_parallel(&runs, |(case, backwards)| {
         let error = (case.run)(&mut machine.session(dialect, *backwards)).err()?;
         Some(format!("{}, backwards {backwards}: {error}", case.name))

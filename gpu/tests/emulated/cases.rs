@@ -30,7 +30,7 @@ impl Case {
     }
 }
 
-/// All cases.
+/// All cases but the small ones.
 pub fn all() -> Vec<Case> {
     use super::{attention, delta_net, matmul, merge, steps};
     [matmul::all(), attention::all(), steps::all(), merge::all(), delta_net::all()].into_iter().flatten().collect()

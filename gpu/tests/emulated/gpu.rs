@@ -68,7 +68,8 @@ macro_rules! on_a_gpu {
 
         #[test]
         fn kernels_agree_with_the_cpu_on_a_device() {
-            agree(&$crate::emulated::cases::all());
+            use $crate::emulated::cases::{all, small};
+            agree(&all().into_iter().chain(small()).collect::<Vec<_>>());
         }
 
         /// Those that reach every line, for tools that slow a device down.

@@ -237,8 +237,7 @@ fn projections(width: usize) -> Case {
 }
 
 pub fn all() -> Vec<Case> {
-    let mut cases = small();
-    cases.extend([norms(1, 5376, ActivationType::Q8_K), norms(17, 4128, ActivationType::Q8_1)]);
+    let mut cases = vec![norms(1, 5376, ActivationType::Q8_K), norms(17, 4128, ActivationType::Q8_1)];
     cases
         .extend([gate(Gate::GeluTanh, 1, 2112, ActivationType::Q8_1), gate(Gate::Silu, 9, 1280, ActivationType::Q8_K)]);
     cases.extend([normed_gate(2, 6, ActivationType::Q8_K), normed_gate(3, 5, ActivationType::Q8_1)]);

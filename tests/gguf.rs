@@ -742,8 +742,8 @@ fn demo_path() -> PathBuf {
 
 /// The demo's tokenizer.json as the `tokenizers` crate reads it, and its lists: tokens, kinds, merges.
 fn demo() -> (tokenizers::Tokenizer, Vec<String>, Vec<Raw>, Vec<String>) {
-    let path = demo_path();
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("the demo")).expect("JSON");
+    let text = std::fs::read_to_string(demo_path()).expect("the demo");
+    let json: serde_json::Value = text.parse().expect("JSON");
     let vocabulary = json["model"]["vocab"].as_object().expect("a vocabulary");
     let mut tokens = vec![String::new(); vocabulary.len()];
     vocabulary.iter().for_each(|(token, id)| tokens[id.as_u64().expect("an id") as usize] = token.clone());
@@ -755,7 +755,7 @@ fn demo() -> (tokenizers::Tokenizer, Vec<String>, Vec<Raw>, Vec<String>) {
     let kinds = tokens.iter().map(|token| Raw(5, i32::to_le_bytes(kind(token)).to_vec())).collect();
     let merges = json["model"]["merges"].as_array().expect("merges").iter();
     let merges = merges.map(|pair| format!("{} {}", pair[0].as_str().expect("left"), pair[1].as_str().expect("right")));
-    (tokenizers::Tokenizer::from_file(&path).expect("a tokenizer"), tokens, kinds, merges.collect())
+    (text.parse().expect("a tokenizer"), tokens, kinds, merges.collect())
 }
 
 fn tokenizer_file(model: &str, tokens: &[String], kinds: &[Raw]) -> GgufFile {

@@ -57,12 +57,20 @@ impl Twin {
 
     /// Changes the tensors of a safetensors file.
     pub fn tensors(&self, file: &str, change: impl FnOnce(&mut Tensors)) {
+        let mut tensors = self.read_tensors(file);
+        change(&mut tensors);
+        self.write_tensors(file, &tensors);
+    }
+
+    fn read_tensors(&self, file: &str) -> Tensors {
         let bytes = std::fs::read(self.path(file)).expect("a file");
         let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-        let mut tensors: Tensors = (tensors.tensors().into_iter())
+        (tensors.tensors().into_iter())
             .map(|(name, tensor)| (name, (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())))
-            .collect();
-        change(&mut tensors);
+            .collect()
+    }
+
+    fn write_tensors(&self, file: &str, tensors: &Tensors) {
         let views = tensors.iter().map(|(name, (dtype, shape, data))| {
             (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
         });

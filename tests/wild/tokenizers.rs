@@ -160,7 +160,8 @@ fn spelled_tokens_end_no_text() {
 
 /// For text between control tokens, the ids of Hugging Face's tokenizer with `encode_special_tokens`.
 fn ids_of_parts(path: &Path, parts: &[(&str, Option<u32>)]) -> Vec<u32> {
-    let mut theirs = ::tokenizers::Tokenizer::from_file(path).expect("a tokenizer");
+    let mut theirs: ::tokenizers::Tokenizer =
+        std::fs::read_to_string(path).expect("a file").parse().expect("a tokenizer");
     theirs.set_encode_special_tokens(true);
     let mut ids = vec![2];
     for (text, control) in parts {
@@ -353,7 +354,7 @@ fn replies_are_parsed_by_their_tokens() {
 fn unusual_text_has_the_ids_of_tokenizer_json() {
     let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
     let path = twin.write("tokenizer.json", vocabulary.json(bos_post_processor()));
-    let theirs = ::tokenizers::Tokenizer::from_file(&path).expect("a tokenizer");
+    let theirs: ::tokenizers::Tokenizer = std::fs::read_to_string(&path).expect("a file").parse().expect("a tokenizer");
     let engines = engines_with_tokenizers(&[1, 50], TEMPLATE);
     let long: String = "the inner thing ".repeat(2000).chars().take(30_000).collect();
     let byte = |byte: u8| (BYTES + usize::from(byte)) as u32;

@@ -351,7 +351,8 @@ impl Answer {
             response["completed_at"] = json!(crate::reply::now());
             response["usage"] = json!({
                 "input_tokens": output.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": output.cached_tokens},
+                // Written tokens are not counted apart.
+                "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": output.tokens.len(),
                 "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens()},
                 "total_tokens": output.prompt_tokens + output.tokens.len(),

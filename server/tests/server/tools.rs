@@ -486,6 +486,7 @@ fn responses() {
     let question = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Umbrella?"})];
     assert_eq!(whole["usage"]["input_tokens"], prompt_tokens(json!(question), Thinking::On));
     assert_eq!(whole["usage"]["output_tokens_details"]["reasoning_tokens"], reasoning_tokens());
+    assert_eq!(whole["usage"]["input_tokens_details"], json!({"cached_tokens": 0, "cache_write_tokens": 0}));
 
     // Streamed: numbered events, deltas that make the items, and the whole response at the end.
     let events = server.events(RESPONSES, &with(&body, json!({"stream": true})));

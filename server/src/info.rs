@@ -26,6 +26,7 @@ fn model(app: &App) -> Value {
         "type": "model",
         "display_name": app.served.model,
         "created_at": "1970-01-01T00:00:00Z", // the release date is unknown
+        "lifecycle": "active",
     })
 }
 

@@ -241,7 +241,7 @@ fn the_model_is_described_in_both_apis() {
     let model: Value = serde_json::from_str(&model).expect("JSON");
     assert_eq!((status, &model), (200, &models["data"][0]));
     assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("demo")));
-    assert_eq!(model["created_at"], "1970-01-01T00:00:00Z");
+    assert_eq!((&model["created_at"], &model["lifecycle"]), (&json!("1970-01-01T00:00:00Z"), &json!("active")));
     assert_eq!(server.get("/v1/models/other").0, 404);
     // Errors, and the header of the id, are those of the client's API.
     let other = agent().get(server.url("/v1/models/other")).header("anthropic-version", "2023-06-01");

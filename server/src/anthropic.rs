@@ -135,7 +135,12 @@ impl Answer {
         if self.open == to {
             return String::new();
         }
-        let stop = if self.open.is_some() { self.stop() } else { String::new() };
+        let stop = match self.open {
+            // Some clients take the signature from this event alone, and send no reasoning back without one.
+            Some(Block::Thinking) => self.delta(json!({"type": "signature_delta", "signature": ""})) + &self.stop(),
+            Some(Block::Text) => self.stop(),
+            None => String::new(),
+        };
         self.open = to;
         let start = match to {
             Some(Block::Text) => self.start(json!({"type": "text", "text": ""})),

@@ -407,7 +407,13 @@ fn anthropic_calls() {
 
     let mut blocks: Vec<Value> = Vec::new();
     let mut open = None;
-    for (name, data) in server.events(MESSAGES, &with(&body, json!({"stream": true}))) {
+    let events = server.events(MESSAGES, &with(&body, json!({"stream": true})));
+    // A thinking block's last delta is its signature.
+    let stop = events.iter().position(|(name, _)| name == "content_block_stop").expect("an end of a block");
+    assert_eq!(events[stop - 1].1["delta"], json!({"type": "signature_delta", "signature": ""}));
+    let signatures = events.iter().filter(|(_, data)| data["delta"]["type"] == "signature_delta");
+    assert_eq!(signatures.count(), 1);
+    for (name, data) in events {
         assert_eq!(data["type"], name);
         match name.as_str() {
             "content_block_start" => {

@@ -97,13 +97,14 @@ fn flat_tool(tool: &Value) -> Value {
 }
 
 /// What `include` adds to items that no response has, and to reasoning, which is not encrypted.
-const INCLUDED: [&str; 6] = [
+const INCLUDED: [&str; 7] = [
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "message.input_image.image_url",
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
+    "web_search_call.results",
 ];
 
 /// Takes the fields of responses alone that are supported with some values only.

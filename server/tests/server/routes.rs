@@ -388,7 +388,7 @@ fn requests_are_as_described() {
         (
             RESPONSES,
             &response,
-            json!({"include": ["reasoning.encrypted_content"], "truncation": "auto"}),
+            json!({"include": ["reasoning.encrypted_content", "web_search_call.results"], "truncation": "auto"}),
             json!({"include": ["message.output_text.logprobs"]}),
         ),
         (MESSAGES, &chat, json!({"tools": [tool], "stop_sequences": [""]}), json!({"tools": vec![tool; 1025]})),

@@ -37,8 +37,8 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let base = served.defaults.of_chats();
     let mut common = generate_options::common(&mut fields, served, base, most, Vec::new(), &structured)?;
     calls.limit(&served.engine, &mut common.options.stop);
-    take_ignored(&mut fields, &common.options.sampling)?;
     take_unsupported(&mut fields)?;
+    take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     echoed["max_output_tokens"] = json!(most);
     echoed["text"] = json!({"format": format});
@@ -114,6 +114,9 @@ fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     if let Some(i) = included.iter().position(|name| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
         let problem = format!("only {} are supported", INCLUDED.join(", "));
         return Err(fields.error(&format!("include[{i}]"), problem).with_code("unsupported_parameter"));
+    }
+    if let Some(mut options) = fields.object("prompt_cache_options")? {
+        options.only("prewarm", &[json!(false)])?; // true asks for no text
     }
     fields.only("truncation", &[json!("disabled"), json!("auto")])?;
     fields.ignore(&["client_metadata", "max_tool_calls"]);

@@ -147,6 +147,7 @@ fn fields_that_are_wrong_are_named() {
         (RESPONSES, json!({"max_output_tokens": 0}), "max_output_tokens"),
         (RESPONSES, json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (RESPONSES, json!({"background": true}), "background"),
+        (RESPONSES, json!({"prompt_cache_options": {"prewarm": true}}), "prompt_cache_options.prewarm"),
         (RESPONSES, json!({"include": ["message.output_text.logprobs"]}), "include[0]"),
         (RESPONSES, json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (RESPONSES, json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),

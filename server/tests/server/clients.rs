@@ -153,6 +153,7 @@ fn neutral_values_do_not_change_the_text() {
         json!({"truncation": "auto"}),
         json!({"include": ["reasoning.encrypted_content", "file_search_call.results"]}),
         json!({"max_tool_calls": 3, "client_metadata": {"a": "b"}}),
+        json!({"prompt_cache_options": {"mode": "explicit", "ttl": "30m", "prewarm": false}}),
     ] {
         assert_eq!(text(&server.ask(RESPONSES, &with(&responses, &more))), want, "{more}");
     }

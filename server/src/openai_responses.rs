@@ -375,6 +375,16 @@ fn status(ended: Option<&Ended>) -> (&'static str, Option<&'static str>) {
     }
 }
 
+/// The code of a failed response. OpenAI's clients have a list of them; that of a full context is not in it, but Codex
+/// knows it. Codex repeats requests after server errors.
+fn code_of_response(error: &ApiError) -> &'static str {
+    match error.code {
+        Some(code @ "context_length_exceeded") => code,
+        _ if error.status.is_client_error() => "invalid_prompt",
+        _ => "server_error",
+    }
+}
+
 impl Reply for Answer {
     fn begin(&mut self, output: &ChoiceOutput) -> String {
         let response = self.response(output, None);
@@ -402,15 +412,14 @@ impl Reply for Answer {
         last + &self.event(&format!("response.{status}"), json!({"response": response}))
     }
 
-    /// An event without a response, then one with what is complete of it: Codex reads errors from the second alone, and
-    /// repeats requests whose code it does not know. `code` of the first is the type of errors that have no code.
+    /// An event without a response, then one with what is complete of it: Codex reads errors from the second alone.
+    /// `code` of the first is the type of errors that have no code.
     fn failed(&mut self, error: &ApiError, output: &ChoiceOutput) -> String {
         let code = error.code.unwrap_or(error.openai_type());
         self.items.retain(|item| !item.is_null());
         let mut response = self.response(output, None);
         response["status"] = json!("failed");
-        let of_response = if error.code.is_none() && error.status.is_client_error() { "invalid_prompt" } else { code };
-        response["error"] = json!({"code": of_response, "message": error.message});
+        response["error"] = json!({"code": code_of_response(error), "message": error.message});
         self.event("error", json!({"code": code, "message": error.message, "param": error.param}))
             + &self.event("response.failed", json!({"response": response}))
     }
@@ -420,5 +429,27 @@ impl Reply for Answer {
         self.piece(&Piece::default(), &output.parts, output);
         self.finish_item(output, status(Some(ended)).0);
         self.response(output, Some(ended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn failed_responses_have_codes_that_clients_know() {
+        let bad = || ApiError::field("input", "is wrong");
+        for (error, code) in [
+            (bad(), "invalid_prompt"),
+            (bad().with_code("unsupported_parameter"), "invalid_prompt"),
+            (bad().with_code("context_length_exceeded"), "context_length_exceeded"),
+            (ApiError::internal(), "server_error"),
+            (ApiError::stopping(), "server_error"),
+            (ApiError::engine_stopped(StatusCode::INTERNAL_SERVER_ERROR), "server_error"),
+        ] {
+            assert_eq!(code_of_response(&error), code, "{error:?}");
+        }
     }
 }

@@ -27,7 +27,7 @@ const LAUNCHES: usize = 8;
 pub(crate) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<f64> {
     let words = MAX_BYTES.min(device.free_bytes()? / 4) / 4;
     let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, BLOCKS * 8)?);
-    let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
+    let launcher = Launcher::new(Temporaries::new(device.clone()));
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         let start = Instant::now();

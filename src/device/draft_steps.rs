@@ -84,7 +84,7 @@ impl DraftSteps {
                 lists.given.set(workspace.launcher(), &given)?;
             }
             let recorded = RecordedPass::Draft { plan: plan.id(), segments: sequences.len(), step };
-            workspace.replay(models, recorded, |workspace, ops| {
+            workspace.replay(recorded, |workspace, ops| {
                 let stores = Stores { plan: &plan, tables: Vec::new(), faults: workspace.readback.faults() };
                 self.launch(ops, models, stores, sequences.len(), step, horizon)
             })?;

@@ -63,9 +63,9 @@ impl DeviceExperts {
         let most = self.gate_up_proj.largest_bucket().min(self.down_proj.largest_bucket());
         let largest = if entries >= MANY_PER_EXPERT * experts { most } else { x.rows.min(16) };
         let max_buckets = max_buckets(entries, experts, largest);
-        let list = |len: usize| queue.temporaries.take::<i32>(len);
+        let list = |len: usize| queue.take::<i32>(len);
         let (matrices, starts, count) = (list(max_buckets)?, list(max_buckets + 1)?, list(1)?);
-        let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.temporaries.take::<f32>(entries)?);
+        let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.take::<f32>(entries)?);
         let buckets = Buckets {
             max_buckets,
             entries,

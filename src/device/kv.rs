@@ -330,8 +330,7 @@ impl KvPlan {
             let queries = of(first, count);
             let splits = pass.splits(&queries);
             let slots = parts * splits * count * heads;
-            let (softmax, output) =
-                (queue.temporaries.take::<[f32; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
+            let (softmax, output) = (queue.take::<[f32; 2]>(slots)?, queue.take(slots * head_dim)?);
             let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
             let sides = [&store.keys, &store.values];
             store.attend_pages(launcher, &queries, sides.map(Storage::exact_pages), &prepared, &partials)?;
@@ -430,9 +429,9 @@ impl Store {
         let len = row_count * heads * self.head_dim;
         // 4 i8 per word; a scale is of at least 32 elements.
         let prepared = PreparedQueries {
-            rows: queue.temporaries.take(len)?,
-            words: queue.temporaries.take(len.div_ceil(4))?,
-            scales: queue.temporaries.take(len.div_ceil(32))?,
+            rows: queue.take(len)?,
+            words: queue.take(len.div_ceil(4))?,
+            scales: queue.take(len.div_ceil(32))?,
         };
         let steps = Steps {
             norm: q.norm,
@@ -541,7 +540,7 @@ mod tests {
         let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
         let plan = KvPlan::new(&*device, &layout, &KvOptions::default(), 300, 0).expect("a plan");
         let memory = Arc::new(PageMemory::new(device.clone(), PagePool::new(None)));
-        let launcher = Launcher::new(device.clone(), Temporaries::new(device));
+        let launcher = Launcher::new(Temporaries::new(device));
         let mut kv = DeviceKv::new(memory, Arc::new(plan)).expect("tables");
         kv.reserve(&launcher, 0, 300).expect("pages");
         let error = kv.reserve(&launcher, 300, 400).expect_err("no entries");

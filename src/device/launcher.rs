@@ -12,8 +12,8 @@ use crate::Result;
 
 /// Runs launches, or records them for replay, merged where there is a kernel for that.
 pub(crate) struct Launcher {
-    device: Arc<dyn Device>,
-    temporaries: Arc<Temporaries>,
+    /// The memory of results.
+    pub temporaries: Arc<Temporaries>,
     recorded: Option<RefCell<Vec<Recorded>>>,
 }
 
@@ -24,18 +24,18 @@ struct Recorded {
 }
 
 impl Launcher {
-    /// A launcher that runs every launch; `temporaries` are the memory of its results.
-    pub fn new(device: Arc<dyn Device>, temporaries: Arc<Temporaries>) -> Self {
-        Self { device, temporaries, recorded: None }
+    /// A launcher that runs every launch on the device of `temporaries`.
+    pub fn new(temporaries: Arc<Temporaries>) -> Self {
+        Self { temporaries, recorded: None }
     }
 
     /// A launcher that records until [`Launcher::finish`].
-    pub fn recorder(device: Arc<dyn Device>, temporaries: Arc<Temporaries>) -> Self {
-        Self { device, temporaries, recorded: Some(RefCell::default()) }
+    pub fn recorder(temporaries: Arc<Temporaries>) -> Self {
+        Self { temporaries, recorded: Some(RefCell::default()) }
     }
 
     pub fn device(&self) -> &dyn Device {
-        &*self.device
+        self.temporaries.device()
     }
 
     /// Runs or records a launch, in order.
@@ -56,7 +56,7 @@ impl Launcher {
         // SAFETY: all callers are in this library and pass slices of buffers owned by their models and
         // sequences. Buffers are freed through the device, which waits for running kernels. Page tables
         // are written before the rows that use them.
-        unsafe { self.device.launch(launch) }
+        unsafe { self.device().launch(launch) }
     }
 
     /// Runs the recorded launches once.
@@ -75,7 +75,7 @@ impl Launcher {
     pub fn finish(&self) -> Result<Box<dyn Recording>> {
         let recorded = self.recorded.as_ref().map(RefCell::borrow);
         let launches = recorded.iter().flat_map(|recorded| recorded.iter()).map(|recorded| recorded.launch);
-        self.device.record(&launches.collect::<Vec<_>>())
+        self.device().record(&launches.collect::<Vec<_>>())
     }
 
     /// Appends a launch, or merges it with the last one.

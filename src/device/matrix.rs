@@ -192,14 +192,14 @@ impl<'a> Input<'a> {
         if let Some(quantized) = cell.get() {
             return Ok(quantized.activations);
         }
-        let (rows, width, temporaries) = (self.x.rows, self.x.width, &self.queue.temporaries);
+        let (rows, width, queue) = (self.x.rows, self.x.width, self.queue);
         let memory = (
-            temporaries.take(Activations::quants_len(rows, width))?,
-            temporaries.take(Activations::scales_len(activation_type, rows, width))?,
-            temporaries.take(Activations::sums_len(rows, width))?,
+            queue.take(Activations::quants_len(rows, width))?,
+            queue.take(Activations::scales_len(activation_type, rows, width))?,
+            queue.take(Activations::sums_len(rows, width))?,
         );
         let slices = (memory.0.slice(), memory.1.slice(), memory.2.slice());
-        let launcher = &self.queue.launcher;
+        let launcher = &queue.launcher;
         let activations = Activations::new(activation_type, (rows, width), slices)
             .map_err(|problem| super::launch_error(launcher.device(), "activations", &problem))?;
         launcher.run(quantize(self.x.slice, &activations))?;

@@ -42,10 +42,8 @@ pub(crate) struct DeviceOps {
 impl DeviceOps {
     /// The same memory, with another launcher.
     pub(super) fn with(&self, launcher: Launcher) -> Self {
-        let Queue { temporaries, partial_bytes, .. } = &self.queue;
-        let queue = Queue { launcher, temporaries: temporaries.clone(), partial_bytes: *partial_bytes };
         Self {
-            queue,
+            queue: Queue { launcher, partial_bytes: self.queue.partial_bytes },
             outputs: self.outputs.clone(),
             draft: self.draft.clone(),
             output_segments: self.output_segments.clone(),

@@ -255,7 +255,7 @@ impl Passes {
     fn launch(&mut self, models: &LoadedModels, pass: &mut [SequenceRows<'_>], planned: Planned<'_>) -> Result<()> {
         let Self { workspace, lists, .. } = self;
         let launches = |workspace: &Workspace, ops: &DeviceOps| lists.launch(workspace, ops, models, planned.clone());
-        let launched = workspace.record(models, launches)?.launch();
+        let launched = workspace.record(launches)?.launch();
         // Some of the launches may have run.
         launched.inspect_err(|_| states_of(pass).for_each(RecurrentState::lose))
     }
@@ -268,7 +268,7 @@ impl Passes {
         planned.all.horizon = Some(workspace.reach(end));
         let Shape { segments, rows, longest, .. } = *shape;
         let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
-        workspace.replay(models, recorded, |workspace, ops| lists.launch(workspace, ops, models, planned.clone()))
+        workspace.replay(recorded, |workspace, ops| lists.launch(workspace, ops, models, planned.clone()))
     }
 
     /// Reserves pages, and writes what the pass reads from lists.
@@ -397,7 +397,7 @@ impl Passes {
     fn run_accept(&mut self, models: &LoadedModels, accepting: Accepting) -> Result<Vec<[u32; 2]>> {
         let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
         let Self { workspace, lists, last, .. } = self;
-        workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
+        workspace.replay(RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
             lists.accept(workspace, ops, models, last, accepting, None)
         })?;
         let (accepted, ids) = workspace.readback.read(last.rows)?;
@@ -415,9 +415,8 @@ impl Passes {
         let segment = |state: &DeviceSlice<u32>| Segment { state: state.address(), ..Segment::default() };
         lists.drafts.set(workspace.launcher(), &drafts.iter().map(segment).collect::<Vec<_>>())?;
         let chosen = RecordedPass::Choose { segments: last.output_segments, index };
-        workspace.replay(models, chosen, |workspace, ops| {
-            lists.accept(workspace, ops, models, last, Accepting::Argmax, Some(index))
-        })
+        workspace
+            .replay(chosen, |workspace, ops| lists.accept(workspace, ops, models, last, Accepting::Argmax, Some(index)))
     }
 
     /// The tokens of the last pass.
@@ -469,7 +468,7 @@ impl Passes {
 
     fn find_largest(&mut self, models: &LoadedModels) -> Result<Vec<Row>> {
         let last = self.last;
-        self.workspace.replay(models, RecordedPass::Largest { rows: last.output_rows }, |_, ops| {
+        self.workspace.replay(RecordedPass::Largest { rows: last.output_rows }, |_, ops| {
             let (scores, to) = (last.scores(ops, models), ops.outputs.largest());
             ops.queue.launcher.run(largest_parts(&scores, &to))?;
             ops.queue.launcher.run(largest(&scores, &to))

@@ -101,7 +101,7 @@ impl<'a> PassKv<'a> {
     }
 
     fn place(queue: &Queue, pass: PassSegments, tokens: Option<&Tokens>) -> Result<(Temporary<Place>, PassRows)> {
-        let memory = queue.temporaries.take(pass.rows())?;
+        let memory = queue.take(pass.rows())?;
         let rows = pass.placed(memory.slice());
         queue.launcher.run(place(&rows.segments, (rows.places, rows.rows), tokens))?;
         Ok((memory, rows))
@@ -155,7 +155,7 @@ impl<'a> PassKv<'a> {
 
     fn allocate(&self, queue: &Queue, rotary: &DeviceRotary) -> Result<DeviceAngles> {
         let pairs = rotary.frequencies.len();
-        let new = || queue.temporaries.take(self.rows.rows * pairs).map(Arc::new);
+        let new = || queue.take(self.rows.rows * pairs).map(Arc::new);
         Ok(DeviceAngles { cos: new()?, sin: new()?, pairs, pairing: rotary.pairing })
     }
 

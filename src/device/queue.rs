@@ -1,4 +1,4 @@
-//! The launch queue, and the memory of results.
+//! The launch queue, and its results.
 
 use std::sync::Arc;
 
@@ -7,13 +7,12 @@ use foretoken_gpu::plan::pointwise::Strided;
 
 use super::buffer::subslice;
 use super::launcher::Launcher;
-use super::temporaries::{Temporaries, Temporary};
+use super::temporaries::Temporary;
 use crate::Result;
 
 /// Launches of passes, and the memory of their activations.
 pub(crate) struct Queue {
     pub launcher: Launcher,
-    pub temporaries: Arc<Temporaries>,
     /// Bytes that attention's split partials of a few rows take at most, at depth.
     pub partial_bytes: usize,
 }
@@ -29,12 +28,20 @@ pub(crate) struct DeviceTensor {
 }
 
 impl Queue {
+    /// Memory for `len` elements.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn take<T>(&self, len: usize) -> Result<Temporary<T>> {
+        self.launcher.temporaries.take(len)
+    }
+
     /// Memory for a result.
     ///
     /// # Errors
     /// If the device is out of memory.
     pub fn new_tensor(&self, rows: usize, width: usize) -> Result<DeviceTensor> {
-        let memory = self.temporaries.take(rows * width)?;
+        let memory = self.take(rows * width)?;
         Ok(DeviceTensor { slice: memory.slice(), rows, width, stride: width, _memory: Some(Arc::new(memory)) })
     }
 }

@@ -218,7 +218,7 @@ mod tests {
     fn whole_rounds_take_the_matrices_of_those_before() {
         let (order, device) = (HeadOrder::Grouped, Arc::new(Addresses::default()));
         let shape = Shape { key_heads: 1, value_heads: 1, key_dim: 4, value_dim: 4, order, taps: 2, log_rows: 2 };
-        let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
+        let launcher = Launcher::new(Temporaries::new(device.clone()));
         let mut rounds = RecurrentRounds::new(&*device, DeltaNets { shape, layers: 1 }, 3).expect("memory");
         let mut states: Vec<_> = (0..3).map(|_| rounds.new_state(&launcher).expect("a state")).collect();
         let mut begin = |position: usize, rows: usize, whole: bool| {

@@ -51,6 +51,10 @@ impl Temporaries {
         Arc::new(Self { device, pool: Mutex::default() })
     }
 
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
     /// # Errors
     /// If the device is out of memory.
     pub fn take<T>(self: &Arc<Self>, len: usize) -> Result<Temporary<T>> {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::Device;
 use super::device_model::DeviceModel;
 use super::launcher::Launcher;
-use super::loaded::LoadedModels;
 use super::ops::DeviceOps;
 use super::outputs::TargetOutputs;
 use super::queue::Queue;
@@ -39,11 +38,10 @@ impl Workspace {
         readback: Readback,
     ) -> Result<Self> {
         let partial_bytes = activation_bytes(device.free_bytes()?) / PARTIALS;
-        let temporaries = Temporaries::new(device.clone());
-        let launcher = Launcher::new(device.clone(), temporaries.clone());
+        let launcher = Launcher::new(Temporaries::new(device.clone()));
         let outputs = Arc::new(TargetOutputs::new(&**device, rows, target.hidden_size(), target.vocab_size())?);
         let ops = DeviceOps {
-            queue: Queue { launcher, temporaries, partial_bytes },
+            queue: Queue { launcher, partial_bytes },
             outputs,
             draft: None,
             output_segments: None,
@@ -62,14 +60,9 @@ impl Workspace {
     ///
     /// # Errors
     /// Those of `launches`.
-    pub fn record(
-        &mut self,
-        models: &LoadedModels,
-        launches: impl Fn(&Self, &DeviceOps) -> Result<()>,
-    ) -> Result<Launcher> {
+    pub fn record(&mut self, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<Launcher> {
         let record = |own: &Self| {
-            let recorder = Launcher::recorder(models.device.clone(), own.ops.queue.temporaries.clone());
-            let ops = own.ops.with(recorder);
+            let ops = own.ops.with(Launcher::recorder(own.launcher().temporaries.clone()));
             launches(own, &ops).map(|()| ops.queue.launcher)
         };
         match record(self) {
@@ -95,7 +88,7 @@ impl Workspace {
     /// sizes from now on.
     pub fn drop_recordings(&mut self) {
         self.recordings.clear();
-        self.ops.queue.temporaries.free_large();
+        self.launcher().temporaries.free_large();
     }
 
     /// Replays `pass`, first recording the launches of `launches` if there is no recording. If memory is too small for
@@ -103,14 +96,9 @@ impl Workspace {
     ///
     /// # Errors
     /// Those of `launches`, or the driver's.
-    pub fn replay(
-        &mut self,
-        models: &LoadedModels,
-        pass: RecordedPass,
-        launches: impl Fn(&Self, &DeviceOps) -> Result<()>,
-    ) -> Result<()> {
+    pub fn replay(&mut self, pass: RecordedPass, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
         if self.recordings.get(&pass).is_none() {
-            let launcher = self.record(models, launches)?;
+            let launcher = self.record(launches)?;
             let recording = launcher.finish().or_else(|error| match error {
                 // Its temporaries are in the pool, and must stay there.
                 Error::Memory { .. } if !self.recordings.is_empty() => {

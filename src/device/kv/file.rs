@@ -47,8 +47,7 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory, or those of `from`.
     pub fn read_from(&mut self, end: usize, from: &mut impl Read) -> io::Result<()> {
-        let device = self.memory.device();
-        let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
+        let launcher = Launcher::new(Temporaries::new(self.memory.device().clone()));
         self.reserve(&launcher, 0, end).map_err(io::Error::other)?;
         let rotary = Rotary::new(self.plan.inverse_frequencies.clone(), Isa::best());
         for FilePage { store, slot, page: to } in self.file_pages(end) {

@@ -1,5 +1,6 @@
 //! The launcher of kernels: runs or records them.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -43,13 +44,20 @@ impl Launcher {
     /// # Errors
     /// If the plan was rejected, or the driver fails.
     pub fn run<P: Params>(&self, plan: Result<Launch<P>, LaunchError>) -> Result<()> {
-        let launch = plan.map_err(|problem| super::launch_error(self.device(), "a launch", &problem))?;
+        match plan {
+            Ok(launch) => self.run_any(AnyLaunch::new(&launch), &launch),
+            Err(problem) => Err(super::launch_error(self.device(), "a launch", &problem)),
+        }
+    }
+
+    /// [`Launcher::run`] of a launch of any kernel, compiled once.
+    fn run_any(&self, launch: AnyLaunch, typed: &dyn Any) -> Result<()> {
         if let Some(recorded) = &self.recorded {
-            self.record(&mut recorded.borrow_mut(), &launch);
+            self.record(&mut recorded.borrow_mut(), launch, Mergeable::of(typed));
             return Ok(());
         }
         self.temporaries.release();
-        self.launch_now(&AnyLaunch::new(&launch))
+        self.launch_now(&launch)
     }
 
     fn launch_now(&self, launch: &AnyLaunch) -> Result<()> {
@@ -79,14 +87,13 @@ impl Launcher {
     }
 
     /// Appends a launch, or merges it with the last one.
-    fn record<P: Params>(&self, recorded: &mut Vec<Recorded>, launch: &Launch<P>) {
-        let mergeable = Mergeable::of(launch);
+    fn record(&self, recorded: &mut Vec<Recorded>, launch: AnyLaunch, mergeable: Option<Mergeable>) {
         let last = recorded.last().and_then(|last| last.mergeable);
         // The second of two merged launches writes nothing that the first reads: temporaries that were dropped
         // since the first are not taken again yet.
         let Some(merged) = last.zip(mergeable).and_then(|(last, next)| last.merged(&next)) else {
             self.temporaries.release();
-            return recorded.push(Recorded { launch: AnyLaunch::new(launch), mergeable });
+            return recorded.push(Recorded { launch, mergeable });
         };
         let launch = match &merged {
             Mergeable::Norm(launch) => AnyLaunch::new(launch),

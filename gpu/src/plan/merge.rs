@@ -9,7 +9,7 @@ use super::matmul::{MAX_PRODUCTS, MatMulParams, Product, QuantizeParams};
 use super::matmul_float::FloatParams;
 use super::pointwise::{GateParams, NormParams};
 use super::rows::{MAX_PROJECTIONS, RowsParams};
-use crate::launch::{Launch, Params, blocks};
+use crate::launch::{Launch, blocks};
 
 /// A launch that may be merged with the next one.
 #[derive(Clone, Copy, Debug)]
@@ -32,16 +32,15 @@ pub enum Mergeable {
 }
 
 impl Mergeable {
-    /// The launch, if its kernel can take over another's work.
-    pub fn of<P: Params>(launch: &Launch<P>) -> Option<Self> {
-        let any: &dyn Any = launch;
-        None.or_else(|| any.downcast_ref().copied().map(Self::Norm))
-            .or_else(|| any.downcast_ref().copied().map(Self::Gate))
-            .or_else(|| any.downcast_ref().copied().map(Self::Quantize))
-            .or_else(|| any.downcast_ref().copied().map(Self::Combine))
-            .or_else(|| any.downcast_ref().copied().map(Self::Rows))
-            .or_else(|| any.downcast_ref().copied().map(Self::MatMul))
-            .or_else(|| any.downcast_ref().copied().map(Self::MatMulFloat))
+    /// A [`Launch`], if its kernel can take over another's work. Not generic, so that it is compiled once.
+    pub fn of(launch: &dyn Any) -> Option<Self> {
+        None.or_else(|| launch.downcast_ref().copied().map(Self::Norm))
+            .or_else(|| launch.downcast_ref().copied().map(Self::Gate))
+            .or_else(|| launch.downcast_ref().copied().map(Self::Quantize))
+            .or_else(|| launch.downcast_ref().copied().map(Self::Combine))
+            .or_else(|| launch.downcast_ref().copied().map(Self::Rows))
+            .or_else(|| launch.downcast_ref().copied().map(Self::MatMul))
+            .or_else(|| launch.downcast_ref().copied().map(Self::MatMulFloat))
     }
 
     /// One launch with the results of `self` and then `next`, or `None` if there is no such kernel. Neither launch may

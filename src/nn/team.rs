@@ -97,13 +97,17 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
         // Not a region, so that regions within the task can be parallel.
         return tasks.into_iter().filter_map(|task| task.into_inner().ok()?).for_each(work);
     }
-    let work = |index: usize| {
+    for_each_index(tasks.len(), &|index| {
         let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
         task.into_iter().for_each(&work);
-    };
+    });
+}
+
+/// [`for_each`] of the indices below `count`, compiled once.
+fn for_each_index(count: usize, work: Work<'_>) {
     match ROLE.replace(Role::InTask) {
         Role::Leader(team) => {
-            let panic = team.region(tasks.len(), &work);
+            let panic = team.region(count, work);
             ROLE.set(Role::Leader(team));
             if let Some(panic) = panic {
                 resume_unwind(panic);
@@ -111,7 +115,7 @@ pub(crate) fn for_each<T: Send>(tasks: impl Iterator<Item = T>, work: impl Fn(T)
         }
         role => {
             ROLE.set(role);
-            (0..tasks.len()).into_par_iter().with_max_len(1).for_each(work);
+            (0..count).into_par_iter().with_max_len(1).for_each(work);
         }
     }
 }

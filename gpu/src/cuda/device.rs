@@ -48,16 +48,9 @@ pub(super) struct Opened {
 /// takes time.
 #[derive(Default)]
 struct Kernels {
-    modules: HashMap<usize, Module>, // by index of the image
-    functions: HashMap<&'static str, Function>,
+    modules: HashMap<usize, sys::CUmodule>, // by index of the image
+    functions: HashMap<&'static str, sys::CUfunction>,
 }
-
-#[derive(Clone, Copy)]
-struct Module(sys::CUmodule);
-
-/// A kernel of a module; it lives as long as the device.
-#[derive(Clone, Copy)]
-pub(super) struct Function(pub sys::CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread; what they name is immutable while `Opened` lives.
 unsafe impl Send for Opened {}
@@ -131,13 +124,13 @@ impl Opened {
         Ok((free, total))
     }
 
-    /// The kernel `name`, looked up once. The context is current.
-    pub(super) fn function(&self, name: &'static str) -> Result<Function, CudaError> {
+    /// The kernel `name`, looked up once, which lives as long as the device. The context is current.
+    pub(super) fn function(&self, name: &'static str) -> Result<sys::CUfunction, CudaError> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = kernels.functions.get(name) {
             return Ok(*function);
         }
-        let symbol = CString::new(name).map_err(|_| CudaError::NoKernel(name.into()))?;
+        let symbol = CString::new(name).map_err(|_| CudaError::NoKernel(name))?;
         let entry = format!(".entry {name}(");
         // PTX is text, searched for the kernel's name; any image of machine code may have it.
         let (likely, others): (Vec<_>, Vec<_>) =
@@ -152,17 +145,17 @@ impl Opened {
             };
             let mut function = std::ptr::null_mut();
             // SAFETY: the module is loaded; the name ends in a zero.
-            match unsafe { sys::cuModuleGetFunction(&mut function, module.0, symbol.as_ptr()) } {
+            match unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) } {
                 sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
                 result => {
                     check("cuModuleGetFunction", result)?;
                     self.allow_shared_memory(function)?;
-                    kernels.functions.insert(name, Function(function));
-                    return Ok(Function(function));
+                    kernels.functions.insert(name, function);
+                    return Ok(function);
                 }
             }
         }
-        Err(CudaError::NoKernel(name.into()))
+        Err(CudaError::NoKernel(name))
     }
 
     /// Lets launches choose a kernel's shared memory up to the device's limit: without, 48 KiB.
@@ -193,7 +186,7 @@ impl Drop for Opened {
         unsafe {
             // Modules are unloaded from the current context. The release needs none.
             for module in kernels.modules.values().filter(|_| entered) {
-                let _ = sys::cuModuleUnload(module.0);
+                let _ = sys::cuModuleUnload(*module);
             }
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
@@ -228,7 +221,7 @@ fn info(device: sys::CUdevice, driver: i32) -> Result<DeviceInfo, CudaError> {
 }
 
 /// Loads one image: machine code if it has some for the device, else its PTX.
-fn load(source: &'static str, image: &[u8], driver: i32) -> Result<Module, CudaError> {
+fn load(source: &'static str, image: &[u8], driver: i32) -> Result<sys::CUmodule, CudaError> {
     // PTX is text that ends in a zero; other images carry their own length.
     let mut bytes = image.to_vec();
     bytes.push(0);
@@ -236,7 +229,7 @@ fn load(source: &'static str, image: &[u8], driver: i32) -> Result<Module, CudaE
     // SAFETY: the context is current; the image is whole.
     let result = unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) };
     match check("cuModuleLoadData", result) {
-        Ok(()) => Ok(Module(module)),
+        Ok(()) => Ok(module),
         Err(error @ (CudaError::OutOfMemory { .. } | CudaError::Poisoned { .. })) => Err(error),
         Err(_) if driver < driver::MIN_IMAGE_VERSION => {
             Err(CudaError::DriverTooOld { found: driver, needed: driver::MIN_IMAGE_VERSION })

@@ -50,7 +50,7 @@ pub enum CudaError {
         problem: String,
     },
     /// No image has this kernel: images and plans are of different versions.
-    NoKernel(String),
+    NoKernel(&'static str),
     /// A length exceeds a buffer.
     Length {
         /// Elements requested.

@@ -59,7 +59,7 @@ impl Stream {
         // guarantees the memory it points to.
         check("cuLaunchKernel", unsafe {
             let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-            sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, shared, self.stream, params, none)
+            sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, self.stream, params, none)
         })
     }
 
@@ -120,7 +120,7 @@ impl Recorder {
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
         let node = sys::CUDA_KERNEL_NODE_PARAMS {
-            func: function.0,
+            func: function,
             gridDimX: gx,
             gridDimY: gy,
             gridDimZ: gz,

@@ -63,7 +63,7 @@ unsafe impl Device for Lists {
 
     fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
         let launches =
-            launches.iter().map(|AnyLaunch { launch, .. }| json!([launch.kernel, launch.grid, launch.block[0]]));
+            launches.iter().map(|AnyLaunch { launch, .. }| json!([launch.kernel, launch.grid, launch.threads]));
         self.recorded.lock().expect("a list").push(launches.collect());
         Ok(Box::new(Nothing))
     }

@@ -91,7 +91,7 @@ pub struct Launch<P> {
     /// Blocks of threads, in x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block: a multiple of 32.
-    pub block: [u32; 3],
+    pub threads: u32,
     /// Bytes of dynamic shared memory; a multiple of 16. Metal ignores it: its kernels declare as much as any launch
     /// needs.
     pub shared: u32,

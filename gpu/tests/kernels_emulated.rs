@@ -70,7 +70,7 @@ fn launches_that_no_driver_runs_are_errors() {
     let Some(machine) = machine() else { return };
     let mut session = machine.session(Dialect::Cuda, false);
     let params = vec![MaybeUninit::<u8>::zeroed(); size_of::<MatMulParams>()];
-    let launch = Launch { kernel: "matmul_q4_0_8", grid: [1, 1, 1], block: [32, 1, 1], shared: 0, params: () };
+    let launch = Launch { kernel: "matmul_q4_0_8", grid: [1, 1, 1], threads: 32, shared: 0, params: () };
     let mut error = |launch| session.launch(launch, &params).expect_err("an error");
     assert!(error(launch).contains("bytes of shared memory"));
     assert!(error(Launch { grid: [0, 1, 1], ..launch }).contains("no thread"));
@@ -138,7 +138,7 @@ fn faults(machine: &Machine, dialect: Dialect) {
         let span = device.of(&x);
         let params = Faulty { x: span.address(), fault };
         device
-            .run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], shared: 0, params }))
+            .run(Ok(Launch { kernel: "faulty", grid: [1; 3], threads: 64, shared: 0, params }))
             .map(|()| device.read(span))
     };
     let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
@@ -340,7 +340,7 @@ fn the_exponential_has_the_bits_of_the_cpu() {
             let span = device.of(x);
             let params = Exponents { x: span.address() };
             device
-                .run(Ok(Launch { kernel: "exponentials", grid: [1; 3], block: [32, 1, 1], shared: 0, params }))
+                .run(Ok(Launch { kernel: "exponentials", grid: [1; 3], threads: 32, shared: 0, params }))
                 .expect("a launch");
             powers.extend(device.read(span));
         }

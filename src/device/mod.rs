@@ -164,8 +164,8 @@ impl AnyLaunch {
         // SAFETY: by the assertion above the structure fits, and `AnyParams` is aligned for it. Padding stays
         // uninitialised, which `MaybeUninit` allows.
         unsafe { params.0.as_mut_ptr().cast::<P>().write(launch.params) };
-        let Launch { kernel, grid, block, shared, .. } = *launch;
-        Self { launch: Launch { kernel, grid, block, shared, params }, len: size_of::<P>() }
+        let Launch { kernel, grid, threads, shared, .. } = *launch;
+        Self { launch: Launch { kernel, grid, threads, shared, params }, len: size_of::<P>() }
     }
 
     /// The parameters: [`AnyLaunch::len`] bytes, whose padding is uninitialised.

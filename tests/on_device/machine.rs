@@ -23,7 +23,7 @@ enum Job {
 struct Kernel {
     name: &'static str,
     grid: [u32; 3],
-    block: [u32; 3],
+    threads: u32,
     shared: u32,
     params: Vec<MaybeUninit<u8>>,
 }
@@ -82,13 +82,13 @@ impl Kernel {
     fn new(launch: &AnyLaunch) -> Self {
         // SAFETY: as many bytes as the structure has; padding may be uninitialised.
         let params = unsafe { std::slice::from_raw_parts(launch.params().cast(), launch.len) }.to_vec();
-        let Launch { kernel: name, grid, block, shared, .. } = launch.launch;
-        Self { name, grid, block, shared, params }
+        let Launch { kernel: name, grid, threads, shared, .. } = launch.launch;
+        Self { name, grid, threads, shared, params }
     }
 
     fn run(&self, session: &mut Session<'_>) -> Result<(), String> {
-        let Self { name: kernel, grid, block, shared, .. } = *self;
-        let done = session.launch(Launch { kernel, grid, block, shared, params: () }, &self.params);
+        let Self { name: kernel, grid, threads, shared, .. } = *self;
+        let done = session.launch(Launch { kernel, grid, threads, shared, params: () }, &self.params);
         done.map_err(|problem| format!("{}: {problem}", self.name))
     }
 }

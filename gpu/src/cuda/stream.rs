@@ -51,7 +51,7 @@ impl Stream {
     /// has finished, the buffers of the plan's slices live, nothing else writes what it reads, and nothing else reads
     /// or writes what it writes. Tables and lists in device memory are as the plan's documentation requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
-        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
+        let Launch { kernel, grid: [gx, gy, gz], threads, shared, mut params } = *launch;
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
@@ -59,7 +59,7 @@ impl Stream {
         // guarantees the memory it points to.
         check("cuLaunchKernel", unsafe {
             let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-            sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, self.stream, params, none)
+            sys::cuLaunchKernel(function, gx, gy, gz, threads, 1, 1, shared, self.stream, params, none)
         })
     }
 
@@ -115,7 +115,7 @@ impl Recorder {
     /// The launch is as its plan returned it, or `P` has room for any kernel's parameters: the driver copies as many
     /// bytes as the kernel has.
     pub unsafe fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
-        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], shared, mut params } = *launch;
+        let Launch { kernel, grid: [gx, gy, gz], threads, shared, mut params } = *launch;
         self.device.0.enter()?;
         let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
@@ -124,9 +124,9 @@ impl Recorder {
             gridDimX: gx,
             gridDimY: gy,
             gridDimZ: gz,
-            blockDimX: bx,
-            blockDimY: by,
-            blockDimZ: bz,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
             sharedMemBytes: shared,
             kernelParams: pointers.as_mut_ptr(),
             extra: std::ptr::null_mut(),

@@ -61,7 +61,7 @@ impl Batch {
         &self,
         _pipeline: &Pipeline,
         _grid: [u32; 3],
-        _block: [u32; 3],
+        _threads: u32,
         _params: &[MaybeUninit<u8>],
     ) {
         match self.0 {}

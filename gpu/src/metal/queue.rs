@@ -32,7 +32,7 @@ struct Open {
 pub(super) struct Recorded {
     pub(super) pipeline: Pipeline,
     pub(super) grid: [u32; 3],
-    pub(super) block: [u32; 3],
+    pub(super) threads: u32,
     /// Padding bytes are uninitialised.
     pub(super) params: Vec<MaybeUninit<u8>>,
 }
@@ -62,7 +62,7 @@ impl StreamState {
             open.generation = memories.generation;
         }
         // SAFETY: `Params` is the kernel's structure; all memory is resident, and the caller guarantees that it lives.
-        unsafe { open.batch.launch(&launch.pipeline, launch.grid, launch.block, &launch.params) };
+        unsafe { open.batch.launch(&launch.pipeline, launch.grid, launch.threads, &launch.params) };
         open.launches += 1;
         if open.launches < BATCH { Ok(()) } else { self.submit() }
     }

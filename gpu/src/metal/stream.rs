@@ -105,11 +105,11 @@ impl Recorder {
 
 /// Looks up the pipeline and copies the parameters.
 fn recorded<P: Params>(device: &Device, launch: &Launch<P>) -> Result<Recorded, MetalError> {
-    let Launch { kernel, grid, block, params, .. } = *launch;
+    let Launch { kernel, grid, threads, params, .. } = *launch;
     let pipeline = device.0.pipeline(kernel)?;
     // SAFETY: the bytes of a value, as `MaybeUninit`: padding bytes are uninitialised.
     let params = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
-    Ok(Recorded { pipeline, grid, block, params: params.to_vec() })
+    Ok(Recorded { pipeline, grid, threads, params: params.to_vec() })
 }
 
 impl Device {

@@ -140,13 +140,7 @@ impl Batch {
 
     /// # Safety
     /// `params` is the kernel's structure, and the memory that it points to is resident until the batch has finished.
-    pub(super) unsafe fn launch(
-        &self,
-        pipeline: &Pipeline,
-        grid: [u32; 3],
-        block: [u32; 3],
-        params: &[MaybeUninit<u8>],
-    ) {
+    pub(super) unsafe fn launch(&self, pipeline: &Pipeline, grid: [u32; 3], threads: u32, params: &[MaybeUninit<u8>]) {
         let size = |[width, height, depth]: [u32; 3]| MTLSize {
             width: width as usize,
             height: height as usize,
@@ -159,7 +153,7 @@ impl Batch {
             let bytes = NonNull::from(params).cast::<c_void>();
             self.encoder.setBytes_length_atIndex(bytes, params.len(), 0);
         }
-        self.encoder.dispatchThreadgroups_threadsPerThreadgroup(size(grid), size(block));
+        self.encoder.dispatchThreadgroups_threadsPerThreadgroup(size(grid), size([threads, 1, 1]));
         self.encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
     }
 

@@ -77,7 +77,7 @@ pub fn accept(
         segment: dimension("the segment", first)?,
         accepted,
     };
-    Ok(Launch { kernel: "accept", grid: [blocks("segments", count)?, 1, 1], block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "accept", grid: [blocks("segments", count)?, 1, 1], threads: 256, shared: 0, params })
 }
 
 /// What a sequence continues with.
@@ -125,5 +125,5 @@ pub fn set_state(
         newest: to.newest,
         width: dimension("the width", width)?,
     };
-    Ok(Launch { kernel: "set_state", grid: [1, 1, 1], block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "set_state", grid: [1, 1, 1], threads: 256, shared: 0, params })
 }

@@ -243,8 +243,8 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
     };
-    let (grid, block) = (queries.grid(partials.splits, kernel.columns)?, [kernel.threads, 1, 1]);
-    Ok(Launch { kernel: kernel.name, grid, block, shared: kernel.shared, params })
+    let (grid, threads) = (queries.grid(partials.splits, kernel.columns)?, kernel.threads);
+    Ok(Launch { kernel: kernel.name, grid, threads, shared: kernel.shared, params })
 }
 
 /// A kernel over exact pages.
@@ -369,7 +369,7 @@ pub fn quantized(
         key_bytes: key.bytes() as i32,
         value_bytes: value.bytes() as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, columns)?, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, columns)?, threads: 256, shared: 0, params })
 }
 
 /// Parameters of the kernels that merge.
@@ -419,7 +419,7 @@ pub fn combine(
     };
     let warps = if partials.splits <= FEW_SPLITS { 1 } else { 8 };
     let threads = 32 * warps * queries.head_dim.div_ceil(128) as u32;
-    Ok(Launch { kernel, grid: [blocks("queries", all)?, 1, 1], block: [threads, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid: [blocks("queries", all)?, 1, 1], threads, shared: 0, params })
 }
 
 #[cfg(test)]

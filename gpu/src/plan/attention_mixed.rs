@@ -133,5 +133,5 @@ pub fn mixed(queries: &Queries, kv: &MixedKv, partials: &SplitPartials) -> Resul
         values: kv.values.params(width)?,
         quantized: (kind == PageKind::Quantized).into(),
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, COLUMNS)?, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, COLUMNS)?, threads: 256, shared: 0, params })
 }

@@ -222,7 +222,7 @@ pub fn inputs(
     };
     let warps = 2 * shape.key_heads + (heads * shape.value_dim).div_ceil(WARP_CHANNELS) + 1;
     let grid = [blocks("channels", warps.div_ceil(INPUT_WARPS))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "delta_inputs", grid, block: [32 * INPUT_WARPS as u32, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "delta_inputs", grid, threads: 32 * INPUT_WARPS as u32, shared: 0, params })
 }
 
 /// Parameters of [`delta_rule`].
@@ -258,7 +258,7 @@ pub fn delta_rule(layer: &Layer, y: DeviceSlice<f32>) -> Result<Launch<RuleParam
     };
     let columns = dimension("columns", value_dim.div_ceil(COLUMNS))? as u32;
     let grid = [columns, blocks("heads", value_heads)?, blocks("segments", layer.segments.count)?];
-    Ok(Launch { kernel: "delta_rule", grid, block: [128, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "delta_rule", grid, threads: 128, shared: 0, params })
 }
 
 /// The rows that [`commit`] commits.
@@ -318,5 +318,5 @@ pub fn commit(
     };
     let columns = dimension("channels", shape.channels().div_ceil(256))? as u32;
     let grid = [columns, blocks("layers", layers)?, blocks("segments", count)?];
-    Ok(Launch { kernel: "delta_commit", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "delta_commit", grid, threads: 256, shared: 0, params })
 }

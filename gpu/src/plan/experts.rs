@@ -90,14 +90,14 @@ pub fn route(
         largest: largest as i32,
     };
     let grid = [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1];
-    Ok(Launch { kernel: "route", grid, block: [512, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "route", grid, threads: 512, shared: 0, params })
 }
 
 /// Sorts the entries after a launch of [`route`](fn@route); `None` for up to [`BLOCK_ROWS`] rows, which that launch
 /// sorts itself.
 pub fn sort_route(route: &Launch<RouteParams>) -> Option<Launch<RouteParams>> {
     let is_sorted = route.grid[0] == 1;
-    (!is_sorted).then_some(Launch { kernel: "sort_route", grid: [1, 1, 1], block: [1024, 1, 1], ..*route })
+    (!is_sorted).then_some(Launch { kernel: "sort_route", grid: [1, 1, 1], threads: 1024, ..*route })
 }
 
 /// An expert that every row is routed to.
@@ -151,5 +151,5 @@ pub fn mix(
         top_k: dimension("choices", top_k)?,
     };
     let grid = [blocks("width", width.div_ceil(256))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "mix", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "mix", grid, threads: 256, shared: 0, params })
 }

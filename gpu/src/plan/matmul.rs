@@ -119,7 +119,7 @@ pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<Quantiz
     let block = out.activation_type.block_len() as i32;
     let grid = [blocks("quantize", out.inputs.div_ceil(4 * 256))?, blocks("quantize", out.rows)?, 1];
     let params = QuantizeParams { x, out: out.params(), block };
-    Ok(Launch { kernel: "quantize_rows", grid, block: [128, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "quantize_rows", grid, threads: 128, shared: 0, params })
 }
 
 /// The kernels of a type.
@@ -257,9 +257,9 @@ impl Matrix {
     }
 
     /// Threads of a block, and its shared memory, of a kernel whose blocks have a panel.
-    fn block(&self) -> ([u32; 3], u32) {
+    fn block(&self) -> (u32, u32) {
         let (_, warps) = Self::warp_split(self.weight_type, self.outputs, self.inputs);
-        ([32 * warps as u32, 1, 1], (warps * Self::warp_bytes(self.weight_type)) as u32)
+        (32 * warps as u32, (warps * Self::warp_bytes(self.weight_type)) as u32)
     }
 }
 
@@ -313,8 +313,8 @@ pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch
         9..=16 => (kernel_16, 16),
         _ => (kernel_32, 32),
     };
-    let (block, shared) = w.block();
-    product(w, x, y, (kernel, [x.rows.div_ceil(tile), w.panels()], block, shared))
+    let (threads, shared) = w.block();
+    product(w, x, y, (kernel, [x.rows.div_ceil(tile), w.panels()], threads, shared))
 }
 
 /// [`matmul`] by the kernel for many rows, however many there are.
@@ -323,8 +323,7 @@ pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch
 /// If the shapes do not match, or `y` is too short.
 pub fn matmul_tiles(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
     let grid = [x.rows.div_ceil(TILE_ROWS), w.panels().div_ceil(TILE_PANELS)];
-    let block = [32 * TILE_PANELS as u32, 1, 1];
-    product(w, x, y, (w.kernels.tiles, grid, block, 0))
+    product(w, x, y, (w.kernels.tiles, grid, 32 * TILE_PANELS as u32, 0))
 }
 
 /// The launch of a kernel by blocks of rows and of panels.
@@ -332,7 +331,7 @@ fn product(
     w: &Matrix,
     x: &Activations,
     y: DeviceSlice<f32>,
-    (kernel, grid, block, shared): (&'static str, [usize; 2], [u32; 3], u32),
+    (kernel, grid, threads, shared): (&'static str, [usize; 2], u32, u32),
 ) -> Result<Launch<MatMulParams>, LaunchError> {
     w.check(x)?;
     let y = y.checked("y", x.rows * w.outputs)?;
@@ -341,7 +340,7 @@ fn product(
         Product { weights: w.weights.address(), y, outputs: dimension("outputs", w.outputs)?, end: grid[1] as i32 };
     let rows = dimension("rows", x.rows)?;
     let params = MatMulParams { products: [product; MAX_PRODUCTS], x: x.params(), shape: w.shape()?, rows, count: 1 };
-    Ok(Launch { kernel, grid, block, shared, params })
+    Ok(Launch { kernel, grid, threads, shared, params })
 }
 
 /// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
@@ -409,10 +408,10 @@ pub fn matmul_buckets(
     lists.check(w.count)?;
     let [kernel_8, kernel_16, tiles] = w.kernels.buckets;
     let panels = w.panels();
-    let (kernel, width, (block, shared)) = match lists.largest {
+    let (kernel, width, (threads, shared)) = match lists.largest {
         ..=8 => (kernel_8, panels, w.block()),
         9..=16 => (kernel_16, panels, w.block()),
-        17..=LARGEST_BUCKET => (tiles, panels.div_ceil(TILE_PANELS), ([32 * TILE_PANELS as u32, 1, 1], 0)),
+        17..=LARGEST_BUCKET => (tiles, panels.div_ceil(TILE_PANELS), (32 * TILE_PANELS as u32, 0)),
         largest => {
             return Err(LaunchError(format!("buckets of {largest} entries; at most {LARGEST_BUCKET} are supported")));
         }
@@ -429,5 +428,5 @@ pub fn matmul_buckets(
         outputs: dimension("outputs", w.outputs)?,
     };
     let grid = [width as u32, blocks("buckets", lists.max_buckets)?, 1];
-    Ok(Launch { kernel, grid, block, shared, params })
+    Ok(Launch { kernel, grid, threads, shared, params })
 }

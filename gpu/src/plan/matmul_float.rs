@@ -132,7 +132,7 @@ fn product(
         row_bytes: dimension("bytes of a row", w.inputs * w.element.size())?,
         block_outputs: tiled.outputs as i32,
     };
-    Ok(Launch { kernel: tiled.kernel, grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: tiled.kernel, grid, threads: 256, shared: 0, params })
 }
 
 /// Parameters of the products by buckets.
@@ -184,5 +184,5 @@ pub fn matmul_buckets(
         ElementType::Bf16 => ("matmul_buckets_bf16", 16),
     };
     let grid = [w.outputs.div_ceil(outputs) as u32, blocks("buckets", lists.max_buckets)?, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid, threads: 256, shared: 0, params })
 }

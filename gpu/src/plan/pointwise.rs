@@ -93,13 +93,7 @@ fn norm_of(x: DeviceSlice<f32>, (rows, width): (usize, usize), norm: Norm) -> Re
         block: 0,
     };
     let threads = 32 * width.div_ceil(256).max(1) as u32;
-    Ok(Launch {
-        kernel: "rms_norm",
-        grid: [dimension("rows", rows)? as u32, 1, 1],
-        block: [threads, 1, 1],
-        shared: 0,
-        params,
-    })
+    Ok(Launch { kernel: "rms_norm", grid: [dimension("rows", rows)? as u32, 1, 1], threads, shared: 0, params })
 }
 
 /// Parameters of the gated activation.
@@ -168,7 +162,7 @@ pub fn gate(
         Gate::Sigmoid => "sigmoid_gate",
     };
     let grid = [blocks("width", width.div_ceil(1024))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel, grid, block: [128, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid, threads: 128, shared: 0, params })
 }
 
 /// The norm of every head of a [`normed_silu_gate`].
@@ -281,5 +275,5 @@ pub fn embed(
         scale,
     };
     let grid = [blocks("inputs", inputs.div_ceil(256))?, blocks("ids", count)?, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel, grid, threads: 256, shared: 0, params })
 }

@@ -42,13 +42,7 @@ pub fn place(
         given: tokens.map_or(Ok(0), |tokens| tokens.given.checked_unaligned("the given tokens", rows))?,
         ids: tokens.map_or(Ok(0), |tokens| tokens.ids.checked_unaligned("the ids", rows))?,
     };
-    Ok(Launch {
-        kernel: "place",
-        grid: [blocks("segments", segments.count)?, 1, 1],
-        block: [32, 1, 1],
-        shared: 0,
-        params,
-    })
+    Ok(Launch { kernel: "place", grid: [blocks("segments", segments.count)?, 1, 1], threads: 32, shared: 0, params })
 }
 
 /// What a draft step begins with: of each segment one row.
@@ -106,7 +100,7 @@ pub fn begin_step(
         width: dimension("the width", step.width)?,
         step: dimension("the step", step.step)?,
     };
-    Ok(Launch { kernel: "begin_step", grid: [blocks("segments", count)?, 1, 1], block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "begin_step", grid: [blocks("segments", count)?, 1, 1], threads: 256, shared: 0, params })
 }
 
 /// Parameters of [`angles`].
@@ -143,7 +137,7 @@ pub fn angles(
         pairs: dimension("pairs", pairs)?,
     };
     let grid = [blocks("pairs", pairs.div_ceil(128))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "angles", grid, block: [128, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "angles", grid, threads: 128, shared: 0, params })
 }
 
 /// Parameters of [`keep_rows`].
@@ -177,5 +171,5 @@ pub fn keep_rows(
         width: dimension("the width", width)?,
     };
     let grid = [dimension("the width", width.div_ceil(256))? as u32, blocks("segments", segments.count)?, 1];
-    Ok(Launch { kernel: "keep_rows", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "keep_rows", grid, threads: 256, shared: 0, params })
 }

@@ -32,5 +32,5 @@ pub fn read_all(
         count: (x.len() / 4) as u64,
         blocks: num_blocks as i32,
     };
-    Ok(Launch { kernel: "read_all", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "read_all", grid, threads: 256, shared: 0, params })
 }

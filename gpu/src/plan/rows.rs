@@ -259,7 +259,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
     Ok(Launch {
         kernel,
         grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1],
-        block: [128, 1, 1],
+        threads: 128,
         shared: 0,
         params: RowsParams { of: [params; MAX_PROJECTIONS] },
     })

@@ -138,5 +138,5 @@ pub fn encode(
         level,
     };
     let grid = [layout.head_dim().div_ceil(128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", pages.len())?];
-    Ok(Launch { kernel: "encode_page", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "encode_page", grid, threads: 256, shared: 0, params })
 }

@@ -52,7 +52,7 @@ pub fn top_k(
         k: k as i32,
     };
     let threads = (padded / 2).clamp(32, 1024) as u32;
-    Ok(Launch { kernel: "top_k", grid: [blocks("rows", rows)?, 1, 1], block: [threads, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "top_k", grid: [blocks("rows", rows)?, 1, 1], threads, shared: 0, params })
 }
 
 /// Rows of scores.
@@ -178,7 +178,7 @@ pub fn argmax_parts(
     chosen: &Chosen,
 ) -> Result<Launch<ArgmaxParams>, LaunchError> {
     let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
-    Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], shared: 0, params: scores.params(partial, chosen)? })
+    Ok(Launch { kernel: "argmax_parts", grid, threads: 256, shared: 0, params: scores.params(partial, chosen)? })
 }
 
 /// The largest of each row's parts, ties by lowest id; or [`NO_ID`].
@@ -191,7 +191,7 @@ pub fn argmax(
     chosen: &Chosen,
 ) -> Result<Launch<ArgmaxParams>, LaunchError> {
     let grid = [blocks("rows", scores.rows)?, 1, 1];
-    Ok(Launch { kernel: "argmax", grid, block: [32, 1, 1], shared: 0, params: scores.params(partial, chosen)? })
+    Ok(Launch { kernel: "argmax", grid, threads: 32, shared: 0, params: scores.params(partial, chosen)? })
 }
 
 /// Elements of a row that [`largest`] keeps.
@@ -260,7 +260,7 @@ impl Largest {
 /// If a row is too long, its elements are not in order of id, or a slice is too short.
 pub fn largest_parts(scores: &Scores, largest: &Largest) -> Result<Launch<LargestParams>, LaunchError> {
     let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
-    Ok(Launch { kernel: "largest_parts", grid, block: [1024, 1, 1], shared: 0, params: largest.params(scores)? })
+    Ok(Launch { kernel: "largest_parts", grid, threads: 1024, shared: 0, params: largest.params(scores)? })
 }
 
 /// The largest of each row's parts.
@@ -269,5 +269,5 @@ pub fn largest_parts(scores: &Scores, largest: &Largest) -> Result<Launch<Larges
 /// As [`largest_parts`].
 pub fn largest(scores: &Scores, largest: &Largest) -> Result<Launch<LargestParams>, LaunchError> {
     let grid = [blocks("rows", scores.rows)?, 1, 1];
-    Ok(Launch { kernel: "largest", grid, block: [1024, 1, 1], shared: 0, params: largest.params(scores)? })
+    Ok(Launch { kernel: "largest", grid, threads: 1024, shared: 0, params: largest.params(scores)? })
 }

@@ -28,7 +28,7 @@ pub fn write_words(to: DeviceSlice<u32>, from: &[u32]) -> Result<Launch<WordsPar
     };
     start.copy_from_slice(from);
     let params = WordsParams { to: to.checked_unaligned("the words", from.len())?, count: from.len() as i32, words };
-    Ok(Launch { kernel: "write_words", grid: [1, 1, 1], block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "write_words", grid: [1, 1, 1], threads: 256, shared: 0, params })
 }
 
 /// Parameters of [`copy_words`].
@@ -54,5 +54,5 @@ pub fn copy_words(to: DeviceSlice<u32>, from: Option<DeviceSlice<u32>>) -> Resul
         count: dimension("words", to.len())?,
     };
     let grid = [dimension("words", to.len().div_ceil(1024).max(1))? as u32, 1, 1];
-    Ok(Launch { kernel: "copy_words", grid, block: [256, 1, 1], shared: 0, params })
+    Ok(Launch { kernel: "copy_words", grid, threads: 256, shared: 0, params })
 }

@@ -40,10 +40,10 @@ impl dyn Device + '_ {
 
     /// Runs a plan.
     pub fn run<P: Params>(&mut self, plan: Result<Launch<P>, LaunchError>) -> Result<(), String> {
-        let Launch { kernel, grid, block, shared, params } = plan.map_err(|error| error.to_string())?;
+        let Launch { kernel, grid, threads, shared, params } = plan.map_err(|error| error.to_string())?;
         // SAFETY: the bytes of `params`, as `MaybeUninit`: padding is uninitialised.
         let bytes = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
-        self.launch(Launch { kernel, grid, block, shared, params: () }, bytes)
+        self.launch(Launch { kernel, grid, threads, shared, params: () }, bytes)
             .map_err(|error| format!("{kernel}: {error}"))
     }
 }

@@ -42,10 +42,10 @@ macro_rules! on_a_gpu {
             }
 
             fn launch(&mut self, launch: foretoken_gpu::Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String> {
-                let foretoken_gpu::Launch { kernel, grid, block, shared, .. } = launch;
+                let foretoken_gpu::Launch { kernel, grid, threads, shared, .. } = launch;
                 let mut bytes = AnyParams([MaybeUninit::uninit(); 1024]);
                 bytes.0[..params.len()].copy_from_slice(params);
-                let launch = foretoken_gpu::Launch { kernel, grid, block, shared, params: bytes };
+                let launch = foretoken_gpu::Launch { kernel, grid, threads, shared, params: bytes };
                 // SAFETY: the session's buffers live until it is dropped, after the stream was
                 // synchronized, and nothing else uses them.
                 let launched = unsafe { self.stream.launch(&launch) }.and_then(|()| self.stream.synchronize());

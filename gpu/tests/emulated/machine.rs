@@ -314,10 +314,10 @@ impl Device for Session<'_> {
     }
 
     fn launch(&mut self, launch: Launch<()>, params: &[MaybeUninit<u8>]) -> Result<(), String> {
-        let Launch { kernel, grid, block, shared, .. } = launch;
+        let Launch { kernel, grid, threads, shared, .. } = launch;
         // A device's driver refuses these.
-        if grid.contains(&0) || block.contains(&0) {
-            return Err(format!("there is no thread in a grid of {grid:?} blocks of {block:?}"));
+        if grid.contains(&0) || threads == 0 {
+            return Err(format!("there is no thread in a grid of {grid:?} blocks of {threads}"));
         }
         let mut kernels = self.machine.kernels.iter();
         let (_, kernels) = kernels.find(|(dialect, _)| *dialect == self.dialect).expect("the machine has the dialect");
@@ -329,7 +329,7 @@ impl Device for Session<'_> {
         }
         if let Ok(of_launch) = symbol::<unsafe extern "C" fn(usize) -> usize>(kernels, &format!("{kernel}_of_launch")) {
             // SAFETY: `KERNEL_LARGE` or `KERNEL_PER_WARP` defines it.
-            let needed = unsafe { of_launch(block.iter().product::<u32>() as usize / 32) };
+            let needed = unsafe { of_launch(threads as usize / 32) };
             if needed > shared as usize {
                 return Err(format!("{shared} bytes of shared memory are stated, and it needs {needed}"));
             }
@@ -338,6 +338,7 @@ impl Device for Session<'_> {
         let run = self.machine.function::<Run>("machine_launch")?;
         let kernel = symbol::<Kernel>(kernels, kernel)?;
         let (backwards, flushes) = (self.backwards.into(), (self.dialect == Dialect::Metal).into());
+        let block = [threads, 1, 1];
         // SAFETY: the parameters have the size of the kernel's structure; accesses outside the buffers fault, which the
         // machine reports.
         let error = unsafe {

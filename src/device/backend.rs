@@ -14,7 +14,6 @@ macro_rules! backend {
             struct Opened {
                 device: $module::Device,
                 stream: Arc<Mutex<Stream>>,
-                name: String,
             }
 
             /// # Errors
@@ -22,9 +21,8 @@ macro_rules! backend {
             pub fn open(index: usize) -> Result<Arc<dyn Device>> {
                 let device = $module::Device::open(index).map_err(failed)?;
                 let stream = Arc::new(Mutex::new(device.stream().map_err(failed)?));
-                let name = device.info().name.clone();
                 tracing::info!(info = ?device.info(), concat!("a ", $name, " device is used"));
-                Ok(Arc::new(Opened { device, stream, name }))
+                Ok(Arc::new(Opened { device, stream }))
             }
 
             /// Wraps the driver's error, without the driver's name, which `Error::Device` adds.
@@ -41,7 +39,7 @@ macro_rules! backend {
             // launches that it is given.
             unsafe impl Device for Opened {
                 fn name(&self) -> String {
-                    self.name.clone()
+                    self.device.info().name.clone()
                 }
 
                 fn free_bytes(&self) -> Result<usize> {

@@ -8,19 +8,12 @@ use super::error::CudaError;
 use crate::launch::DeviceSlice;
 use foretoken_kernels::Pod;
 
-/// `len` elements on a device, freed when it is dropped.
+/// `len` elements on a device, freed when it is dropped. Concurrent copies may mix their bytes.
 #[derive(Debug)]
 pub struct Buffer<T> {
     device: Device,
     slice: DeviceSlice<T>,
 }
-
-// SAFETY: a buffer is an address and a device, which may be used from any thread.
-unsafe impl<T: Send> Send for Buffer<T> {}
-// SAFETY: no reference to the elements exists: they lie in the device's memory. Threads that share a buffer read and
-// write them through the driver only, whose functions may be called from any thread. Concurrent copies may mix their
-// bytes, and any bytes are values of `T: Pod`.
-unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Pod> Buffer<T> {
     /// The elements, for plans: valid as long as the buffer.

@@ -78,9 +78,17 @@ impl Stream {
     /// # Errors
     /// If `launches` fails, or the driver does.
     pub fn record(&self, launches: impl FnOnce(&mut Recorder) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        let mut recorder = Recorder::new(&self.device)?;
+        self.device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the context is current; the graph is destroyed when the recorder is dropped.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
+        let mut recorder = Recorder { device: self.device.clone(), graph, last: None };
         launches(&mut recorder)?;
-        recorder.graph()
+        self.device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the recorder's graph lives; the instance does not refer to it.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, recorder.graph, 0) })?;
+        Ok(Graph { device: self.device.clone(), graph })
     }
 
     /// Replays a graph after the stream's earlier launches.
@@ -98,14 +106,6 @@ impl Stream {
 }
 
 impl Recorder {
-    fn new(device: &Device) -> Result<Self, CudaError> {
-        device.0.enter()?;
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: the context is current; the graph is destroyed when `self` is dropped.
-        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
-        Ok(Self { device: device.clone(), graph, last: None })
-    }
-
     /// Adds a launch after those added before.
     ///
     /// # Errors
@@ -160,14 +160,6 @@ impl Recorder {
         check("cuGraphAddDependencies_v2", unsafe {
             sys::cuGraphAddDependencies_v2(self.graph, &before, &after, &edge, 1)
         })
-    }
-
-    fn graph(self) -> Result<Graph, CudaError> {
-        self.device.0.enter()?;
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: the graph lives; the instance does not refer to it.
-        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, self.graph, 0) })?;
-        Ok(Graph { device: self.device.clone(), graph })
     }
 }
 

@@ -62,27 +62,17 @@ pub(super) struct EngineThread {
     pub metrics: Arc<Metrics>,
 }
 
-/// A generation with a sequence.
+/// A job with a sequence, which is that of its first generation.
 pub(super) struct Started {
     id: SequenceId,
     slot: usize,
-    request: Request,
-    choice: Choice,
-    /// Those that are forked after its prefill. Their slots are reserved.
-    others: Vec<Choice>,
-    first: Option<Duration>, // from admission to the first token
-    pub generated: usize,
-}
-
-/// What the generations of a job share.
-#[derive(Clone)]
-struct Request {
-    id: Arc<str>,
-    prompt: Arc<Vec<u32>>,
-    admitted: Instant,
+    /// Its other generations are forked after its prefill, as jobs of their own. Their slots are reserved.
+    job: Job,
     queued: Duration,
     /// Cached tokens of the prompt, until they are counted with the first piece.
     cached: Option<usize>,
+    first: Option<Duration>, // from admission to the first token
+    pub generated: usize,
 }
 
 impl EngineThread {
@@ -169,38 +159,35 @@ impl EngineThread {
 
     /// Slots of running sequences, and those reserved for their forks.
     fn taken(&self) -> usize {
-        self.running.iter().map(|started| 1 + started.others.len()).sum()
+        self.running.iter().map(|started| started.job.choices()).sum()
     }
 
     /// Gives the job a sequence. If memory does not suffice for it beside the running ones, it stays in the queue.
     fn start(&mut self, job: Job) {
         let (begin, queued) = (Instant::now(), job.admitted.elapsed());
-        let mut added = self.add(&job.prompt, &job.choice);
+        let mut added = self.add(&job);
         while self.could_start_alone(&added) {
             if !self.running.is_empty() {
-                self.full = true;
-                return self.waiting.push_front(job);
+                return self.requeue(job);
             }
             // What cached prefixes take of a context counts as free.
             if !self.scheduler.drop_prefix() {
                 break;
             }
-            added = self.add(&job.prompt, &job.choice);
+            added = self.add(&job);
         }
-        let Job { prompt, request_id, admitted, choice, others } = job;
         let statistics = added.as_ref().ok().and_then(|id| self.scheduler.statistics(*id));
         let cached = statistics.map(|statistics| statistics.cached_tokens);
-        let request = Request { id: request_id, prompt, admitted, queued, cached };
-        tracing::debug!(request = &*request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
+        tracing::debug!(request = &*job.request_id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
         if let Some(cached) = cached {
             // Sending fails if the client is gone; the job is then cancelled.
-            let _ = choice.updates.send(Update::Started(cached));
+            let _ = job.choice.updates.send(Update::Started(cached));
         }
-        if let (Ok(id), false) = (&added, others.is_empty()) {
+        if let (Ok(id), false) = (&added, job.others.is_empty()) {
             // Fails only for a sequence whose prompt is read.
             let _ = self.scheduler.keep_prompt(*id);
         }
-        self.started(added, request, choice, others);
+        self.started(added, job, queued, cached);
     }
 
     /// Whether a generation could start alone. Without a limit of pages, an automatic context is what others leave.
@@ -212,22 +199,22 @@ impl EngineThread {
         }
     }
 
-    fn started(&mut self, added: Result<SequenceId, Failure>, request: Request, choice: Choice, others: Vec<Choice>) {
+    fn started(&mut self, added: Result<SequenceId, Failure>, job: Job, queued: Duration, cached: Option<usize>) {
         match added {
             Ok(id) => {
                 let taken = |slot: &usize| self.running.iter().any(|started| started.slot == *slot);
                 let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
-                self.running.push(Started { id, slot, request, choice, others, first: None, generated: 0 });
+                self.running.push(Started { id, slot, job, queued, cached, first: None, generated: 0 });
             }
-            Err(failure) => self.fail(&request.id, choice, others, failure),
+            Err(failure) => self.fail(job, failure),
         }
     }
 
-    /// Adds a sequence for a generation.
-    fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
+    /// Adds a sequence for a job's first generation.
+    fn add(&mut self, job: &Job) -> Result<SequenceId, Failure> {
         let added = catch_unwind(AssertUnwindSafe(|| {
             let session = self.scheduler.session(&self.options.session)?;
-            Ok(self.scheduler.add_if_fits(session, prompt, &choice.options)?)
+            Ok(self.scheduler.add_if_fits(session, &job.prompt, &job.choice.options)?)
         }));
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
     }
@@ -235,29 +222,31 @@ impl EngineThread {
     /// Forks the sequence for the other generations of its job, or adds new sequences where it cannot be forked; those
     /// wait for memory as jobs of their own.
     fn fork(&mut self, at: usize) {
-        for choice in std::mem::take(&mut self.running[at].others) {
-            let (id, request) = (self.running[at].id, self.running[at].request.clone());
-            let forked = catch_unwind(AssertUnwindSafe(|| self.scheduler.fork_prompt(id, &choice.options)));
+        for choice in std::mem::take(&mut self.running[at].job.others) {
+            let Started { id, queued, cached, ref job, .. } = self.running[at];
+            let (prompt, request_id) = (job.prompt.clone(), job.request_id.clone());
+            let job = Job { prompt, request_id, admitted: job.admitted, choice, others: Vec::new() };
+            let forked = catch_unwind(AssertUnwindSafe(|| self.scheduler.fork_prompt(id, &job.choice.options)));
             let added = match forked {
                 Ok(Ok(id)) => Ok(id),
-                _ => self.add(&request.prompt, &choice),
+                _ => self.add(&job),
             };
             if self.could_start_alone(&added) {
-                self.requeue(request, choice, Vec::new());
+                self.requeue(job);
                 continue;
             }
-            self.started(added, request, choice, Vec::new());
+            self.started(added, job, queued, cached);
         }
     }
 
     /// Puts a job back to the front of the queue, until a sequence ends.
-    fn requeue(&mut self, request: Request, choice: Choice, others: Vec<Choice>) {
-        let Request { id: request_id, prompt, admitted, .. } = request;
+    fn requeue(&mut self, job: Job) {
         self.full = true;
-        self.waiting.push_front(Job { prompt, request_id, admitted, choice, others });
+        self.waiting.push_front(job);
     }
 
-    fn fail(&mut self, request_id: &str, choice: Choice, others: Vec<Choice>, failure: Failure) {
+    fn fail(&mut self, job: Job, failure: Failure) {
+        let Job { request_id, choice, others, .. } = job;
         let is_device =
             matches!(&failure, Failure::Library(error) if matches!(**error, foretoken::Error::Device { .. }));
         // A faulty pass may fail all of its requests.
@@ -265,15 +254,15 @@ impl EngineThread {
             self.shared.device_failures.fetch_add(1, Ordering::Relaxed);
         }
         match &failure {
-            Failure::Stopping => tracing::info!(request = request_id, "stopped"),
+            Failure::Stopping => tracing::info!(request = &*request_id, "stopped"),
             Failure::Library(error) if ApiError::of(error, "").status.is_client_error() => {
-                tracing::info!(request = request_id, "refused");
+                tracing::info!(request = &*request_id, "refused");
             }
             // A panic's message may contain the client's text.
             Failure::Library(error) if !matches!(**error, foretoken::Error::Panic(_)) => {
-                tracing::error!(request = request_id, %error, "failed");
+                tracing::error!(request = &*request_id, %error, "failed");
             }
-            _ => tracing::error!(request = request_id, "panic"),
+            _ => tracing::error!(request = &*request_id, "panic"),
         }
         self.publish();
         for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
@@ -296,10 +285,10 @@ impl EngineThread {
         self.scheduler = Scheduler::new(&self.engine, self.options.scheduler.clone());
         self.full = false;
         for started in std::mem::take(&mut self.running) {
-            self.fail(&started.request.id, started.choice, started.others, failure());
+            self.fail(started.job, failure());
         }
         for job in std::mem::take(&mut self.waiting) {
-            self.fail(&job.request_id, job.choice, job.others, failure());
+            self.fail(job, failure());
         }
     }
 
@@ -312,41 +301,41 @@ impl EngineThread {
             Ok(piece) => {
                 // One that is cancelled before its first token is not read to its end.
                 let is_read = event.finish_reason != Some(FinishReason::Cancelled);
-                if let Some(before) = started.request.cached.take_if(|_| is_read) {
+                if let Some(before) = started.cached.take_if(|_| is_read) {
                     // It may have waited for a prefix that another sequence read.
                     let cached = self.scheduler.statistics(event.id).map_or(before, |now| now.cached_tokens);
-                    let _ = started.choice.updates.send(Update::Started(cached));
-                    self.metrics.prompt(started.request.prompt.len(), cached);
+                    let _ = started.job.choice.updates.send(Update::Started(cached));
+                    self.metrics.prompt(started.job.prompt.len(), cached);
                 }
                 self.metrics.generated(piece.tokens.len());
-                if !piece.prompt_logprobs.is_empty() && !started.others.is_empty() {
+                if !piece.prompt_logprobs.is_empty() && !started.job.others.is_empty() {
                     // Forks do not read the prompt again.
                     let shared = Piece { prompt_logprobs: piece.prompt_logprobs.clone(), ..Piece::default() };
-                    let others = started.others.iter();
+                    let others = started.job.others.iter();
                     others.for_each(|other| drop(other.updates.send(Update::Piece(shared.clone()))));
                 }
                 if started.first.is_none() && !piece.tokens.is_empty() {
-                    let first = started.request.admitted.elapsed();
+                    let first = started.job.admitted.elapsed();
                     started.first = Some(first);
                     self.metrics.first_token(first);
                     self.fork(at);
                 }
                 let started = &mut self.running[at];
                 started.generated += piece.tokens.len();
-                let _ = started.choice.updates.send(Update::Piece(piece));
+                let _ = started.job.choice.updates.send(Update::Piece(piece));
                 if let Some(finish) = event.finish_reason {
                     self.end(at, finish);
                 }
             }
             // Its prompt found no memory beside the others.
             Err(error) if is_memory(&error) && started.generated == 0 && others_run => {
-                let Started { id, request, choice, others, .. } = self.running.swap_remove(at);
-                self.scheduler.remove(id);
-                self.requeue(request, choice, others);
+                let started = self.running.swap_remove(at);
+                self.scheduler.remove(started.id);
+                self.requeue(started.job);
             }
             // Its text so far is not lost: the client gets a reason to end instead of an error.
             Err(error) if is_memory(&error) && started.generated > 0 => {
-                tracing::warn!(request = &*started.request.id, %error, "cut short");
+                tracing::warn!(request = &*started.job.request_id, %error, "cut short");
                 self.end(at, FinishReason::Context);
             }
             Err(error) => {
@@ -354,8 +343,7 @@ impl EngineThread {
                 self.scheduler.statistics(started.id).into_iter().for_each(|failed| self.metrics.decoded(failed));
                 self.scheduler.remove(started.id);
                 self.full = false;
-                let failure = Failure::Library(Arc::new(error));
-                self.fail(&started.request.id, started.choice, started.others, failure);
+                self.fail(started.job, Failure::Library(Arc::new(error)));
             }
         }
     }
@@ -369,17 +357,17 @@ impl EngineThread {
         let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
         self.scheduler.remove(started.id);
         self.full = false;
-        let total = started.request.admitted.elapsed();
+        let total = started.job.admitted.elapsed();
         self.metrics.decoded(&statistics);
         tracing::info!(
-            request = &*started.request.id,
+            request = &*started.job.request_id,
             finish = finish_name(finish),
-            prompt_tokens = started.request.prompt.len(),
+            prompt_tokens = started.job.prompt.len(),
             cached_tokens = statistics.cached_tokens,
             generated_tokens = statistics.generated_tokens,
             drafted = statistics.drafted,
             accepted = statistics.accepted,
-            queued_ms = started.request.queued.as_millis(),
+            queued_ms = started.queued.as_millis(),
             first_token_ms = started.first.unwrap_or(total).as_millis(),
             total_ms = total.as_millis(),
             "generated"
@@ -387,8 +375,8 @@ impl EngineThread {
         // Before the client has the answer: it may then read the metrics.
         self.publish();
         // There are others only if it ended before its first token.
-        for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
-            self.metrics.ended(&statistics, started.request.queued, started.first.unwrap_or(total), total);
+        for Choice { updates, ticket, .. } in std::iter::once(started.job.choice).chain(started.job.others) {
+            self.metrics.ended(&statistics, started.queued, started.first.unwrap_or(total), total);
             self.metrics.finished(finish_name(finish));
             // Freed before the client can send another request.
             drop(ticket);
@@ -400,8 +388,8 @@ impl EngineThread {
         let mut slots = vec![Slot::default(); self.options.parallel];
         for started in &self.running {
             slots[started.slot] = Slot {
-                request_id: Some(started.request.id.clone()),
-                prompt_tokens: started.request.prompt.len(),
+                request_id: Some(started.job.request_id.clone()),
+                prompt_tokens: started.job.prompt.len(),
                 generated_tokens: started.generated,
             };
         }

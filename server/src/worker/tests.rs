@@ -136,8 +136,12 @@ fn start_with_memory_of(context: usize) -> (Engine, Worker) {
     let kv = KvOptions { max_context: Some(context), ..KvOptions::default() };
     let session = SessionOptions { kv };
     let one = with_memory(None).session(&session).expect("a session").kv().bytes_at(context) as u64;
-    let engine = with_memory(Some(one + one / 2));
-    let scheduler = SchedulerOptions::default();
+    start_with(with_memory(Some(one + one / 2)), session, SchedulerOptions::default())
+}
+
+/// The engine, and a worker whose queue holds the jobs that wait for memory.
+fn start_with(engine: Engine, session: SessionOptions, scheduler: SchedulerOptions) -> (Engine, Worker) {
+    let context = engine.session(&session).expect("a session").kv().max_context();
     let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
     let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
     (engine, worker)
@@ -168,8 +172,7 @@ async fn prompts_wait_for_their_context() {
     let context = engine.session(&session).expect("a session").kv().max_context();
     assert!((1024..1152).contains(&context), "{context}");
     let scheduler = SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() };
-    let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
-    let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
+    let (_engine, worker) = start_with(engine, session, scheduler);
 
     let prompt = |first: u32, len: usize| Vec::from_iter((0..len as u32).map(|i| first + i % 97));
     let options = of_length(200);
@@ -189,13 +192,9 @@ async fn prompts_wait_for_their_context() {
 fn start_with_percent(percent: u64) -> (Engine, Worker) {
     let session = SessionOptions::default();
     let one = with_memory(None).session(&session).expect("a session").kv().bytes_at(1024) as u64;
-    let engine = with_memory(Some(one * percent / 100));
-    let context = engine.session(&session).expect("a session").kv().max_context();
     // Prompts are read 8 rows at a time beside others.
     let scheduler = SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() };
-    let options = WorkerOptions { parallel: 3, max_queue: 8, session, context, scheduler };
-    let worker = Worker::start(&engine, options, Arc::default()).expect("a thread");
-    (engine, worker)
+    start_with(with_memory(Some(one * percent / 100)), session, scheduler)
 }
 
 /// Runs generations of these prompts' lengths and tokens, each submitted after the first piece of the one before.
@@ -263,13 +262,16 @@ impl LogitsProcessor for FailingDevice {
     }
 }
 
-/// The state of an engine thread of at most `parallel` sequences, whose turns a test runs, and the sender of its jobs.
-fn thread(parallel: usize) -> (EngineThread, Sender<Job>) {
+/// The state of an engine thread with places for a job's `choices` generations, whose turns a test runs, and that job.
+fn thread(prompt: Vec<u32>, options: &GenerateOptions, choices: usize) -> (EngineThread, Running) {
     let scheduler = SchedulerOptions { max_rows: 16, ..SchedulerOptions::default() };
     let session = SessionOptions::default();
-    let options = WorkerOptions { parallel, max_queue: 0, session, context: 8192, scheduler };
+    let worker = WorkerOptions { parallel: choices, max_queue: 0, session, context: 8192, scheduler };
+    let places = Ticket::take_all(&Arc::default(), choices, choices).expect("places");
+    let (job, running) = job_with(places, prompt, options);
     let (send, jobs) = channel();
-    (EngineThread::new(&with_memory(None), options, jobs, Arc::default()), send)
+    send.send(job).expect("a receiver");
+    (EngineThread::new(&with_memory(None), worker, jobs, Arc::default()), running)
 }
 
 fn assert_metrics(thread: &EngineThread, counts: &[(&str, &str, usize)]) {
@@ -283,10 +285,7 @@ fn assert_metrics(thread: &EngineThread, counts: &[(&str, &str, usize)]) {
 /// The tokens of a prompt whose client leaves while it is read are not those of prompts that were read.
 #[test]
 fn prompts_that_are_not_read_to_their_end_are_not_counted() {
-    let (mut thread, send) = thread(1);
-    let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
-    let (job, running) = job_with(places, (300..400).collect(), &of_length(4));
-    send.send(job).expect("a receiver");
+    let (mut thread, running) = thread((300..400).collect(), &of_length(4), 1);
     assert!(thread.turn() && thread.running.len() == 1, "its first 16 tokens are read");
     drop(running);
     assert!(thread.turn() && thread.running.is_empty());
@@ -302,13 +301,10 @@ fn prompts_that_are_not_read_to_their_end_are_not_counted() {
 #[test]
 fn rounds_of_failed_generations_are_counted() {
     let fails = Arc::<AtomicBool>::default();
-    let (mut thread, send) = thread(1);
     let logits_processor: Option<Arc<dyn LogitsProcessor>> = Some(Arc::new(FailingDevice(fails.clone())));
     let speculation = Speculation::Off;
     let options = GenerateOptions { logits_processor, speculation, ..of_length(8000) };
-    let places = Ticket::take_all(&Arc::default(), 1, 1).expect("a place");
-    let (job, _running) = job_with(places, PROMPT.into(), &options);
-    send.send(job).expect("a receiver");
+    let (mut thread, _running) = thread(PROMPT.into(), &options, 1);
     while thread.turn() && thread.running[0].generated < 4 {}
     fails.store(true, Ordering::SeqCst);
     while thread.turn() && !thread.running.is_empty() {}
@@ -323,10 +319,7 @@ fn rounds_of_failed_generations_are_counted() {
 /// Generations of a job that end together, before a token, have times of their own.
 #[test]
 fn each_generation_without_tokens_is_counted() {
-    let (mut thread, send) = thread(2);
-    let places = Ticket::take_all(&Arc::default(), 2, 2).expect("places");
-    let (job, _running) = job_with(places, PROMPT.into(), &of_length(0));
-    send.send(job).expect("a receiver");
+    let (mut thread, _running) = thread(PROMPT.into(), &of_length(0), 2);
     while thread.turn() && !thread.running.is_empty() {}
     let counts = [
         ("vllm:request_success_total", ",finished_reason=\"length\"", 2),

@@ -11,7 +11,7 @@ use foretoken_tools::sampling::breakers;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestContext};
 use crate::events::{EventBody, events};
-use crate::generate_options::{Common, Seeds, random_seed};
+use crate::generate_options::{Common, random_seed};
 use crate::job::{Ended, Failure, Job, Running, Ticket, Update};
 use crate::output_penalties;
 use crate::prompt::{self, Prompt};
@@ -39,7 +39,7 @@ pub(crate) async fn answer(
     let tickets = find_breakers(app, tickets, &mut generate.common).await?;
     let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
     check_lengths(app, &generate, &encoded)?;
-    let seeds = prompt_seeds(&generate.common, encoded.len());
+    let seeds: Vec<_> = encoded.iter().map(|_| generate.common.seed.unwrap_or_else(random_seed)).collect();
     let output = |(index, parser): (usize, _)| {
         let prompt = index / choices;
         ChoiceOutput {
@@ -118,13 +118,6 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
     let (breakers, tickets) = found.await?;
     dry.breakers = breakers;
     Ok(tickets)
-}
-
-/// The seeds of `prompts` prompts.
-fn prompt_seeds(common: &Common, prompts: usize) -> Vec<u64> {
-    let first = common.options.seed;
-    let later = |_| if common.seeds == Seeds::Given { first } else { random_seed() };
-    std::iter::once(first).chain((1..prompts).map(later)).collect()
 }
 
 /// Submits a job for every prompt, which comes with its seed.

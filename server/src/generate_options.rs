@@ -26,7 +26,9 @@ pub(crate) struct Common {
     pub options: GenerateOptions,
     /// The constraint of `options`, once it is compiled.
     pub constraint: Option<CompiledConstraint>,
-    pub seeds: Seeds,
+    /// The request's seed or the server's: every prompt gets what it gets alone. `None`: each has a random one, so that
+    /// equal prompts get several samples.
+    pub seed: Option<u64>,
     /// DRY's sequence breakers, if the request has some of its own.
     pub breakers: Option<Vec<String>>,
     /// Whether frequency and presence penalties count generated tokens only, as in OpenAI's API: unless the request has
@@ -47,22 +49,17 @@ pub(crate) fn common(
     structured: &Structured,
 ) -> Result<Common> {
     let Served { engine, defaults, .. } = served;
-    let seeds = seeds(fields, defaults);
     // Before it is taken.
     let penalizes_output = fields.peek("repeat_last_n").is_none();
     let sampling = sampling(fields, &defaults_in_use(fields, base))?;
     let has_breakers = fields.peek("dry_sequence_breakers").is_some();
     let breakers = fields.strings("dry_sequence_breakers")?;
     let speculation = speculation(fields, engine, &defaults.speculation)?;
-    let speculation = if seeds == Seeds::Given { reproducible(speculation) } else { speculation };
+    let seed = seed(fields, defaults)?;
+    let speculation = if seed.is_some() { reproducible(speculation) } else { speculation };
     let own = defaults.options();
-    let mut options = GenerateOptions {
-        max_tokens: max_tokens.unwrap_or(own.max_tokens),
-        sampling,
-        seed: seed(fields, defaults)?,
-        speculation,
-        ..own
-    };
+    let mut options =
+        GenerateOptions { max_tokens: max_tokens.unwrap_or(own.max_tokens), sampling, speculation, ..own };
     let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
     if !biases.is_empty() {
         add_processor(&mut options, LogitBias { biases });
@@ -70,7 +67,7 @@ pub(crate) fn common(
     options.stop = stop::conditions(fields, strings)?;
     let min_tokens = MinTokens::of_request(fields, engine, &mut options, structured)?;
     let breakers = has_breakers.then_some(breakers);
-    Ok(Common { options, constraint: None, seeds, breakers, penalizes_output, min_tokens })
+    Ok(Common { options, constraint: None, seed, breakers, penalizes_output, min_tokens })
 }
 
 /// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.
@@ -85,31 +82,17 @@ pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Resu
     }
 }
 
-/// The seeds of several prompts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seeds {
-    /// The request's or the server's: every prompt gets what it gets alone.
-    Given,
-    /// Random ones: equal prompts get several samples.
-    Drawn,
-}
-
-/// Whether seeds are given or drawn: -1 requests a random one, as in llama.cpp.
-fn seeds(fields: &Fields, defaults: &GenerateDefaults) -> Seeds {
-    let is_given = fields.peek("seed").map_or(defaults.seed.is_some(), |seed| seed.as_f64() != Some(-1.0));
-    if is_given { Seeds::Given } else { Seeds::Drawn }
-}
-
 /// A seed that clients whose numbers are floating-point (JavaScript's) can repeat.
 pub(crate) fn random_seed() -> u64 {
     rand::random::<u32>().into()
 }
 
-fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
-    match fields.integer("seed")? {
-        None => Ok(defaults.seed.unwrap_or_else(random_seed)),
-        Some(-1) => Ok(random_seed()),
+/// Takes `seed`; -1 requests a random one, as in llama.cpp.
+fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<Option<u64>> {
+    Ok(match fields.integer("seed")? {
+        None => defaults.seed,
+        Some(-1) => None,
         // Any 64-bit integer: negative ones are the seeds of their two's complement.
-        Some(seed) => Ok(seed as u64),
-    }
+        Some(seed) => Some(seed as u64),
+    })
 }

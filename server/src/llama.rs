@@ -65,6 +65,7 @@ fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     list.into_iter().enumerate().map(path).collect()
 }
 
+/// The settings of a generation, but its seed.
 fn settings(served: &Served, options: &GenerateOptions) -> Value {
     let sampling = &options.sampling;
     let last_n = |n: Option<usize>| n.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
@@ -90,7 +91,6 @@ fn settings(served: &Served, options: &GenerateOptions) -> Value {
         "dry_base": decimal(dry.base),
         "dry_allowed_length": dry.allowed_length,
         "dry_penalty_last_n": last_n(dry.last_n),
-        "seed": options.seed,
         "stop": options.stop.strings,
     })
 }

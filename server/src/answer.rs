@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::response::Response;
+use foretoken::CompiledConstraint;
 use foretoken::chat::ReplyParser;
 use foretoken_tools::sampling::breakers;
 
@@ -26,11 +27,11 @@ pub(crate) async fn answer(
     RequestContext { id: request_id, generated }: RequestContext,
     mut generate: Generate,
 ) -> Result<Response, ApiError> {
-    let structured = std::mem::take(&mut generate.structured);
-    let constraint_name = structured.field().to_owned();
-    let compiled = structured.compile(&app.served.engine, &app.compilers).await?;
-    generate.common.options.constraint = compiled.as_ref().map(|compiled| compiled.constraint().clone());
-    generate.common.constraint = compiled;
+    let (mut constraint, mut constraint_name) = (None, String::new());
+    if let Some(structured) = generate.common.structured.take() {
+        constraint_name = structured.field().to_owned();
+        constraint = structured.compile(&app.served.engine, &app.compilers).await?;
+    }
     let (prompts, choices, streams) = (std::mem::take(&mut generate.prompts), generate.choices, generate.streams);
     let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
@@ -65,7 +66,7 @@ pub(crate) async fn answer(
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let prompts = encoded.into_iter().zip(seeds).collect();
-    let submitted = submit(app, &generate, request_id.into(), admitted, prompts, tickets);
+    let submitted = submit(app, &generate, constraint, request_id.into(), admitted, prompts, tickets);
     let mut running = submitted.map_err(|failure| outputs[0].error(&failure))?;
     // The headers are sent once a sequence exists, so that an error before that has a status of its own. Tokens that
     // its forks have by then are left to the response.
@@ -124,6 +125,7 @@ async fn find_breakers(app: &Arc<App>, tickets: Vec<Ticket>, common: &mut Common
 fn submit(
     app: &App,
     generate: &Generate,
+    constraint: Option<CompiledConstraint>,
     request_id: Arc<str>,
     admitted: Instant,
     prompts: Vec<(Vec<u32>, u64)>,
@@ -139,8 +141,9 @@ fn submit(
             least.apply(&mut options, prompt.len());
         }
         options.seed = seed;
+        options.constraint = constraint.as_ref().map(|compiled| compiled.constraint().clone());
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
-        others.iter_mut().for_each(|choice| choice.constraint.clone_from(&generate.common.constraint));
+        others.iter_mut().for_each(|choice| choice.constraint.clone_from(&constraint));
         running.append(more);
         let (choice, request_id) = (others.remove(0), request_id.clone());
         let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };

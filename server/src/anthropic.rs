@@ -16,7 +16,7 @@ use crate::job::Ended;
 use crate::prompt::{self, Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, json as json_response, named};
 use crate::served::Served;
-use crate::structured::Structured;
+use crate::structured::{self, Format};
 use crate::tools::Tools;
 use crate::{generate_options, messages, tools};
 
@@ -47,7 +47,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = fields.strings("stop_sequences")?;
     let base = served.defaults.of_chats();
-    let mut common = generate_options::common(&mut fields, served, base, Some(most), strings, &structured)?;
+    let mut common = generate_options::common(&mut fields, served, base, Some(most), strings, structured)?;
     calls.limit(&served.engine, &mut common.options.stop);
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
@@ -55,7 +55,6 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         common,
-        structured,
         choices: 1,
         streams,
         reply: Box::new(Answer::default()),
@@ -63,7 +62,7 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
-fn chat(served: &Served, fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
+fn chat(served: &Served, fields: &mut Fields) -> Result<(Chat, Tools, Option<Format>), ApiError> {
     let (messages, generation_prompt) = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
@@ -76,7 +75,7 @@ fn chat(served: &Served, fields: &mut Fields) -> Result<(Chat, Tools, Structured
     fields.ignore(&["cache_control", "context_management", "diagnostics", "inference_geo", "speed"]);
     fields.only("mcp_servers", &[json!([])])?;
     let chat = Chat::new(served, messages, options, fields.body_bytes);
-    Ok((chat, tools, Structured::output_config(fields)?))
+    Ok((chat, tools, structured::output_config(fields)?))
 }
 
 /// The type of the open content block.

@@ -1,7 +1,7 @@
 //! The options of a generation, from the fields that all generating routes have under the same names.
 
 use foretoken::sampler::LogitBias;
-use foretoken::{CompiledConstraint, GenerateOptions, Sampling};
+use foretoken::{GenerateOptions, Sampling};
 
 use crate::api_error::ApiError;
 use crate::defaults::GenerateDefaults;
@@ -23,9 +23,10 @@ pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
 /// What all routes have under the same names.
 pub(crate) struct Common {
+    /// Without the constraint and the seed.
     pub options: GenerateOptions,
-    /// The constraint of `options`, once it is compiled.
-    pub constraint: Option<CompiledConstraint>,
+    /// What the text must match.
+    pub structured: Option<Structured>,
     /// The request's seed or the server's: every prompt gets what it gets alone. `None`: each has a random one, so that
     /// equal prompts get several samples.
     pub seed: Option<u64>,
@@ -46,7 +47,7 @@ pub(crate) fn common(
     base: &Sampling,
     max_tokens: Option<usize>,
     strings: Vec<String>,
-    structured: &Structured,
+    structured: Option<Structured>,
 ) -> Result<Common> {
     let Served { engine, defaults, .. } = served;
     // Before it is taken.
@@ -65,9 +66,9 @@ pub(crate) fn common(
         add_processor(&mut options, LogitBias { biases });
     }
     options.stop = stop::conditions(fields, strings)?;
-    let min_tokens = MinTokens::of_request(fields, engine, &mut options, structured)?;
+    let min_tokens = MinTokens::of_request(fields, engine, &mut options, structured.as_ref())?;
     let breakers = has_breakers.then_some(breakers);
-    Ok(Common { options, constraint: None, seed, breakers, penalizes_output, min_tokens })
+    Ok(Common { options, structured, seed, breakers, penalizes_output, min_tokens })
 }
 
 /// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.

@@ -20,7 +20,7 @@ use crate::job::Ended;
 use crate::prompt::{self, Chat};
 use crate::reply::{self, ChoiceOutput, Generate, Reply, decimal, event};
 use crate::served::Served;
-use crate::structured::Structured;
+use crate::structured::{self, Structured};
 use crate::timings::timings;
 use crate::{openai_chat, token_json};
 
@@ -36,16 +36,16 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let response_fields = response_fields(&mut fields)?;
-    let structured = Structured::of_request(&mut fields)?;
+    let structured = structured::of_request(&mut fields)?.map(Structured::Format);
     let base = &served.defaults.sampling;
-    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, structured)?;
     common.penalizes_output = false;
     common.options.logprobs = logprobs;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     let settings = settings(served, &common.options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
-    Ok(Generate { prompts, prompt_field: "prompt", reply, common, structured, choices: 1, streams })
+    Ok(Generate { prompts, prompt_field: "prompt", reply, common, choices: 1, streams })
 }
 
 /// Maximum number of selected fields: each is a copy.

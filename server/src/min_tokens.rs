@@ -25,14 +25,14 @@ impl MinTokens {
         fields: &mut Fields,
         engine: &Engine,
         options: &mut GenerateOptions,
-        structured: &Structured,
+        structured: Option<&Structured>,
     ) -> Result<Option<Self>, ApiError> {
         let tokens = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
         if tokens > options.max_tokens {
             let problem = format!("is {tokens}, must be at most the maximum of tokens, {}", options.max_tokens);
             return Err(fields.error("min_tokens", problem));
         }
-        if tokens > 0 && !matches!(structured, Structured::Text) {
+        if tokens > 0 && structured.is_some() {
             let problem = "is supported only without formats, and forced or strict tool calls; omit it";
             return Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"));
         }

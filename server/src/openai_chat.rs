@@ -13,9 +13,8 @@ use crate::openai::{self, Form};
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::served::Served;
-use crate::structured::Structured;
 use crate::tools::{self, OtherTools, Tools};
-use crate::{messages, token_json};
+use crate::{messages, structured, token_json};
 
 /// Reads the body.
 pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, ApiError> {
@@ -30,11 +29,11 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         None => generate_options::max_tokens(&mut fields, "max_tokens", 1)?,
     };
     let strings = fields.strings("stop")?;
-    let structured = Structured::of_request(&mut fields)?;
+    let format = structured::of_request(&mut fields)?;
     let calls = tools.calls;
-    let structured = tools.constrain(&chat.options, structured)?;
+    let structured = tools.constrain(&chat.options, format)?;
     let base = served.defaults.of_chats();
-    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, structured)?;
     common.options.logprobs = logprobs(&mut fields)?;
     calls.limit(&served.engine, &mut common.options.stop);
     let choices = openai::choices(&mut fields, served.parallel)?;
@@ -46,7 +45,6 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: common.options.logprobs.is_some(), ..form } }),
         common,
-        structured,
         choices,
         streams: form.streams,
     })

@@ -14,7 +14,7 @@ use crate::openai::{self, Form};
 use crate::prompt::{self, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::served::Served;
-use crate::structured::Structured;
+use crate::structured::{self, Structured};
 use crate::token_json;
 
 /// Reads the body.
@@ -25,9 +25,9 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
     let form = openai::form(&mut fields)?;
     let most = generate_options::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = fields.strings("stop")?;
-    let structured = Structured::of_request(&mut fields)?;
+    let structured = structured::of_request(&mut fields)?.map(Structured::Format);
     let base = &served.defaults.sampling;
-    let mut common = generate_options::common(&mut fields, served, base, most, strings, &structured)?;
+    let mut common = generate_options::common(&mut fields, served, base, most, strings, structured)?;
     common.options.logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     common.options.prompt_logprobs = common.options.logprobs.filter(|_| echoes);
     let choices = openai::choices(&mut fields, served.parallel)?;
@@ -46,7 +46,6 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
             echoed,
         }),
         common,
-        structured,
         choices,
         streams: form.streams,
     })

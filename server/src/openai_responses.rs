@@ -14,7 +14,7 @@ use crate::messages::{Conversation, function_call, required, text_of};
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, decimal, named};
 use crate::served::Served;
-use crate::structured::Structured;
+use crate::structured;
 use crate::timings::timings;
 use crate::tools::{self, OtherTools, is_function};
 
@@ -31,17 +31,17 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         ChatOptions { tools: tools.list.clone(), ..tools::template_options(&mut fields, &served.defaults)? };
     options.thinking = reasoning(&mut fields)?.unwrap_or(options.thinking);
     let chat = Chat::new(served, messages, options, fields.body_bytes);
-    let (structured, format) = Structured::text_format(&mut fields)?;
+    let (format, echoed_format) = structured::text_format(&mut fields)?;
     let calls = tools.calls;
-    let structured = tools.constrain(&chat.options, structured)?;
+    let structured = tools.constrain(&chat.options, format)?;
     let base = served.defaults.of_chats();
-    let mut common = generate_options::common(&mut fields, served, base, most, Vec::new(), &structured)?;
+    let mut common = generate_options::common(&mut fields, served, base, most, Vec::new(), structured)?;
     calls.limit(&served.engine, &mut common.options.stop);
     take_unsupported(&mut fields)?;
     take_ignored(&mut fields, &common.options.sampling)?;
     fields.end()?;
     echoed["max_output_tokens"] = json!(most);
-    echoed["text"] = json!({"format": format});
+    echoed["text"] = json!({"format": echoed_format});
     let sampling = &common.options.sampling;
     for (name, used) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
         if echoed[name].is_null() {
@@ -52,7 +52,6 @@ pub(crate) fn request(served: &Served, mut fields: Fields) -> Result<Generate, A
         prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
         common,
-        structured,
         choices: 1,
         streams,
         reply: Box::new(Answer { echoed, sequence_number: 0, open: None, items: Vec::new() }),

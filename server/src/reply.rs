@@ -13,7 +13,6 @@ use crate::generate_options::Common;
 use crate::job::{Ended, Failure};
 use crate::prompt::Prompt;
 use crate::stop::stop_string;
-use crate::structured::Structured;
 
 /// A parsed generation request.
 pub(crate) struct Generate {
@@ -21,10 +20,7 @@ pub(crate) struct Generate {
     pub prompts: Vec<Prompt>,
     /// The name of the prompts' field, for errors.
     pub prompt_field: &'static str,
-    /// Its options are without the constraint.
     pub common: Common,
-    /// What the text must match.
-    pub structured: Structured,
     /// Number of choices of every prompt, each with a seed of its own.
     pub choices: usize,
     pub streams: bool,

@@ -10,147 +10,139 @@ use crate::fields::{Fields, kind};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
+/// A constraint, and the field of the request that has it.
+pub(crate) type Format = (Constraint, String);
+
 /// What an answer must match.
-#[derive(Default)]
 pub(crate) enum Structured {
-    /// Any text.
-    #[default]
-    Text,
-    /// A constraint, which a field of the request has.
-    Constraint(Constraint, String),
+    Format(Format),
     /// Calls of tools.
     Calls(Box<CallFormat>),
 }
 
 impl Structured {
-    /// Takes the fields of `/completion` and of OpenAI's older routes: `response_format`, llama.cpp's `json_schema` and
-    /// `grammar`, vLLM's `structured_outputs` and the `guided_*` before it.
-    ///
-    /// # Errors
-    /// If one is malformed, or several request a format.
-    pub fn of_request(fields: &mut Fields) -> Result<Self> {
-        let mut all = vec![Self::response_format(fields)?];
-        fields.ignore(&["guided_decoding_backend"]);
-        Self::take(fields, &FIELDS, &mut all)?;
-        if let Some(mut outputs) = fields.object("structured_outputs")? {
-            outputs.ignore(&["disable_fallback"]);
-            outputs.only("disable_any_whitespace", &[json!(false)])?;
-            outputs.only("disable_additional_properties", &[json!(false)])?;
-            Self::take(&mut outputs, &STRUCTURED_OUTPUTS, &mut all)?;
-            outputs.end()?;
-        }
-        let mut formats = all.into_iter().filter(|format| !matches!(format, Self::Text));
-        match (formats.next(), formats.next()) {
-            (Some(Self::Constraint(_, first)), Some(Self::Constraint(_, second))) => {
-                Err(ApiError::field(second, format!("cannot be combined with {first}")))
-            }
-            (format, _) => Ok(format.unwrap_or_default()),
-        }
-    }
-
-    fn take(fields: &mut Fields, named: &[(&str, Take)], all: &mut Vec<Self>) -> Result<()> {
-        for (name, take) in named {
-            let taken = take(fields, name)?;
-            all.extend(taken.map(|constraint| Self::Constraint(constraint, fields.name(name))));
-        }
-        Ok(())
-    }
-
-    /// Takes OpenAI's `response_format`: text, any JSON object, or JSON that matches a schema, whether `strict` or not.
-    fn response_format(fields: &mut Fields) -> Result<Self> {
-        let Some(format) = fields.object("response_format")? else { return Ok(Self::default()) };
-        Self::format(format, |format| {
-            let mut named = format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is required"))?;
-            let own = Self::named_schema(&mut named)?;
-            named.end()?;
-            Ok(own)
-        })
-    }
-
-    /// Takes the field `text` of responses, whose `format` has the schema's fields next to its type.
-    ///
-    /// # Errors
-    /// If it is malformed.
-    pub fn text_format(fields: &mut Fields) -> Result<(Self, Value)> {
-        let plain = json!({"type": "text"});
-        let Some(mut text) = fields.object("text")? else { return Ok((Self::default(), plain)) };
-        text.ignore(&["verbosity"]);
-        let echoed = text.peek("format").cloned().unwrap_or(plain);
-        let own = match text.object("format")? {
-            Some(format) => Self::format(format, Self::named_schema)?,
-            None => Self::default(),
-        };
-        text.end()?;
-        Ok((own, echoed))
-    }
-
-    /// A format by its type; `named` takes the fields of `json_schema`.
-    fn format(mut format: Fields, named: impl FnOnce(&mut Fields) -> Result<Self>) -> Result<Self> {
-        let own = match format.string("type")?.as_deref() {
-            Some("text") => Self::default(),
-            // llama.cpp's format has a schema as well.
-            Some("json_object") => match format.value("schema") {
-                None => Self::Constraint(Constraint::json_object(), format.name("type")),
-                Some(schema) => Self::of_schema(schema, format.name("schema"))?,
-            },
-            Some("json_schema") => named(&mut format)?,
-            Some(_) => return Err(format.error("type", "must be one of text, json_object, json_schema")),
-            None => return Err(format.error("type", "is required: text, json_object or json_schema")),
-        };
-        format.end()?;
-        Ok(own)
-    }
-
-    /// Takes a schema, with its name.
-    fn named_schema(fields: &mut Fields) -> Result<Self> {
-        fields.ignore(&["name", "description"]);
-        fields.flag("strict")?;
-        let schema = fields.value("schema").ok_or_else(|| fields.error("schema", "is required"))?;
-        Self::of_schema(schema, fields.name("schema"))
-    }
-
-    /// Takes Anthropic's `output_config`. Its `effort` is ignored.
-    ///
-    /// # Errors
-    /// If it is malformed.
-    pub fn output_config(fields: &mut Fields) -> Result<Self> {
-        let Some(mut config) = fields.object("output_config")? else { return Ok(Self::default()) };
-        config.ignore(&["effort"]);
-        let mut own = Self::default();
-        if let Some(mut format) = config.object("format")? {
-            format.only("type", &[json!("json_schema")])?;
-            let schema = format.value("schema").ok_or_else(|| format.error("schema", "is required"))?;
-            own = Self::of_schema(schema, format.name("schema"))?;
-            format.end()?;
-        }
-        config.end()?;
-        Ok(own)
-    }
-
-    /// The field that has it, for errors; empty of any text.
+    /// The field that has it, for errors.
     pub fn field(&self) -> &str {
         match self {
-            Self::Text => "",
-            Self::Constraint(_, field) => field,
+            Self::Format((_, field)) => field,
             Self::Calls(calls) => calls.field(),
         }
     }
 
-    fn of_schema(schema: Value, field: String) -> Result<Self> {
-        Ok(Self::Constraint(json_schema(&schema, &field)?, field))
-    }
-
-    /// The compiled constraint, which the generations hold.
+    /// The compiled constraint, which the generations hold; `None` if calls need none.
     ///
     /// # Errors
     /// 400 with the place in the schema, or those of [`Compilers::compile`].
     pub async fn compile(self, engine: &Engine, compilers: &Compilers) -> Result<Option<CompiledConstraint>> {
         match self {
-            Self::Text => Ok(None),
-            Self::Constraint(constraint, field) => compilers.compile(engine, &constraint, &field).await.map(Some),
+            Self::Format((constraint, field)) => compilers.compile(engine, &constraint, &field).await.map(Some),
             Self::Calls(calls) => compilers.compile_calls(engine, *calls).await,
         }
     }
+}
+
+/// Takes the fields of `/completion` and of OpenAI's older routes: `response_format`, llama.cpp's `json_schema` and
+/// `grammar`, vLLM's `structured_outputs` and the `guided_*` before it.
+///
+/// # Errors
+/// If one is malformed, or several request a format.
+pub(crate) fn of_request(fields: &mut Fields) -> Result<Option<Format>> {
+    let mut all = Vec::from_iter(response_format(fields)?);
+    fields.ignore(&["guided_decoding_backend"]);
+    take_all(fields, &FIELDS, &mut all)?;
+    if let Some(mut outputs) = fields.object("structured_outputs")? {
+        outputs.ignore(&["disable_fallback"]);
+        outputs.only("disable_any_whitespace", &[json!(false)])?;
+        outputs.only("disable_additional_properties", &[json!(false)])?;
+        take_all(&mut outputs, &STRUCTURED_OUTPUTS, &mut all)?;
+        outputs.end()?;
+    }
+    if let [(_, first), (_, second), ..] = &*all {
+        return Err(ApiError::field(second, format!("cannot be combined with {first}")));
+    }
+    Ok(all.pop())
+}
+
+fn take_all(fields: &mut Fields, named: &[(&str, Take)], all: &mut Vec<Format>) -> Result<()> {
+    for (name, take) in named {
+        let taken = take(fields, name)?;
+        all.extend(taken.map(|constraint| (constraint, fields.name(name))));
+    }
+    Ok(())
+}
+
+/// Takes OpenAI's `response_format`: text, any JSON object, or JSON that matches a schema, whether `strict` or not.
+fn response_format(fields: &mut Fields) -> Result<Option<Format>> {
+    let Some(format) = fields.object("response_format")? else { return Ok(None) };
+    of_type(format, |format| {
+        let mut named = format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is required"))?;
+        let own = named_schema(&mut named)?;
+        named.end()?;
+        Ok(own)
+    })
+}
+
+/// Takes the field `text` of responses, whose `format` has the schema's fields next to its type. Returns also the field
+/// `format` as the response repeats it.
+///
+/// # Errors
+/// If it is malformed.
+pub(crate) fn text_format(fields: &mut Fields) -> Result<(Option<Format>, Value)> {
+    let plain = json!({"type": "text"});
+    let Some(mut text) = fields.object("text")? else { return Ok((None, plain)) };
+    text.ignore(&["verbosity"]);
+    let echoed = text.peek("format").cloned().unwrap_or(plain);
+    let own = match text.object("format")? {
+        Some(format) => of_type(format, named_schema)?,
+        None => None,
+    };
+    text.end()?;
+    Ok((own, echoed))
+}
+
+/// A format by its type; `named` takes the fields of `json_schema`.
+fn of_type(mut format: Fields, named: impl FnOnce(&mut Fields) -> Result<Format>) -> Result<Option<Format>> {
+    let own = match format.string("type")?.as_deref() {
+        Some("text") => None,
+        // llama.cpp's format has a schema as well.
+        Some("json_object") if format.peek("schema").is_some() => Some(required_schema(&mut format)?),
+        Some("json_object") => Some((Constraint::json_object(), format.name("type"))),
+        Some("json_schema") => Some(named(&mut format)?),
+        Some(_) => return Err(format.error("type", "must be one of text, json_object, json_schema")),
+        None => return Err(format.error("type", "is required: text, json_object or json_schema")),
+    };
+    format.end()?;
+    Ok(own)
+}
+
+/// Takes a schema, with its name.
+fn named_schema(fields: &mut Fields) -> Result<Format> {
+    fields.ignore(&["name", "description"]);
+    fields.flag("strict")?;
+    required_schema(fields)
+}
+
+/// Takes Anthropic's `output_config`. Its `effort` is ignored.
+///
+/// # Errors
+/// If it is malformed.
+pub(crate) fn output_config(fields: &mut Fields) -> Result<Option<Format>> {
+    let Some(mut config) = fields.object("output_config")? else { return Ok(None) };
+    config.ignore(&["effort"]);
+    let mut own = None;
+    if let Some(mut format) = config.object("format")? {
+        format.only("type", &[json!("json_schema")])?;
+        own = Some(required_schema(&mut format)?);
+        format.end()?;
+    }
+    config.end()?;
+    Ok(own)
+}
+
+fn required_schema(fields: &mut Fields) -> Result<Format> {
+    let schema = fields.value("schema").ok_or_else(|| fields.error("schema", "is required"))?;
+    let field = fields.name("schema");
+    Ok((json_schema(&schema, &field)?, field))
 }
 
 /// Takes a field as a constraint.

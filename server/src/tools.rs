@@ -10,7 +10,7 @@ use crate::call_format::{CallFormat, DeclaredTool, strict_of};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::messages::required;
-use crate::structured::Structured;
+use crate::structured::{Format, Structured};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -78,35 +78,36 @@ impl Tools {
         Ok(())
     }
 
-    /// What the reply must match: the calls that are required, else calls or `structured`, else the schemas of strict
+    /// What the reply must match: the calls that are required, else calls or `format`, else the schemas of strict
     /// tools. Reasoning, if it is enabled, may come before that. `options` have the tools.
     ///
     /// # Errors
     /// If both calls and a format are required.
-    pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
+    pub fn constrain(self, options: &ChatOptions, format: Option<Format>) -> Result<Option<Structured>> {
         let Self { list, declared, forced, .. } = self;
-        let (choice, format) = match (forced, structured) {
-            (None, Structured::Text) if !declared.iter().any(|tool| tool.is_strict) => return Ok(Structured::Text),
-            (None, Structured::Text) => (Some(CallChoice::Strict(strict_of(&declared))), None),
-            (Some(forced), Structured::Text) => (Some(forced), None),
-            (Some(_), _) => {
+        let is_free = match &format {
+            None => !declared.iter().any(|tool| tool.is_strict),
+            Some(_) if !list.is_empty() => false,
+            Some(_) => options.thinking == Thinking::Off && options.reasoning_start != ReasoningStart::Prompt,
+        };
+        if forced.is_none() && is_free {
+            return Ok(format.map(Structured::Format));
+        }
+        let choice = match (forced, &format) {
+            (None, None) => Some(CallChoice::Strict(strict_of(&declared))),
+            (Some(forced), None) => Some(forced),
+            (Some(_), Some(_)) => {
                 let problem = "requires a tool call, which cannot have a response format; omit one of them";
                 return Err(ApiError::field("tool_choice", problem));
             }
-            (None, Structured::Constraint(format, field)) if list.is_empty() => {
-                if options.thinking == Thinking::Off && options.reasoning_start != ReasoningStart::Prompt {
-                    return Ok(Structured::Constraint(format, field));
-                }
-                (None, Some((format, field)))
-            }
-            (None, Structured::Constraint(format, field)) => match format.schema().map(str::to_owned) {
-                Some(schema) => (Some(CallChoice::OrJson(schema)), Some((format, field))),
+            (None, Some(_)) if list.is_empty() => None,
+            (None, Some((constraint, field))) => match constraint.schema() {
+                Some(schema) => Some(CallChoice::OrJson(schema.to_owned())),
                 None => return Err(ApiError::field(field, "cannot be combined with tools; omit one of them")),
             },
-            (None, calls @ Structured::Calls(_)) => return Ok(calls),
         };
         let calls = CallFormat { options: options.clone(), choice, declared, format };
-        Ok(Structured::Calls(Box::new(calls)))
+        Ok(Some(Structured::Calls(Box::new(calls))))
     }
 }
 

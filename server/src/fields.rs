@@ -28,7 +28,7 @@ impl Fields {
         };
         match serde_json::from_slice(body).map_err(malformed)? {
             Value::Object(values) => Ok(Self { values, prefix: String::new(), body_bytes: body.len() }),
-            other => Err(ApiError::field("body", format!("is {}, must be an object", kind(&other)))),
+            other => Err(mismatch("body", &other, "an object")),
         }
     }
 
@@ -39,7 +39,7 @@ impl Fields {
     pub fn of(value: Value, name: &str) -> Result<Self> {
         match value {
             Value::Object(values) => Ok(Self { values, prefix: format!("{name}."), body_bytes: 0 }),
-            other => Err(ApiError::field(name, format!("is {}, must be an object", kind(&other)))),
+            other => Err(mismatch(name, &other, "an object")),
         }
     }
 
@@ -56,6 +56,20 @@ impl Fields {
     /// An error of a field.
     pub fn error(&self, field: &str, problem: impl AsRef<str>) -> ApiError {
         ApiError::field(self.name(field), problem)
+    }
+
+    /// An error of a field whose value is not `what` (`a string`).
+    pub fn mismatch(&self, field: &str, value: &Value, what: &str) -> ApiError {
+        mismatch(&self.name(field), value, what)
+    }
+
+    /// # Errors
+    /// If a field has `count` items (`token ids`), and these are more than `most`.
+    pub fn check_count(&self, field: &str, count: usize, items: &str, most: usize) -> Result<()> {
+        match count > most {
+            true => Err(self.error(field, format!("has {count} {items}, at most {most} are allowed"))),
+            false => Ok(()),
+        }
     }
 
     /// Takes the field's value, of any type.
@@ -88,7 +102,7 @@ impl Fields {
                 let problem = format!("is {float:e}, must be an integer between {} and {}", i64::MIN, u64::MAX);
                 Err(self.error(field, problem))
             }
-            (None, None) => Err(self.error(field, format!("is {}, must be an integer", kind(&value)))),
+            (None, None) => Err(self.mismatch(field, &value, "an integer")),
         }
     }
 
@@ -122,7 +136,7 @@ impl Fields {
         match self.value(field) {
             None => Ok(None),
             Some(Value::Array(list)) => Ok(Some(list)),
-            Some(other) => Err(self.error(field, format!("is {}, must be an array", kind(&other)))),
+            Some(other) => Err(self.mismatch(field, &other, "an array")),
         }
     }
 
@@ -134,25 +148,11 @@ impl Fields {
         let mut strings = match self.value(field) {
             None => return Ok(Vec::new()),
             Some(Value::String(one)) => vec![one],
-            Some(Value::Array(list)) => {
-                let string = |(i, value): (usize, Value)| match value {
-                    Value::String(string) => Ok(string),
-                    other => {
-                        Err(self.error(&format!("{field}[{i}]"), format!("is {}, must be a string", kind(&other))))
-                    }
-                };
-                list.into_iter().enumerate().map(string).collect::<Result<_>>()?
-            }
-            Some(other) => {
-                let problem = format!("is {}, must be a string or an array of strings", kind(&other));
-                return Err(self.error(field, problem));
-            }
+            Some(Value::Array(list)) => self.each_string(field, list)?,
+            Some(other) => return Err(self.mismatch(field, &other, "a string or an array of strings")),
         };
         strings.retain(|string| !string.is_empty());
-        if strings.len() > MAX_STRINGS {
-            let problem = format!("has {} strings, at most {MAX_STRINGS} are allowed", strings.len());
-            return Err(self.error(field, problem));
-        }
+        self.check_count(field, strings.len(), "strings", MAX_STRINGS)?;
         match strings.iter().find(|string| string.len() > MAX_STRING_BYTES) {
             Some(string) => {
                 let problem = format!("has a string of {} bytes, at most {MAX_STRING_BYTES} are allowed", string.len());
@@ -162,6 +162,18 @@ impl Fields {
         }
     }
 
+    /// The strings in `list`, which is the field `name`.
+    ///
+    /// # Errors
+    /// If one is not a string.
+    pub fn each_string(&self, name: &str, list: Vec<Value>) -> Result<Vec<String>> {
+        let string = |(i, value): (usize, Value)| match value {
+            Value::String(string) => Ok(string),
+            other => Err(self.mismatch(&format!("{name}[{i}]"), &other, "a string")),
+        };
+        list.into_iter().enumerate().map(string).collect()
+    }
+
     /// The token ids in `list`, which is the field `name`.
     ///
     /// # Errors
@@ -169,7 +181,7 @@ impl Fields {
     pub fn token_ids(&self, name: &str, list: &[Value]) -> Result<Vec<u32>> {
         let id = |(i, value): (usize, &Value)| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-            id.ok_or_else(|| self.error(&format!("{name}[{i}]"), format!("is {}, must be a token id", kind(value))))
+            id.ok_or_else(|| self.mismatch(&format!("{name}[{i}]"), value, "a token id"))
         };
         list.iter().enumerate().map(id).collect()
     }
@@ -232,7 +244,7 @@ impl Fields {
         let Some(value) = self.value(field) else { return Ok(None) };
         match take(&value) {
             Some(taken) => Ok(Some(taken)),
-            None => Err(self.error(field, format!("is {}, must be {what}", kind(&value)))),
+            None => Err(self.mismatch(field, &value, what)),
         }
     }
 }
@@ -248,9 +260,9 @@ const MAX_INTEGER: f64 = u64::MAX as f64;
 /// Characters of an unknown field's name that an error repeats.
 const MAX_NAME: usize = 64;
 
-/// The type of a value, for errors: values may be long, and are the client's.
-pub(crate) fn kind(value: &Value) -> &'static str {
-    match value {
+/// As [`Fields::mismatch`], of a full name. It has the value's type alone: values may be long, and are the client's.
+pub(crate) fn mismatch(name: &str, value: &Value, what: &str) -> ApiError {
+    let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(number) if number.is_f64() => "a fractional number",
@@ -258,5 +270,6 @@ pub(crate) fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
-    }
+    };
+    ApiError::field(name, format!("is {kind}, must be {what}"))
 }

@@ -6,7 +6,7 @@ use foretoken::sampler::Penalties;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
 const NO_EFFECT: [&str; 24] = [
@@ -134,7 +134,7 @@ fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
     let places = match fields.value("samplers") {
         None => return Ok(()),
         Some(given @ (Value::String(_) | Value::Array(_))) => positions(&given),
-        Some(other) => return Err(fields.error("samplers", format!("is {}, must be an array of names", kind(&other)))),
+        Some(other) => return Err(fields.mismatch("samplers", &other, "an array of names")),
     };
     let in_use = |places: &Vec<usize>| {
         let is_in_order = places.is_sorted_by(|a, b| a < b) && places.last() == position("temperature").as_ref();

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 use crate::generate_options::{self, MAX_TOP_LOGPROBS};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -54,15 +54,8 @@ const MAX_RESPONSE_FIELDS: usize = 64;
 /// Takes `response_fields`: paths such as `generation_settings/n_predict`.
 fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     let list = fields.list("response_fields")?.unwrap_or_default();
-    if list.len() > MAX_RESPONSE_FIELDS {
-        let problem = format!("has {} fields, at most {MAX_RESPONSE_FIELDS} are allowed", list.len());
-        return Err(fields.error("response_fields", problem));
-    }
-    let path = |(i, value): (usize, Value)| match value {
-        Value::String(path) => Ok(path),
-        other => Err(fields.error(&format!("response_fields[{i}]"), format!("is {}, must be a string", kind(&other)))),
-    };
-    list.into_iter().enumerate().map(path).collect()
+    fields.check_count("response_fields", list.len(), "fields", MAX_RESPONSE_FIELDS)?;
+    fields.each_string("response_fields", list)
 }
 
 /// The settings of a generation, but its seed.

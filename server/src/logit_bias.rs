@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -25,13 +25,9 @@ pub(crate) fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, 
             let pair = |pair: &Value| (pair[0].clone(), if pair[2].is_null() { pair[1].clone() } else { Value::Null });
             list.iter().map(pair).collect()
         }
-        Some(other) => {
-            return Err(fields.error("logit_bias", format!("is {}, must be an object or an array", kind(&other))));
-        }
+        Some(other) => return Err(fields.mismatch("logit_bias", &other, "an object or an array")),
     };
-    if pairs.len() > MAX_BIASES {
-        return Err(fields.error("logit_bias", format!("has {} tokens, at most {MAX_BIASES} are allowed", pairs.len())));
-    }
+    fields.check_count("logit_bias", pairs.len(), "tokens", MAX_BIASES)?;
     let bias = |(id, bias): &(Value, Value)| {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
         let bias = match bias {

@@ -6,7 +6,7 @@ use foretoken::chat::{Content, GenerationPrompt, Json, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -298,7 +298,7 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
 fn tool_use(block: &mut Fields) -> Result<ToolCall> {
     let input = block.value("input").unwrap_or_else(|| json!({}));
     if !input.is_object() {
-        return Err(block.error("input", format!("is {}, must be an object", kind(&input))));
+        return Err(block.mismatch("input", &input, "an object"));
     }
     let arguments = Json::of(&input).map_err(|_| block.error("input", "is nested too deeply"))?;
     let (id, name) = (required(block, "id")?, required(block, "name")?);
@@ -333,9 +333,7 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
             }
             Ok(Some(joined))
         }
-        Some(other) => {
-            Err(fields.error(name, format!("is {}, must be a string or an array of text parts", kind(&other))))
-        }
+        Some(other) => Err(fields.mismatch(name, &other, "a string or an array of text parts")),
     }
 }
 

@@ -6,7 +6,7 @@ use foretoken::{FinishReason, Piece};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 use crate::generate_options;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
@@ -149,7 +149,7 @@ fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>
             }
         }
         None | Some(Value::Array(_)) => return Err(fields.error("input", "is required: a string or an array of items")),
-        Some(other) => return Err(fields.error("input", format!("is {}, must be a string or an array", kind(&other)))),
+        Some(other) => return Err(fields.mismatch("input", &other, "a string or an array")),
     }
     Ok(conversation.into_messages())
 }

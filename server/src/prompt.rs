@@ -5,7 +5,7 @@ use foretoken::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::api_error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::fields::Fields;
 use crate::served::Served;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -59,9 +59,7 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
         None => return Err(fields.error(name, "is required: a string or an array of token ids")),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
         Some(Value::Array(list)) => list,
-        Some(other) => {
-            return Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))));
-        }
+        Some(other) => return Err(fields.mismatch(name, &other, "a string or an array of token ids")),
     };
     match list.first() {
         None => return Err(fields.error(name, "is empty; at least one token is required")),
@@ -76,9 +74,7 @@ pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
     let prompt = |(i, value): (usize, Value)| match value {
         Value::String(text) => Ok(Prompt::Text(text)),
         Value::Array(ids) => fields.token_ids(&format!("{name}[{i}]"), &ids).map(Prompt::Ids),
-        other => {
-            Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string or token ids", kind(&other))))
-        }
+        other => Err(fields.mismatch(&format!("{name}[{i}]"), &other, "a string or token ids")),
     };
     list.into_iter().enumerate().map(prompt).collect()
 }

@@ -17,10 +17,7 @@ pub(crate) fn conditions(fields: &mut Fields, strings: Vec<String>) -> Result<St
         _ => EndOfGeneration::Stops,
     };
     let list = fields.list("stop_token_ids")?.unwrap_or_default();
-    if list.len() > MAX_STOP_TOKENS {
-        let problem = format!("has {} token ids, at most {MAX_STOP_TOKENS} are allowed", list.len());
-        return Err(fields.error("stop_token_ids", problem));
-    }
+    fields.check_count("stop_token_ids", list.len(), "token ids", MAX_STOP_TOKENS)?;
     let tokens = fields.token_ids("stop_token_ids", &list)?;
     Ok(Stop { end_of_generation, tokens, strings, ..Stop::default() })
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::call_format::CallFormat;
 use crate::compiler::Compilers;
-use crate::fields::{Fields, kind};
+use crate::fields::{Fields, mismatch};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -163,7 +163,7 @@ const STRUCTURED_OUTPUTS: [(&str, Take); 5] =
 fn json_schema(schema: &Value, field: &str) -> Result<Constraint> {
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Constraint::json_schema(schema.to_string())),
-        other => Err(ApiError::field(field, format!("is {}, must be an object", kind(other)))),
+        other => Err(mismatch(field, other, "an object")),
     }
 }
 

@@ -121,9 +121,7 @@ enum Choice {
 
 fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
     let list = fields.list("tools")?.unwrap_or_default();
-    if list.len() > MAX_TOOLS {
-        return Err(fields.error("tools", format!("has {} tools, at most {MAX_TOOLS} are allowed", list.len())));
-    }
+    fields.check_count("tools", list.len(), "tools", MAX_TOOLS)?;
     Fields::each(list, fields.name("tools")).collect()
 }
 
@@ -255,10 +253,7 @@ pub(crate) fn template_options(fields: &mut Fields, defaults: &GenerateDefaults)
             None => {}
         }
         let given: Vec<_> = given.rest().collect();
-        if given.len() > MAX_VARIABLES {
-            let problem = format!("has {} variables, at most {MAX_VARIABLES} are allowed", given.len());
-            return Err(fields.error("chat_template_kwargs", problem));
-        }
+        fields.check_count("chat_template_kwargs", given.len(), "variables", MAX_VARIABLES)?;
         for (name, value) in given {
             if RESERVED.contains(&name.as_str()) {
                 return Err(

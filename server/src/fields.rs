@@ -125,6 +125,12 @@ impl Fields {
     }
 
     /// # Errors
+    /// If it is absent, or not a string.
+    pub fn required(&mut self, field: &str) -> Result<String> {
+        self.string(field)?.ok_or_else(|| self.error(field, "is required"))
+    }
+
+    /// # Errors
     /// If it is not a boolean.
     pub fn flag(&mut self, field: &str) -> Result<Option<bool>> {
         self.typed(field, "a boolean", |value| value.as_bool())

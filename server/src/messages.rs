@@ -172,7 +172,7 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
     fields.only("tool_calls", &[json!([])])?;
     let content = content.ok_or_else(|| fields.error("content", "is required"))?;
     if role == Role::Tool {
-        let id = required(&mut fields, "tool_call_id")?;
+        let id = fields.required("tool_call_id")?;
         conversation.result(id, content, &fields.name("tool_call_id"))?;
     } else {
         conversation.push(Message::new(role, content));
@@ -193,7 +193,7 @@ fn openai_call(mut fields: Fields) -> Result<ToolCall> {
 
 /// Takes `name` and `arguments`, the JSON text of an object.
 pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
-    let name = required(fields, "name")?;
+    let name = fields.required("name")?;
     fields.ignore(&["parsed_arguments"]); // of OpenAI's client
     let spelled = fields.string("arguments")?.filter(|text| !text.trim().is_empty());
     let arguments =
@@ -259,17 +259,17 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
         block.ignore(&["cache_control"]);
         match (block.string("type")?.as_deref().unwrap_or_default(), role) {
             ("text", _) => {
-                append(&mut text, &required(&mut block, "text")?);
+                append(&mut text, &block.required("text")?);
                 block.ignore(&["citations"]);
             }
             ("thinking", Role::Assistant) => {
-                append(&mut reasoning, &required(&mut block, "thinking")?);
+                append(&mut reasoning, &block.required("thinking")?);
                 block.ignore(&["signature"]);
             }
             ("redacted_thinking", Role::Assistant) => block.ignore(&["data"]),
             ("tool_use", Role::Assistant) => calls.push(tool_use(&mut block)?),
             ("tool_result", Role::User) => {
-                let id = required(&mut block, "tool_use_id")?;
+                let id = block.required("tool_use_id")?;
                 let content = text_of(&mut block, "content")?.unwrap_or_default();
                 let content = if block.flag("is_error")? == Some(true) { format!("error: {content}") } else { content };
                 conversation.result(id, content, &block.name("tool_use_id"))?;
@@ -301,14 +301,9 @@ fn tool_use(block: &mut Fields) -> Result<ToolCall> {
         return Err(block.mismatch("input", &input, "an object"));
     }
     let arguments = Json::of(&input).map_err(|_| block.error("input", "is nested too deeply"))?;
-    let (id, name) = (required(block, "id")?, required(block, "name")?);
+    let (id, name) = (block.required("id")?, block.required("name")?);
     block.ignore(&["caller"]);
     Ok(ToolCall { id: Some(id), name, arguments })
-}
-
-/// A required field, a string.
-pub(crate) fn required(fields: &mut Fields, name: &str) -> Result<String> {
-    fields.string(name)?.ok_or_else(|| fields.error(name, "is required"))
 }
 
 /// The start of a client's text, for errors.

@@ -10,7 +10,7 @@ use crate::fields::Fields;
 use crate::generate_options;
 use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::messages::{Conversation, function_call, required, text_of};
+use crate::messages::{Conversation, function_call, text_of};
 use crate::prompt::{Chat, Prompt};
 use crate::reply::{ChoiceOutput, Generate, Reply, decimal, named};
 use crate::served::Served;
@@ -158,7 +158,7 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
     item.ignore(&["id", "status"]);
     match item.string("type")?.as_deref() {
         None | Some("message") => {
-            let role = match required(&mut item, "role")?.as_str() {
+            let role = match item.required("role")?.as_str() {
                 "system" | "developer" => Role::System,
                 "user" => Role::User,
                 "assistant" => Role::Assistant,
@@ -170,12 +170,12 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
             conversation.push(Message::new(role, content));
         }
         Some("function_call") => {
-            let id = required(&mut item, "call_id")?;
+            let id = item.required("call_id")?;
             item.ignore(&["caller", "namespace"]);
             conversation.call(ToolCall { id: Some(id), ..function_call(&mut item)? });
         }
         Some("function_call_output") => {
-            let id = required(&mut item, "call_id")?;
+            let id = item.required("call_id")?;
             let output = text_of(&mut item, "output")?;
             let output = output.ok_or_else(|| item.error("output", "is required"))?;
             item.ignore(&["caller", "name", "namespace"]);

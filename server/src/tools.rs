@@ -9,7 +9,6 @@ use crate::api_error::ApiError;
 use crate::call_format::{CallFormat, DeclaredTool, strict_of};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
-use crate::messages::required;
 use crate::structured::{Format, Structured};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -127,7 +126,7 @@ fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
 
 /// A tool in the format that templates expect.
 fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, DeclaredTool)> {
-    let name = required(fields, "name")?;
+    let name = fields.required("name")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(plain) {
         return Err(fields.error("name", "must be 1 to 128 letters, digits, '_', '-' and '.'"));
@@ -202,11 +201,11 @@ fn openai_choice(fields: &mut Fields) -> Result<Choice> {
     named.only("type", &[json!("function")])?;
     let name = match named.object("function")? {
         Some(mut function) => {
-            let name = required(&mut function, "name")?;
+            let name = function.required("name")?;
             function.end()?;
             name
         }
-        None => required(&mut named, "name")?,
+        None => named.required("name")?,
     };
     named.end()?;
     Ok(Choice::Named(name))
@@ -229,7 +228,7 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
         Some("auto") => Choice::Auto,
         Some("none") => Choice::None,
         Some("any") => Choice::Any,
-        Some("tool") => Choice::Named(required(&mut given, "name")?),
+        Some("tool") => Choice::Named(given.required("name")?),
         _ => return Err(given.error("type", "must be one of auto, any, tool, none")),
     };
     let calls = if given.flag("disable_parallel_tool_use")? == Some(true) { Calls::One } else { Calls::Any };

@@ -14,6 +14,11 @@ use crate::reply::json_text;
 const PAGE: &str = include_str!("page.html");
 /// The OpenAPI description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
+/// The properties that several of its schemas have, and what stands for them there.
+const SHARED: [(&str, &str); 2] = [
+    ("\"{generation}\": {}", include_str!("openapi_generation.json")),
+    ("\"{formats}\": {}", include_str!("openapi_formats.json")),
+];
 
 /// `GET /`. The content security policy allows its own style and script by a nonce, and connections
 /// to this server only.
@@ -35,6 +40,10 @@ pub(crate) async fn page() -> Response {
 
 /// `GET /openapi.json`.
 pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Response {
-    let named = OPENAPI.replace("\"{model}\"", &serde_json::json!(app.served.model).to_string());
-    json_text(named.replace("{version}", env!("CARGO_PKG_VERSION")))
+    let mut text = OPENAPI.replace("{version}", env!("CARGO_PKG_VERSION"));
+    for (place, object) in SHARED {
+        let properties = object.trim().strip_prefix('{').and_then(|object| object.strip_suffix('}'));
+        text = text.replace(place, properties.unwrap_or_default());
+    }
+    json_text(text.replace("\"{model}\"", &serde_json::json!(app.served.model).to_string()))
 }

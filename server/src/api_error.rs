@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use crate::job::Failure;
 
+/// What a route returns, or a part of it.
+pub(crate) type Result<T> = std::result::Result<T, ApiError>;
+
 /// `Retry-After` of 429 and 503.
 const RETRY_AFTER_SECONDS: u64 = 1;
 

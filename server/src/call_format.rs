@@ -3,9 +3,7 @@
 use foretoken::chat::{CallChoice, ChatOptions, Json};
 use foretoken::{Constraint, Engine};
 
-use crate::api_error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::api_error::{ApiError, Result};
 
 /// A tool of a request, apart from what its template is given.
 #[derive(Debug)]

@@ -10,11 +10,9 @@ use hyper::StatusCode;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::call_format::{CallFormat, Located};
 use crate::job::Ticket;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Threads that compile.
 const MAX_THREADS: usize = 2;

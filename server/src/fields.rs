@@ -2,9 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::api_error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::api_error::{ApiError, Result};
 
 /// An object whose fields are taken by name. `null` is the same as absent.
 pub(crate) struct Fields {

@@ -3,7 +3,7 @@
 use foretoken::sampler::LogitBias;
 use foretoken::{GenerateOptions, Sampling};
 
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::ignored::defaults_in_use;
@@ -15,8 +15,6 @@ use crate::served::Served;
 use crate::speculation::{reproducible, speculation};
 use crate::stop;
 use crate::structured::Structured;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Maximum number of alternatives to a token whose log-probabilities are reported.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;

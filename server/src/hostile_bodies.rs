@@ -5,14 +5,12 @@ use foretoken::chat::ChatTemplate;
 use foretoken::{Engine, EngineOptions};
 use serde_json::{Value, json};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::prompt::{self, Prompt};
 use crate::served::Served;
 use crate::{anthropic, llama, openai_chat, openai_completions, openai_responses};
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 fn served() -> Served {
     let engine = Engine::load(&EngineOptions::new(foretoken_tools::demo("target"))).expect("the demo model");

@@ -2,10 +2,8 @@
 
 use serde_json::Value;
 
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::fields::Fields;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;

@@ -5,10 +5,8 @@ use std::collections::HashMap;
 use foretoken::chat::{Content, GenerationPrompt, Json, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::fields::Fields;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Messages, and the tool calls in them, to which results may refer.
 #[derive(Default)]

@@ -4,11 +4,9 @@ use foretoken::chat::{ChatOptions, ChatTemplate, GenerationPrompt, Message, Role
 use foretoken::tokenizer::Tokenizer;
 use serde_json::Value;
 
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::fields::Fields;
 use crate::served::Served;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// A conversation, and the options that it is rendered with.
 pub(crate) struct Chat {

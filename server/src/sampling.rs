@@ -3,10 +3,8 @@
 use foretoken::Sampling;
 use foretoken::sampler::{Dry, Penalties, Xtc};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::fields::Fields;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that the request
 /// does not set.

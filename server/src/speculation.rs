@@ -3,10 +3,8 @@
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{Engine, Speculation, SpeculationOptions};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::fields::Fields;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`.
 pub(crate) fn speculation(fields: &mut Fields, engine: &Engine, default: &Speculation) -> Result<Speculation> {

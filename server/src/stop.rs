@@ -2,10 +2,8 @@
 
 use foretoken::{EndOfGeneration, Engine, Stop};
 
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::fields::Fields;
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Maximum number of stop tokens: every token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 1024;

@@ -3,12 +3,10 @@
 use foretoken::{CompiledConstraint, Constraint, Engine};
 use serde_json::{Value, json};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::call_format::CallFormat;
 use crate::compiler::Compilers;
 use crate::fields::{Fields, mismatch};
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// A constraint, and the field of the request that has it.
 pub(crate) type Format = (Constraint, String);

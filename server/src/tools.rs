@@ -5,13 +5,11 @@ use foretoken::{Engine, Stop};
 use foretoken_tools::prompt::RESERVED;
 use serde_json::{Value, json};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::call_format::{CallFormat, DeclaredTool, strict_of};
 use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::structured::{Format, Structured};
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 1024;

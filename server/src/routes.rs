@@ -73,31 +73,24 @@ fn generates(request: fn(&Served, Fields) -> Result<Generate, ApiError>) -> Meth
     })
 }
 
-/// A request's line in the log: its route's pattern, and nothing of the path, the headers or the body. Dropped before
-/// the response begins, it says so: the connection is closed then.
+/// A request's line in the log, which is written when it is dropped: its route's pattern, and nothing of the path, the
+/// headers or the body.
 struct Logged {
     id: String,
     method: &'static str,
     route: String,
     began: Instant,
-    is_answered: bool,
-}
-
-impl Logged {
-    fn answered(mut self, status: StatusCode) {
-        self.is_answered = true;
-        let (request, method, route) = (&self.id, self.method, &self.route);
-        let (status, ms) = (status.as_u16(), self.began.elapsed().as_millis());
-        tracing::info!(request, method, route, status, ms, "answered");
-    }
+    /// The response's; without one the connection is closed.
+    status: Option<u16>,
 }
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        if !self.is_answered {
-            let (request, method, route) = (&self.id, self.method, &self.route);
-            let ms = self.began.elapsed().as_millis();
-            tracing::info!(request, method, route, ms, "closed before the response");
+        let (request, method, route) = (&self.id, self.method, &self.route);
+        let ms = self.began.elapsed().as_millis();
+        match self.status {
+            Some(status) => tracing::info!(request, method, route, status, ms, "answered"),
+            None => tracing::info!(request, method, route, ms, "closed before the response"),
         }
     }
 }
@@ -109,7 +102,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let api = Api::of_request(request.uri().path(), request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
     let method = method_name(request.method());
-    let logged = Logged { id: id.clone(), method, route: route.clone(), began, is_answered: false };
+    let mut logged = Logged { id: id.clone(), method, route: route.clone(), began, status: None };
     let generated = Arc::<AtomicBool>::default();
     request.extensions_mut().insert(RequestContext { id: id.clone(), generated: generated.clone() });
     let refused = refusal(&app, &route, request.headers());
@@ -134,7 +127,8 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
         }
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    logged.answered(response.status());
+    logged.status = Some(response.status().as_u16());
+    drop(logged);
     response
 }
 

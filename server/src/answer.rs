@@ -143,10 +143,9 @@ fn submit(
         options.seed = seed;
         options.constraint = constraint.as_ref().map(|compiled| compiled.constraint().clone());
         let (mut others, more) = Running::choices(&options, tickets.by_ref().take(generate.choices).collect());
-        others.iter_mut().for_each(|choice| choice.constraint.clone_from(&constraint));
         running.append(more);
-        let (choice, request_id) = (others.remove(0), request_id.clone());
-        let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
+        let (choice, request_id, constraint) = (others.remove(0), request_id.clone(), constraint.clone());
+        let job = Job { prompt: Arc::new(prompt), request_id, admitted, constraint, choice, others };
         app.worker.submit(job)?;
     }
     Ok(running)

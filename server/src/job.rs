@@ -16,6 +16,8 @@ pub(crate) struct Job {
     pub request_id: Arc<str>,
     /// When the request was admitted.
     pub admitted: Instant,
+    /// The constraint of its options, which the engine thread need not compile again while this is held.
+    pub constraint: Option<CompiledConstraint>,
     /// The first generation, which prefills the prompt.
     pub choice: Choice,
     /// Further generations, which are forked after prefill.
@@ -37,8 +39,6 @@ impl Job {
 /// One generation.
 pub(crate) struct Choice {
     pub options: GenerateOptions,
-    /// The constraint of `options`, which the engine thread need not compile again while this is held.
-    pub constraint: Option<CompiledConstraint>,
     /// Unbounded, so that the engine never waits for a client: it holds at most `max_tokens` tokens.
     pub updates: UnboundedSender<Update>,
     /// Held until the generation ends.
@@ -118,7 +118,7 @@ impl Running {
             // A clone would share the cancel handle.
             let (seed, cancel) = (options.seed.wrapping_add(i), Cancel::default());
             let options = GenerateOptions { seed, cancel, ..options.clone() };
-            choices.push(Choice { options, constraint: None, updates: send, ticket });
+            choices.push(Choice { options, updates: send, ticket });
             updates.push(Some(receive));
         }
         let cancels = choices.iter().map(|choice| choice.options.cancel.clone()).collect();

@@ -224,8 +224,8 @@ impl EngineThread {
     fn fork(&mut self, at: usize) {
         for choice in std::mem::take(&mut self.running[at].job.others) {
             let Started { id, queued, cached, ref job, .. } = self.running[at];
-            let (prompt, request_id) = (job.prompt.clone(), job.request_id.clone());
-            let job = Job { prompt, request_id, admitted: job.admitted, choice, others: Vec::new() };
+            let (prompt, request_id, constraint) = (job.prompt.clone(), job.request_id.clone(), job.constraint.clone());
+            let job = Job { prompt, request_id, admitted: job.admitted, constraint, choice, others: Vec::new() };
             let forked = catch_unwind(AssertUnwindSafe(|| self.scheduler.fork_prompt(id, &job.choice.options)));
             let added = match forked {
                 Ok(Ok(id)) => Ok(id),

@@ -43,7 +43,7 @@ fn job(worker: &Worker, prompt: Vec<u32>, options: &GenerateOptions, choices: us
 fn job_with(places: Vec<Ticket>, prompt: Vec<u32>, options: &GenerateOptions) -> (Job, Running) {
     let (mut choices, running) = Running::choices(options, places);
     let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-    (Job { prompt: Arc::new(prompt), request_id, admitted, choice, others: choices }, running)
+    (Job { prompt: Arc::new(prompt), request_id, admitted, constraint: None, choice, others: choices }, running)
 }
 
 /// Exactly so many tokens.

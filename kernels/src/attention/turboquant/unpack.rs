@@ -129,8 +129,7 @@ macro_rules! for_query_parts {
             }
             match $count - $first {
                 1 => part!(1),
-                2..=4 => part!(4),
-                _ if $lanes::QUERIES == 8 => part!(8),
+                5.. if const { $lanes::QUERIES == 8 } => part!(8),
                 _ => part!(4),
             }
         }

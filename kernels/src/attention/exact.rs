@@ -61,9 +61,9 @@ impl<K: Element> Op for Scores<'_, '_, K> {
             // SAFETY: `run` entered the features; `attend_block` checked every length and range.
             done += unsafe {
                 match queries.len() {
-                    8.. if L::LANES == 16 => keys.score::<L, 8, 2>(l, queries, scores),
+                    8.. if const { L::LANES == 16 } => keys.score::<L, 8, 2>(l, queries, scores),
                     // With 16 registers: eight accumulators for four queries by two keys, and operands.
-                    4.. if L::LANES == 8 => keys.score::<L, 4, 2>(l, queries, scores),
+                    4.. if const { L::LANES == 8 } => keys.score::<L, 4, 2>(l, queries, scores),
                     4.. => keys.score::<L, 4, 4>(l, queries, scores),
                     _ => keys.score::<L, 1, 4>(l, queries, scores),
                 }
@@ -91,8 +91,8 @@ impl<V: Element> Op for Values<'_, '_, V> {
             // SAFETY: `run` entered the features; `attend_block` checked every length and range.
             done += unsafe {
                 match queries.len() {
-                    8.. if L::LANES == 16 => values.add::<L, 8, 2>(l, queries, weights),
-                    4.. if L::LANES == 8 => values.add::<L, 4, 2>(l, queries, weights),
+                    8.. if const { L::LANES == 16 } => values.add::<L, 8, 2>(l, queries, weights),
+                    4.. if const { L::LANES == 8 } => values.add::<L, 4, 2>(l, queries, weights),
                     4.. => values.add::<L, 4, 4>(l, queries, weights),
                     _ => values.add::<L, 1, 4>(l, queries, weights),
                 }

@@ -97,12 +97,18 @@ impl<W: Element> MatMul<'_, W> {
     unsafe fn four_columns<L: Lanes, const R: usize>(&mut self, l: L, row: usize, column: usize) -> usize {
         // SAFETY: the caller's.
         unsafe {
-            if L::LANES == 16 {
-                return self.register_block::<L, R, 4>(l, row, column);
+            // Only instances that are needed.
+            if const { L::LANES == 16 } {
+                self.register_block::<L, R, 4>(l, row, column);
+            } else if const { L::LANES == 8 } {
+                for half in 0..2 {
+                    self.register_block::<L, R, 2>(l, row, column + 2 * half);
+                }
+            } else {
+                unreachable!("`block_rows` is at most two");
             }
-            self.register_block::<L, R, 2>(l, row, column);
-            self.register_block::<L, R, 2>(l, row, column + 2)
         }
+        R
     }
 
     /// Computes `R` rows by `C` columns of `y`. Returns `R`.

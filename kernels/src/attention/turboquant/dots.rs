@@ -63,14 +63,14 @@ impl Sums {
         self.0[n..].as_mut_ptr().cast::<f32>().wrapping_add(token)
     }
 
-    /// The sums of `N` queries from `first` on.
+    /// The sums of query `n`.
     ///
     /// # Safety
     /// They were cleared.
     #[inline(always)]
-    pub unsafe fn rows<const N: usize>(&self, first: usize) -> &[TokenFloats; N] {
-        // SAFETY: the caller says that these rows were cleared; a `MaybeUninit` has the layout of its content.
-        unsafe { &*self.0[first..][..N].as_ptr().cast() }
+    pub unsafe fn row(&self, n: usize) -> &TokenFloats {
+        // SAFETY: the caller says that this row was cleared.
+        unsafe { self.0[n].assume_init_ref() }
     }
 }
 

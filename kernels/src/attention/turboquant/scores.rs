@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::amx;
 use super::dots::{KeyQuery, Sums, add_dots};
 use super::layout::LANES;
-use super::operands::{ActiveQuery, TokenFloats, active_queries, mean_scores, part};
+use super::operands::{ActiveQuery, active_queries, mean_scores, part};
 use super::page::Page;
 use super::runs::{Keys, PackedRun, UnpackedRun};
 use super::scalar;
@@ -34,38 +34,47 @@ pub(in crate::attention) fn key_scores(
         return amx::key_scores(isa, page, queries, scores);
     }
     let Some(isa) = isa.vectors() else { return scalar::key_scores(page, queries, range, scores) };
-    with_planes!(page, |UPPER, LOWER| isa.run_levels(KeyScores::<UPPER, LOWER> { page, queries, range, scores }));
+    let Some((active, count)) = active_queries(queries, |quantized| Some(quantized.rotary)) else { return };
+    let strips = range.start / LANES..range.end.div_ceil(LANES);
+    let tokens = strips.start * LANES..strips.end * LANES;
+    let mut sums = Sums::UNINIT;
+    with_planes!(page, |UPPER, LOWER| {
+        let (active, strips, sums) = (&active, strips, &mut sums);
+        isa.run_levels(AddDots::<UPPER, LOWER> { page, active, count, strips, sums })
+    });
+    let (active, sums) = (&active, &sums);
+    isa.run_levels(EndScores { page, from: 0, active, count, sums, tokens, to: Scores::New(scores) });
 }
 
-struct KeyScores<'a, 'q, const UPPER: usize, const LOWER: usize> {
+/// Sets the queries' sums of the tokens of `strips`.
+struct AddDots<'a, const UPPER: usize, const LOWER: usize> {
     page: &'a Page<'a>,
-    queries: &'a [Query<'q>],
-    range: Range<usize>,
-    scores: &'a mut [f64],
+    active: &'a [ActiveQuery<'a>; QUERY_BLOCK],
+    count: usize,
+    strips: Range<usize>,
+    sums: &'a mut Sums,
 }
 
-impl<const UPPER: usize, const LOWER: usize> LevelOp for KeyScores<'_, '_, UPPER, LOWER> {
+impl<const UPPER: usize, const LOWER: usize> LevelOp for AddDots<'_, UPPER, LOWER> {
     #[inline(always)]
     fn eval<L: LevelLanes>(self, l: L) {
-        let Self { page, queries, range, scores } = self;
-        let Some((active, count)) = active_queries(queries, |quantized| Some(quantized.rotary)) else { return };
-        let strips = range.start / LANES..range.end.div_ceil(LANES);
+        let Self { page, active, count, strips, sums } = self;
         // SAFETY: `run_levels` entered the features; `attend_block` checked every length and range.
         unsafe {
             let unpacker = Unpacker::<L, UPPER, LOWER>::new(l, page, L::BIAS);
             let mut keys = UnpackedRun::<L, Keys>::UNINIT;
-            let (mut operands, mut sums) = ([KeyQuery::NONE; QUERY_BLOCK], Sums::UNINIT);
+            let mut operands = [KeyQuery::NONE; QUERY_BLOCK];
             sums.clear(count);
             // Outer loop over groups: a group's words of all queries stay in the L1 cache for all strips.
             for group in page.layout.scale_groups() {
                 let (runs, chunks) = (page.layout.runs(group), group.len / 4 / CHUNK);
-                KeyQuery::set(&mut operands, &active, count, group);
+                KeyQuery::set(&mut operands, active, count, group);
                 for strip in strips.clone() {
                     for half in 0..LANES / L::LANES {
                         let token = strip * LANES + half * L::LANES;
                         let scale = l.load_f16(page.scales.as_ptr().add(group.index * PAGE_TOKENS + token));
                         let run = PackedRun::new(&unpacker, page, runs, (strip, half));
-                        if count <= L::QUERIES || UPPER == 8 {
+                        if const { UPPER == 8 } || count <= L::QUERIES {
                             for_query_parts!(L, count, |first, N| {
                                 add_dots::<L, N>(l, (&run, chunks), &operands[first..], scale, sums.at(first, token));
                             });
@@ -78,28 +87,60 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for KeyScores<'_, '_, UPPER
                     }
                 }
             }
-            for_query_parts!(L, count, |first, N| {
-                let active = part::<N>(&active, first);
-                let means = mean_scores(l, page, active, 0);
-                write_scores(active, sums.rows(first), means, strips.start * LANES..strips.end * LANES, scores);
-            });
         }
     }
 }
 
-/// Writes the sums of `tokens` plus the queries' products with the mean.
-#[inline(always)]
-fn write_scores<const N: usize>(
-    active: [ActiveQuery<'_>; N],
-    sums: &[TokenFloats; N],
-    means: [f64; N],
-    tokens: Range<usize>,
-    scores: &mut [f64],
-) {
-    for n in 0..N {
-        let scores = &mut scores[active[n].row * PAGE_TOKENS..][..PAGE_TOKENS][tokens.clone()];
-        for (score, sum) in scores.iter_mut().zip(&sums[n].0[tokens.clone()]) {
-            *score = f64::from(*sum) + means[n];
+/// Scores, a row of `PAGE_TOKENS` per query.
+pub(super) enum Scores<'a> {
+    /// To be written.
+    New(&'a mut [f64]),
+    /// To be added to.
+    Partial(&'a mut [f64]),
+}
+
+/// Ends the scores of `tokens`: the queries' sums plus their products with the mean from channel `from` on. An operation
+/// of its own, which is not compiled for every division into planes.
+pub(super) struct EndScores<'a> {
+    pub page: &'a Page<'a>,
+    pub from: usize,
+    pub active: &'a [ActiveQuery<'a>; QUERY_BLOCK],
+    pub count: usize,
+    /// Cleared for as many queries.
+    pub sums: &'a Sums,
+    pub tokens: Range<usize>,
+    pub to: Scores<'a>,
+}
+
+impl LevelOp for EndScores<'_> {
+    #[inline(always)]
+    fn eval<L: LevelLanes>(mut self, l: L) {
+        let Self { page, from, active, count, .. } = self;
+        let mut means = [0.0; QUERY_BLOCK];
+        // SAFETY: `run_levels` entered the features; `attend_block` checked every length.
+        unsafe {
+            for_query_parts!(L, count, |first, N| {
+                means[first..first + N].copy_from_slice(&mean_scores(l, page, part::<N>(active, first), from));
+            });
+        }
+        for n in 0..count {
+            // SAFETY: the sums of `count` queries were cleared.
+            let sums = unsafe { &self.sums.row(n).0[self.tokens.clone()] };
+            let (first, mean) = (active[n].row * PAGE_TOKENS, means[n]);
+            match &mut self.to {
+                Scores::New(scores) => {
+                    let scores = &mut scores[first..][..PAGE_TOKENS][self.tokens.clone()];
+                    for (score, sum) in scores.iter_mut().zip(sums) {
+                        *score = f64::from(*sum) + mean;
+                    }
+                }
+                Scores::Partial(scores) => {
+                    let scores = &mut scores[first..][..PAGE_TOKENS][self.tokens.clone()];
+                    for (score, sum) in scores.iter_mut().zip(sums) {
+                        *score += f64::from(*sum) + mean;
+                    }
+                }
+            }
         }
     }
 }

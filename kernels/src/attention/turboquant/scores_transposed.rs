@@ -8,10 +8,11 @@ use std::ops::Range;
 
 use super::dots::{KeyQuery, Sums, add_dots};
 use super::layout::{LANES, Run};
-use super::operands::{ActiveQuery, TokenFloats, active_queries, mean_scores, part};
+use super::operands::{ActiveQuery, active_queries};
 use super::page::Page;
 use super::runs::{Keys, PackedRun, UnpackedRun};
 use super::scalar;
+use super::scores::{EndScores, Scores};
 use super::side::PAGE_TOKENS;
 use super::unpack::{CHUNK, Unpacker, for_query_parts, with_planes};
 use crate::attention::query::{QUERY_BLOCK, Query};
@@ -29,35 +30,42 @@ pub(in crate::attention) fn add_key_scores(
     scores: &mut [f64],
 ) {
     let Some(isa) = isa.vectors() else { return scalar::add_key_scores(page, from, queries, range, scores) };
+    let Some((active, count)) = active_queries(queries, |quantized| quantized.values) else { return };
+    let chunks = range.start / LANES..range.end.div_ceil(LANES);
+    let tokens = chunks.start * LANES..chunks.end * LANES;
+    let mut sums = Sums::UNINIT;
     with_planes!(page, |UPPER, LOWER| {
-        isa.run_levels(AddKeyScores::<UPPER, LOWER> { page, from, queries, range, scores })
+        let (active, chunks, sums) = (&active, chunks, &mut sums);
+        isa.run_levels(AddTransposedDots::<UPPER, LOWER> { page, from, active, count, chunks, sums })
     });
+    let (active, sums) = (&active, &sums);
+    isa.run_levels(EndScores { page, from, active, count, sums, tokens, to: Scores::Partial(scores) });
 }
 
-struct AddKeyScores<'a, 'q, const UPPER: usize, const LOWER: usize> {
+/// Sets the queries' sums of the tokens of `chunks`, 16 each, over the channels from `from` on.
+struct AddTransposedDots<'a, const UPPER: usize, const LOWER: usize> {
     page: &'a Page<'a>,
     from: usize,
-    queries: &'a [Query<'q>],
-    range: Range<usize>,
-    scores: &'a mut [f64],
+    active: &'a [ActiveQuery<'a>; QUERY_BLOCK],
+    count: usize,
+    chunks: Range<usize>,
+    sums: &'a mut Sums,
 }
 
-impl<const UPPER: usize, const LOWER: usize> LevelOp for AddKeyScores<'_, '_, UPPER, LOWER> {
+impl<const UPPER: usize, const LOWER: usize> LevelOp for AddTransposedDots<'_, UPPER, LOWER> {
     #[inline(always)]
     fn eval<L: LevelLanes>(self, l: L) {
-        let Self { page, from, queries, range, scores } = self;
-        let Some((active, count)) = active_queries(queries, |quantized| quantized.values) else { return };
-        let tokens = range.start / LANES..range.end.div_ceil(LANES);
+        let Self { page, from, active, count, chunks, sums } = self;
         // SAFETY: `run_levels` entered the features; `attend_block` checked every length and range.
         unsafe {
             let unpacker = Unpacker::<L, UPPER, LOWER>::new(l, page, L::BIAS);
             let mut keys = [const { UnpackedRun::<L, Keys>::UNINIT }; 2];
-            let (mut operands, mut sums) = ([KeyQuery::NONE; QUERY_BLOCK], Sums::UNINIT);
+            let mut operands = [KeyQuery::NONE; QUERY_BLOCK];
             sums.clear(count);
             for group in page.layout.scale_groups().filter(|group| group.first >= from) {
                 let (runs, strips) = (page.layout.runs(group), group.len / LANES);
-                KeyQuery::set(&mut operands, &active, count, group);
-                for chunk in tokens.clone() {
+                KeyQuery::set(&mut operands, active, count, group);
+                for chunk in chunks.clone() {
                     for strip in 0..strips {
                         transpose(&unpacker, page, runs, (strip, chunk), &mut keys);
                     }
@@ -70,12 +78,6 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for AddKeyScores<'_, '_, UP
                     }
                 }
             }
-            for_query_parts!(L, count, |first, N| {
-                let active = part::<N>(&active, first);
-                let means = mean_scores(l, page, active, from);
-                let tokens = tokens.start * LANES..tokens.end * LANES;
-                add_to_scores((active, (count - first).min(N)), sums.rows(first), means, tokens, scores);
-            });
         }
     }
 }
@@ -105,23 +107,6 @@ unsafe fn transpose<L: LevelLanes, const UPPER: usize, const LOWER: usize>(
         for (half, keys) in keys.iter_mut().enumerate().take(LANES / L::LANES) {
             let [a, b, c, d] = transposed;
             keys.set(strip, [l.key(a[half]), l.key(b[half]), l.key(c[half]), l.key(d[half])]);
-        }
-    }
-}
-
-/// Adds the sums of `tokens` and the queries' products with the mean to the scores of the first `count` queries.
-#[inline(always)]
-fn add_to_scores<const N: usize>(
-    (active, count): ([ActiveQuery<'_>; N], usize),
-    sums: &[TokenFloats; N],
-    means: [f64; N],
-    tokens: Range<usize>,
-    scores: &mut [f64],
-) {
-    for n in 0..count {
-        let scores = &mut scores[active[n].row * PAGE_TOKENS..][..PAGE_TOKENS][tokens.clone()];
-        for (score, sum) in scores.iter_mut().zip(&sums[n].0[tokens.clone()]) {
-            *score += f64::from(*sum) + means[n];
         }
     }
 }

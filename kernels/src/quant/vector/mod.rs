@@ -24,7 +24,7 @@ use crate::quant::unpack::{Format, with_format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::dispatch::VectorIsa;
 use rows::{PASS_BLOCKS, Results};
-use streams::{prefers_single_stream, streams};
+use streams::{multiply_streams, prefers_single_stream};
 use unpacked::unpacked_panel;
 
 /// As [`super::matmul`]. Without inputs the results are zeros.
@@ -83,7 +83,7 @@ impl<F: Format> MatMul<'_, F> {
     fn panels<L: ByteLanes>(&mut self, l: L, panels: &[usize], pass: Range<usize>, results: &mut Results) {
         for rows in pass.map(|b| self.x.row_blocks().get(b)) {
             // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
-            unsafe { streams::<L, F>(l, self.weights, self.x, panels, rows, results) };
+            unsafe { multiply_streams::<L, F>(l, self.weights, self.x, panels, rows, results) };
             for (stream, panel) in panels.iter().enumerate() {
                 store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
             }

@@ -1,6 +1,7 @@
 //! Panels read side by side, weights unpacked in registers.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::rows::{Results, align_frame, with_rows};
 use crate::isa::{Zen, zen};
@@ -14,6 +15,9 @@ use crate::simd::bytes::{ByteLanes, PanelOp};
 
 /// Inputs of one of several streams that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
+
+/// Row `r` of panel `s` at `s * ROW_BLOCK + r`.
+type StreamResults = [[f32; PANEL_ROWS]; STREAMS * ROW_BLOCK];
 
 /// Prefetch distance in bytes of each of `streams`. Several are prefetched into the L1 cache, from
 /// less than a 4 KiB page ahead: lines a multiple of a page apart share a set. One goes to the L2
@@ -33,10 +37,10 @@ pub(super) fn prefers_single_stream() -> bool {
 /// at `s * ROW_BLOCK + r`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panels, and the row
+/// The caller is inside a function with `L`'s features; the matrix has the panels, in ascending order, and the row
 /// block is `x`'s, of as many inputs.
 #[inline(always)]
-pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
+pub(super) unsafe fn multiply_streams<L: ByteLanes, F: Format>(
     l: L,
     weights: &PackedMatrix<'_>,
     x: &Activations<'_>,
@@ -44,50 +48,85 @@ pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
     rows: RowBlock,
     results: &mut Results,
 ) {
-    let whole = weights.outputs() / PANEL_ROWS;
-    if panels.iter().any(|panel| *panel < whole) {
-        // Two parts if there are more rows than the registers allow: for odd numbers, both include the middle row.
-        let parts = rows.rows.div_ceil(L::MAX_ROWS);
-        with_rows!(L, rows.rows.div_ceil(parts), |R| {
-            let results = results.first_chunk_mut().expect("rows of a pass");
-            let format = PhantomData;
-            // SAFETY: the caller is inside the features.
-            unsafe {
-                if const { R <= L::SINGLE_STREAM_ROWS } && parts * panels.len() == 1 {
-                    l.call(Streams::<F, R, 1> { weights, x, panels, rows, parts, results, format });
-                } else {
-                    l.call(Streams::<F, R, STREAMS> { weights, x, panels, rows, parts, results, format });
-                }
-            }
-        });
+    // The partial panel is the matrix's last.
+    let whole = panels.len() - usize::from(panels.ends_with(&[weights.outputs() / PANEL_ROWS]));
+    let of_row_block = RowBlockWords { x: x.words(rows, 0).as_ptr(), rows: rows.rows };
+    if whole > 0 {
+        let first = first_blocks(weights, &panels[..whole]);
+        let blocks = StreamBlocks { first, streams: whole, range: 0..weights.blocks() };
+        // SAFETY: the caller is inside the features; the whole panels and the row block have these blocks.
+        unsafe { multiply::<L, F>(l, blocks, of_row_block, results.first_chunk_mut().expect("rows of a pass")) };
     }
-    // Overwrites what `Streams` wrote for the partial panel.
-    for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
-        for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-            for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
-                let op = Ragged::<F> { weights, x, lane, rows, row, results, format: PhantomData };
-                // SAFETY: the caller is inside the features.
-                unsafe { l.call(op) }
-            }
+    if whole < panels.len()
+        && let Panel::Rows(bytes) = weights.panel(panels[whole])
+    {
+        let results: &mut StreamResults = results[whole * ROW_BLOCK..].first_chunk_mut().expect("rows of a pass");
+        let mut tail = PackedBlock::new();
+        for b in 0..weights.blocks() {
+            tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
+            let blocks = StreamBlocks { first: [tail.0.as_ptr(); STREAMS], streams: 1, range: b..b + 1 };
+            // SAFETY: the caller is inside the features; `tail` is block `b`, and the row block has it.
+            unsafe { multiply::<L, F>(l, blocks, of_row_block, results) };
+        }
+    }
+    // The sums of a second part follow `L::MAX_ROWS`, although the part begins earlier.
+    let parts = rows.rows.div_ceil(L::MAX_ROWS);
+    let of_part = rows.rows.div_ceil(parts);
+    let second = rows.rows - of_part;
+    if parts > 1 && second < L::MAX_ROWS {
+        for stream in (0..panels.len()).map(|stream| stream * ROW_BLOCK) {
+            results.copy_within(stream + L::MAX_ROWS..stream + L::MAX_ROWS + of_part, stream + second);
         }
     }
 }
 
-/// The first block of each of `S` streams. Streams without a whole panel read another one, which is prefetched anyway;
-/// [`streams`] replaces their results.
+/// The first block of each of up to [`STREAMS`] whole panels; then, because they are prefetched anyway, of the last one.
+fn first_blocks(weights: &PackedMatrix<'_>, panels: &[usize]) -> [*const u8; STREAMS] {
+    let panel_bytes = PANEL_ROWS * weights.row_bytes();
+    let panel = |stream: usize| panels[stream.min(panels.len() - 1)];
+    std::array::from_fn(|stream| weights.bytes()[panel(stream) * panel_bytes..].as_ptr())
+}
+
+/// Evaluates [`Streams`] for the number of rows and of streams.
 ///
 /// # Safety
-/// `panels` is not empty, and the matrix has a whole panel.
-#[inline(always)]
-unsafe fn first_blocks<F: Format, const S: usize>(weights: &PackedMatrix<'_>, panels: &[usize]) -> [*const u8; S] {
-    let panel_bytes = weights.blocks() * PANEL_ROWS * F::TYPE.packed_block_bytes();
-    let last = weights.outputs() / PANEL_ROWS - 1;
-    let mut blocks = [weights.bytes().as_ptr(); S];
-    for (stream, block) in blocks.iter_mut().enumerate() {
-        // SAFETY: the matrix has the whole panels up to `last`.
-        *block = unsafe { block.add(panels[stream.min(panels.len() - 1)].min(last) * panel_bytes) };
-    }
-    blocks
+/// The caller is inside a function with `L`'s features; the streams and the row block have the blocks, of format `F`.
+#[inline(never)]
+unsafe fn multiply<L: ByteLanes, F: Format>(
+    l: L,
+    blocks: StreamBlocks,
+    of_row_block: RowBlockWords,
+    results: &mut StreamResults,
+) {
+    // Two parts if there are more rows than the registers allow: for odd numbers, both include the middle row.
+    let parts = of_row_block.rows.div_ceil(L::MAX_ROWS);
+    with_rows!(L, of_row_block.rows.div_ceil(parts), |R| {
+        let format = PhantomData;
+        // SAFETY: `call` enters the features, which the caller has.
+        unsafe {
+            if const { R <= L::SINGLE_STREAM_ROWS } && parts * blocks.streams == 1 {
+                l.call(Streams::<F, R, 1> { blocks, of_row_block, parts, results, format });
+            } else {
+                l.call(Streams::<F, R, STREAMS> { blocks, of_row_block, parts, results, format });
+            }
+        }
+    });
+}
+
+/// Blocks of panels that are read side by side.
+struct StreamBlocks {
+    /// The first block of each; past `streams`, what is prefetched.
+    first: [*const u8; STREAMS],
+    streams: usize,
+    /// Which of a panel's blocks they are. The sums of those before are in the results.
+    range: Range<usize>,
+}
+
+/// A row block's words, from its first activation block on.
+#[derive(Clone, Copy)]
+struct RowBlockWords {
+    x: *const i32,
+    rows: usize,
 }
 
 /// Adds one block's products with `R` rows to `y`, weights unpacked in registers.
@@ -121,44 +160,42 @@ const fn is_whole<L: ByteLanes, const R: usize>() -> bool {
 }
 
 /// A row block, `R` rows at a time, times up to `S` panels that are read side by side,
-/// [`STREAM_INPUTS`] inputs of each in turn; a single one from end to end.
+/// [`STREAM_INPUTS`] inputs of each in turn; a single one from end to end. The sums of a second part begin at row
+/// `L::MAX_ROWS`.
 struct Streams<'a, F, const R: usize, const S: usize> {
-    weights: &'a PackedMatrix<'a>,
-    x: &'a Activations<'a>,
-    panels: &'a [usize],
-    rows: RowBlock,
+    blocks: StreamBlocks,
+    of_row_block: RowBlockWords,
     /// Of `R` rows each, 1 or 2.
     parts: usize,
-    results: &'a mut [[f32; PANEL_ROWS]; STREAMS * ROW_BLOCK],
+    results: &'a mut StreamResults,
     format: PhantomData<F>,
 }
 
 impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        let Self { weights, rows, results, .. } = self;
+        let Self { blocks: StreamBlocks { first, streams, range }, results, .. } = self;
+        let RowBlockWords { x, rows } = self.of_row_block;
         let parts = if const { is_whole::<L, R>() } { 1 } else { self.parts };
         let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
         // A constant for few rows, whose loops have few instructions besides those for addresses.
-        let stride = if const { is_whole::<L, R>() } { R } else { rows.rows };
+        let stride = if const { is_whole::<L, R>() } { R } else { rows };
         let block_words = block_words::<F>() * stride;
-        let first_row = |part: usize| part * (rows.rows - R);
-        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's
+        let first_row = |part: usize| part * (rows - R);
+        // SAFETY: `call` entered the features; the streams and the row block have the blocks of the range; a part's
         // rows are the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
         unsafe {
             let mut scales = BlockScales::empty(l);
             align_frame(l);
-            let x = self.x.words(rows, 0).as_ptr();
-            let streams = if const { S == 1 } { 1 } else { self.panels.len() };
-            let mut blocks = first_blocks::<F, S>(weights, self.panels);
+            let streams = if const { S == 1 } { 1 } else { streams };
+            let mut blocks: [*const u8; S] = *first.first_chunk().expect("at most `STREAMS`");
             // Every pass over a block prefetches an equal share for every stream, not all that its own stream needs
             // next: lines of several streams arrive sooner than as many lines of one.
             let share = prefetched_bytes::<L, F>(S) / parts;
             // A single stream has no other to turn to: its sums stay in registers.
-            let inputs = if const { S == 1 } { weights.inputs() } else { STREAM_INPUTS };
-            let step = (inputs / F::TYPE.block_len()).max(1);
-            for done in (0..weights.blocks()).step_by(step) {
-                let count = step.min(weights.blocks() - done);
+            let step = if const { S == 1 } { range.len().max(1) } else { STREAM_INPUTS / F::TYPE.block_len() };
+            for done in range.clone().step_by(step) {
+                let count = step.min(range.end - done);
                 let mut ahead = const { prefetch_distance(S) };
                 for stream in 0..streams {
                     for lane in (0..PANEL_ROWS).step_by(L::LANES) {
@@ -192,45 +229,6 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                     *block = block.wrapping_add(count * block_bytes);
                 }
             }
-            if parts > 1 && first_row(1) < L::MAX_ROWS {
-                for stream in (0..streams).map(|stream| stream * ROW_BLOCK) {
-                    results.copy_within(stream + L::MAX_ROWS..stream + L::MAX_ROWS + R, stream + first_row(1));
-                }
-            }
-        }
-    }
-}
-
-/// A row of a row block and `LANES` outputs of the partial panel.
-struct Ragged<'a, F> {
-    weights: &'a PackedMatrix<'a>,
-    x: &'a Activations<'a>,
-    lane: usize,
-    rows: RowBlock,
-    row: usize,
-    results: &'a mut [f32; PANEL_ROWS],
-    format: PhantomData<F>,
-}
-
-impl<F: Format> PanelOp for Ragged<'_, F> {
-    #[inline(always)]
-    fn eval<L: ByteLanes>(self, l: L) {
-        let Self { weights, lane, rows, .. } = self;
-        let Panel::Rows(bytes) = weights.panel(weights.outputs() / PANEL_ROWS) else { return };
-        let mut tail = PackedBlock::new();
-        // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
-        unsafe {
-            let mut scales = BlockScales::empty(l);
-            let mut y = [l.splat(0.0)];
-            let mut x = self.x.words(rows, 0).as_ptr().add(self.row);
-            for b in 0..weights.blocks() {
-                tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
-                let block = tail.0.as_ptr();
-                let source = PackedSource::<F, 1, 1> { block, lane, prefetched: [block], format: PhantomData };
-                add_packed_block(l, &source, &mut scales, x, rows.rows, &mut y);
-                x = x.add(block_words::<F>() * rows.rows);
-            }
-            l.store(self.results.as_mut_ptr().add(lane), y[0]);
         }
     }
 }

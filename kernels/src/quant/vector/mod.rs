@@ -13,7 +13,6 @@ mod streams;
 mod unpacked;
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use crate::columns::ColumnsMut;
 use crate::quant::activations::Activations;
@@ -64,28 +63,20 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             // Streams of panels side by side, then the remaining panels.
             let streams = if self.x.rows() <= L::SINGLE_STREAM_ROWS && prefers_single_stream() { 1 } else { STREAMS };
             let length = (end - first) / streams;
-            for i in 0..length {
-                let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * length + i);
-                self.panels(l, &panels[..streams], pass.clone(), &mut results);
-            }
-            let left: [usize; STREAMS] = std::array::from_fn(|stream| first + length * streams + stream);
-            match (end - first) % streams {
-                0 => {}
-                count => self.panels(l, &left[..count], pass, &mut results),
-            }
-        }
-    }
-}
-
-impl<F: Format> MatMul<'_, F> {
-    /// Up to [`STREAMS`] panels times the row blocks of a pass. Further row blocks hit the panels in the L2 cache.
-    #[inline(always)]
-    fn panels<L: ByteLanes>(&mut self, l: L, panels: &[usize], pass: Range<usize>, results: &mut Results) {
-        for rows in pass.map(|b| self.x.row_blocks().get(b)) {
-            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
-            unsafe { multiply_streams::<L, F>(l, self.weights, self.x, panels, rows, results) };
-            for (stream, panel) in panels.iter().enumerate() {
-                store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
+            for i in 0..=length {
+                let (start, apart, count) = match i < length {
+                    true => (first + i, length, streams),
+                    false => (first + length * streams, 1, (end - first) % streams),
+                };
+                let panels: [usize; STREAMS] = std::array::from_fn(|stream| start + stream * apart);
+                // Further row blocks hit the panels in the L2 cache.
+                for rows in pass.clone().map(|b| blocks.get(b)) {
+                    // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+                    unsafe { multiply_streams::<L, F>(l, self.weights, self.x, &panels[..count], rows, &mut results) };
+                    for (stream, panel) in panels[..count].iter().enumerate() {
+                        store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
+                    }
+                }
             }
         }
     }

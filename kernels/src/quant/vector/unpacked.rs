@@ -9,7 +9,7 @@ use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, packed_block};
-use crate::quant::source::{Prefetched, Source, UnpackedSource, UnpackingSource, factors_at, unpacked_block_bytes};
+use crate::quant::source::{Prefetched, UnpackedSource, UnpackingSource, factors_at, unpacked_block_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 
@@ -131,10 +131,11 @@ unsafe fn add_rows<L: ByteLanes, F: Format>(
                 if const { R > 1 } {
                     let results = results[done + row..].first_chunk_mut().expect("rows of a pass");
                     let source = UnpackedSource { from, prefetched: prefetched(part) };
+                    let (stride, format) = (rows.rows, PhantomData);
                     // SAFETY: the caller entered the features; `scales` are these lanes'; the row block has `row`.
                     unsafe {
-                        let rows = Part { blocks, scales, x: words(rows).add(row), lane, rows, results };
-                        l.call(Unpacked::<F, R> { source, rows, format: PhantomData });
+                        let x = words(rows).add(row);
+                        l.call(Unpacked::<F, R> { source, blocks, scales, x, stride, lane, results, format });
                     }
                     part += 1;
                 } else {
@@ -176,64 +177,6 @@ unsafe fn load_factors<L: ByteLanes, F: Format>(l: L, block: *const u8) -> ([L::
         let load = |s: usize| l.load(from.add(s.min(F::SCALES - 1) * L::LANES));
         let min = if F::HAS_MIN { l.load(from.add(F::SCALES * L::LANES)) } else { l.splat(0.0) };
         ([load(0), load(1), load(2), load(3)], min)
-    }
-}
-
-/// Rows `first..first + R` of a row block and `LANES` outputs, one group of blocks.
-struct Part<'a, const R: usize> {
-    blocks: usize,
-    /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the pointer is
-    /// type-erased.
-    scales: *const (),
-    x: *const i32,
-    lane: usize,
-    rows: RowBlock,
-    results: &'a mut [[f32; PANEL_ROWS]; R],
-}
-
-impl<const R: usize> Part<'_, R> {
-    /// A block of 256.
-    ///
-    /// # Safety
-    /// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
-    #[inline(always)]
-    unsafe fn add<L: ByteLanes, F: Format, S: Source<L, F>>(self, l: L, source: &S) {
-        let stride = self.rows.rows;
-        // SAFETY: the caller entered the features; `self.scales` points at these lanes' scales of the source's block.
-        unsafe {
-            let scales = &*self.scales.cast::<BlockScales<L>>();
-            align_frame(l);
-            let add = |r: usize, sum, by| {
-                let result = self.results[r].as_mut_ptr().add(self.lane);
-                l.store(result, l.fma(sum, by, l.load(result)));
-            };
-            add_block::<L, F, _, R>(l, source, scales, self.x, stride, add);
-        }
-    }
-
-    /// Blocks shorter than 256.
-    ///
-    /// # Safety
-    /// The caller is inside a function with `L`'s features; the source has the blocks, with their factors.
-    #[inline(always)]
-    unsafe fn add_short<L: ByteLanes, F: Format>(self, l: L, source: &UnpackedSource) {
-        let stride = self.rows.rows;
-        // SAFETY: the caller entered the features; the source has `self.blocks` blocks, with their factors.
-        unsafe {
-            let mut y = [l.splat(0.0); R];
-            for (y, result) in y.iter_mut().zip(&*self.results) {
-                *y = l.load(result.as_ptr().add(self.lane));
-            }
-            align_frame(l);
-            for b in 0..self.blocks {
-                let source = source.block::<L, F>(b);
-                let x = self.x.add(b * block_words::<F>() * stride);
-                add_short_block::<L, F, _, R>(l, &source, load_factors::<L, F>(l, source.from), x, stride, &mut y);
-            }
-            for (y, result) in y.into_iter().zip(self.results) {
-                l.store(result.as_mut_ptr().add(self.lane), y);
-            }
-        }
     }
 }
 
@@ -279,11 +222,65 @@ impl<F: Format> PanelOp for UnpackShort<F> {
     }
 }
 
-/// A part of the rows times unpacked blocks.
+/// `R` rows of a row block times a group of unpacked blocks, for `LANES` outputs.
 struct Unpacked<'a, F, const R: usize> {
     source: UnpackedSource,
-    rows: Part<'a, R>,
+    blocks: usize,
+    /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the pointer is
+    /// type-erased.
+    scales: *const (),
+    /// The first of the rows.
+    x: *const i32,
+    /// Rows of the row block.
+    stride: usize,
+    lane: usize,
+    results: &'a mut [[f32; PANEL_ROWS]; R],
     format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> Unpacked<'_, F, R> {
+    /// A block of 256.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
+    #[inline(always)]
+    unsafe fn add<L: ByteLanes>(self, l: L) {
+        // SAFETY: the caller entered the features; `self.scales` points at these lanes' scales of the source's block.
+        unsafe {
+            let scales = &*self.scales.cast::<BlockScales<L>>();
+            align_frame(l);
+            let add = |r: usize, sum, by| {
+                let result = self.results[r].as_mut_ptr().add(self.lane);
+                l.store(result, l.fma(sum, by, l.load(result)));
+            };
+            add_block::<L, F, _, R>(l, &self.source, scales, self.x, self.stride, add);
+        }
+    }
+
+    /// Blocks shorter than 256.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the source has the blocks, with their factors.
+    #[inline(always)]
+    unsafe fn add_short<L: ByteLanes>(self, l: L) {
+        let stride = self.stride;
+        // SAFETY: the caller entered the features; the source has `self.blocks` blocks, with their factors.
+        unsafe {
+            let mut y = [l.splat(0.0); R];
+            for (y, result) in y.iter_mut().zip(&*self.results) {
+                *y = l.load(result.as_ptr().add(self.lane));
+            }
+            align_frame(l);
+            for b in 0..self.blocks {
+                let source = self.source.block::<L, F>(b);
+                let x = self.x.add(b * block_words::<F>() * stride);
+                add_short_block::<L, F, _, R>(l, &source, load_factors::<L, F>(l, source.from), x, stride, &mut y);
+            }
+            for (y, result) in y.into_iter().zip(self.results) {
+                l.store(result.as_mut_ptr().add(self.lane), y);
+            }
+        }
+    }
 }
 
 impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
@@ -292,9 +289,9 @@ impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
         // SAFETY: `unpacked_panel` called this with its own lanes, blocks and scales, inside the lanes' features.
         unsafe {
             if const { F::TYPE.block_len() < 256 } {
-                self.rows.add_short::<L, F>(l, &self.source);
+                self.add_short(l);
             } else {
-                self.rows.add::<L, F, _>(l, &self.source);
+                self.add(l);
             }
         }
     }

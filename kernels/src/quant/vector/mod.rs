@@ -12,8 +12,6 @@ mod rows;
 mod streams;
 mod unpacked;
 
-use std::marker::PhantomData;
-
 use crate::columns::ColumnsMut;
 use crate::quant::activations::Activations;
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK, STREAMS};
@@ -23,24 +21,44 @@ use crate::quant::unpack::{Format, with_format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::dispatch::VectorIsa;
 use rows::{PASS_BLOCKS, Results};
-use streams::{multiply_streams, prefers_single_stream};
-use unpacked::unpacked_panel;
+use streams::{Multiply, multiply, multiply_streams, prefers_single_stream};
+use unpacked::{MultiplyUnpacked, multiply_unpacked};
 
 /// As [`super::matmul`]. Without inputs the results are zeros.
 pub(super) fn matmul(isa: VectorIsa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
-    with_format!(weights.weight_type(), |F| isa.run_panels(MatMul::<F> { weights, x, y, format: PhantomData }));
+    isa.run_panels(MatMul { weights, x, y });
 }
 
-struct MatMul<'a, F> {
+/// A format's kernels. The loops around them are compiled once for all formats.
+struct Kernels<L> {
+    multiply: Multiply<L>,
+    /// Where registers hold less than a row block.
+    multiply_unpacked: Option<MultiplyUnpacked<L>>,
+    /// [`Format::UNPACKED_FROM`].
+    unpacked_from: usize,
+}
+
+impl<L: ByteLanes> Kernels<L> {
+    fn of<F: Format>() -> Self {
+        let multiply_unpacked = if const { L::MAX_ROWS < ROW_BLOCK } {
+            Some(multiply_unpacked::<L, F> as MultiplyUnpacked<L>)
+        } else {
+            None
+        };
+        Self { multiply: multiply::<L, F>, multiply_unpacked, unpacked_from: F::UNPACKED_FROM }
+    }
+}
+
+struct MatMul<'a> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
     y: ColumnsMut<'a>,
-    format: PhantomData<F>,
 }
 
-impl<F: Format> PanelOp for MatMul<'_, F> {
+impl PanelOp for MatMul<'_> {
     #[inline(always)]
     fn eval<L: ByteLanes>(mut self, l: L) {
+        let kernels = with_format!(self.weights.weight_type(), |F| Kernels::<L>::of::<F>());
         let range = self.y.range();
         let (first, end) = (range.start / PANEL_ROWS, range.end.div_ceil(PANEL_ROWS));
         let mut results: Results = [[0.0; PANEL_ROWS]; _];
@@ -51,11 +69,14 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            if const { L::MAX_ROWS < ROW_BLOCK } && self.x.rows() >= F::UNPACKED_FROM {
+            if let Some(multiply_unpacked) = kernels.multiply_unpacked
+                && self.x.rows() >= kernels.unpacked_from
+            {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
-                    // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
-                    unsafe { unpacked_panel::<L, F>(l, self.weights, self.x, panel, pass.clone(), &mut results) };
+                    // SAFETY: `run_panels` entered the features; the kernel is of the matrix's format, and
+                    // `super::matmul` checked the shapes.
+                    unsafe { multiply_unpacked(l, self.weights, self.x, panel, pass.clone(), &mut results) };
                     store_panel(&mut self.y, panel, first_row, &results[..rows]);
                 }
                 continue;
@@ -71,9 +92,11 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                 let panels: [usize; STREAMS] = std::array::from_fn(|stream| start + stream * apart);
                 // Further row blocks hit the panels in the L2 cache.
                 for rows in pass.clone().map(|b| blocks.get(b)) {
-                    // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
-                    unsafe { multiply_streams::<L, F>(l, self.weights, self.x, &panels[..count], rows, &mut results) };
-                    for (stream, panel) in panels[..count].iter().enumerate() {
+                    let (multiply, panels) = (kernels.multiply, &panels[..count]);
+                    // SAFETY: `run_panels` entered the features; the kernel is of the matrix's format, and
+                    // `super::matmul` checked the shapes.
+                    unsafe { multiply_streams(l, multiply, self.weights, self.x, panels, rows, &mut results) };
+                    for (stream, panel) in panels.iter().enumerate() {
                         store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
                     }
                 }

@@ -33,15 +33,19 @@ pub(super) fn prefers_single_stream() -> bool {
     zen() == Some(Zen::Four)
 }
 
+/// [`multiply`] for a format.
+pub(super) type Multiply<L> = unsafe fn(L, StreamBlocks, RowBlockWords, &mut StreamResults);
+
 /// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s`
 /// at `s * ROW_BLOCK + r`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panels, in ascending order, and the row
-/// block is `x`'s, of as many inputs.
+/// The caller is inside a function with `L`'s features, and `multiply` is of the matrix's format; the matrix has the
+/// panels, in ascending order, and the row block is `x`'s, of as many inputs.
 #[inline(always)]
-pub(super) unsafe fn multiply_streams<L: ByteLanes, F: Format>(
+pub(super) unsafe fn multiply_streams<L: ByteLanes>(
     l: L,
+    multiply: Multiply<L>,
     weights: &PackedMatrix<'_>,
     x: &Activations<'_>,
     panels: &[usize],
@@ -55,7 +59,7 @@ pub(super) unsafe fn multiply_streams<L: ByteLanes, F: Format>(
         let first = first_blocks(weights, &panels[..whole]);
         let blocks = StreamBlocks { first, streams: whole, range: 0..weights.blocks() };
         // SAFETY: the caller is inside the features; the whole panels and the row block have these blocks.
-        unsafe { multiply::<L, F>(l, blocks, of_row_block, results.first_chunk_mut().expect("rows of a pass")) };
+        unsafe { multiply(l, blocks, of_row_block, results.first_chunk_mut().expect("rows of a pass")) };
     }
     if whole < panels.len()
         && let Panel::Rows(bytes) = weights.panel(panels[whole])
@@ -63,10 +67,10 @@ pub(super) unsafe fn multiply_streams<L: ByteLanes, F: Format>(
         let results: &mut StreamResults = results[whole * ROW_BLOCK..].first_chunk_mut().expect("rows of a pass");
         let mut tail = PackedBlock::new();
         for b in 0..weights.blocks() {
-            tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
+            tail_block(weights.weight_type(), bytes, weights.row_bytes(), b, &mut tail);
             let blocks = StreamBlocks { first: [tail.0.as_ptr(); STREAMS], streams: 1, range: b..b + 1 };
             // SAFETY: the caller is inside the features; `tail` is block `b`, and the row block has it.
-            unsafe { multiply::<L, F>(l, blocks, of_row_block, results) };
+            unsafe { multiply(l, blocks, of_row_block, results) };
         }
     }
     // The sums of a second part follow `L::MAX_ROWS`, although the part begins earlier.
@@ -91,8 +95,7 @@ fn first_blocks(weights: &PackedMatrix<'_>, panels: &[usize]) -> [*const u8; STR
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; the streams and the row block have the blocks, of format `F`.
-#[inline(never)]
-unsafe fn multiply<L: ByteLanes, F: Format>(
+pub(super) unsafe fn multiply<L: ByteLanes, F: Format>(
     l: L,
     blocks: StreamBlocks,
     of_row_block: RowBlockWords,
@@ -114,7 +117,7 @@ unsafe fn multiply<L: ByteLanes, F: Format>(
 }
 
 /// Blocks of panels that are read side by side.
-struct StreamBlocks {
+pub(super) struct StreamBlocks {
     /// The first block of each; past `streams`, what is prefetched.
     first: [*const u8; STREAMS],
     streams: usize,
@@ -124,7 +127,7 @@ struct StreamBlocks {
 
 /// A row block's words, from its first activation block on.
 #[derive(Clone, Copy)]
-struct RowBlockWords {
+pub(super) struct RowBlockWords {
     x: *const i32,
     rows: usize,
 }

@@ -18,13 +18,16 @@ const fn group_blocks<F: Format>() -> usize {
     256 / F::TYPE.block_len()
 }
 
-/// A panel times more rows than the registers hold, each block unpacked once.
+/// A panel times the row blocks of a pass, each block unpacked once; for a format.
+pub(super) type MultiplyUnpacked<L> =
+    unsafe fn(L, &PackedMatrix<'_>, &Activations<'_>, usize, Range<usize>, &mut Results);
+
+/// [`MultiplyUnpacked`], in a separate function with the features.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row
-/// blocks are `x`'s, of as many inputs.
-#[inline(always)]
-pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
+/// The caller is inside a function with `L`'s features; the matrix has the panel and the format, and the row blocks are
+/// `x`'s, of as many inputs.
+pub(super) unsafe fn multiply_unpacked<L: ByteLanes, F: Format>(
     l: L,
     weights: &PackedMatrix<'_>,
     x: &Activations<'_>,
@@ -32,36 +35,56 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     pass: Range<usize>,
     results: &mut Results,
 ) {
-    let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
-    // Uninitialised: zeroing both took 2 % of a prompt of experts with 512 inputs.
-    let mut tail = MaybeUninit::<PackedBlock>::uninit();
-    let mut unpacked = UnpackedBlocks(MaybeUninit::uninit());
-    const { assert!(group_blocks::<F>() * unpacked_block_bytes::<L, F>() <= size_of::<UnpackedBlocks>()) };
-    let memory = unpacked.0.as_mut_ptr().cast::<u8>();
-    // SAFETY: the caller entered the features.
-    let mut scales = unsafe { BlockScales::empty(l) };
-    let parts = pass.clone().map(|b| x.row_blocks().get(b).rows.div_ceil(L::MAX_ROWS)).sum::<usize>();
-    let passes = PANEL_ROWS / L::LANES * parts;
-    for first in (0..weights.blocks()).step_by(group_blocks::<F>()) {
-        let blocks = first..(first + group_blocks::<F>()).min(weights.blocks());
-        for (nth, lane) in (0..PANEL_ROWS).step_by(L::LANES).enumerate() {
-            // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks;
-            // `memory` has space for a group.
-            unsafe {
-                let block = packed_block::<F>(weights, panel, first, &mut tail);
-                if const { group_blocks::<F>() > 1 } {
-                    unpack_short::<L, F>(l, weights, panel, blocks.clone(), &mut tail, lane, memory);
-                } else {
-                    F::load_scales(l, block, lane, &mut scales);
-                    let source = UnpackingSource { block, lane, to: memory, format: PhantomData };
-                    l.call(Unpack::<F> { source });
+    // SAFETY: `call` enters the features, which the caller has.
+    unsafe { l.call(UnpackedPanel::<F> { weights, x, panel, pass, results, format: PhantomData }) }
+}
+
+/// A panel times more rows than the registers hold, each block unpacked once.
+struct UnpackedPanel<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panel: usize,
+    pass: Range<usize>,
+    results: &'a mut Results,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> PanelOp for UnpackedPanel<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, x, panel, pass, results, .. } = self;
+        let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
+        // Uninitialised: zeroing both took 2 % of a prompt of experts with 512 inputs.
+        let mut tail = MaybeUninit::<PackedBlock>::uninit();
+        let mut unpacked = UnpackedBlocks(MaybeUninit::uninit());
+        const { assert!(group_blocks::<F>() * unpacked_block_bytes::<L, F>() <= size_of::<UnpackedBlocks>()) };
+        let memory = unpacked.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: the caller entered the features.
+        let mut scales = unsafe { BlockScales::empty(l) };
+        let parts = pass.clone().map(|b| x.row_blocks().get(b).rows.div_ceil(L::MAX_ROWS)).sum::<usize>();
+        let passes = PANEL_ROWS / L::LANES * parts;
+        for first in (0..weights.blocks()).step_by(group_blocks::<F>()) {
+            let blocks = first..(first + group_blocks::<F>()).min(weights.blocks());
+            for (nth, lane) in (0..PANEL_ROWS).step_by(L::LANES).enumerate() {
+                // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks;
+                // `memory` has space for a group.
+                unsafe {
+                    let block = packed_block::<F>(weights, panel, first, &mut tail);
+                    if const { group_blocks::<F>() > 1 } {
+                        unpack_short::<L, F>(l, weights, panel, blocks.clone(), &mut tail, lane, memory);
+                    } else {
+                        F::load_scales(l, block, lane, &mut scales);
+                        let source = UnpackingSource { block, lane, to: memory, format: PhantomData };
+                        l.call(Unpack::<F> { source });
+                    }
+                    // Prefetched while the parts of the rows are multiplied, one after the other.
+                    let next = block.wrapping_add(blocks.len() * block_bytes);
+                    let prefetched =
+                        |part| Prefetched::part(next, group_blocks::<F>() * block_bytes, nth * parts + part, passes);
+                    let group =
+                        Group { from: memory, lane, scales: (&raw const scales).cast(), blocks: blocks.clone() };
+                    add_rows::<L, F>(l, x, pass.clone(), group, prefetched, results);
                 }
-                // Prefetched while the parts of the rows are multiplied, one after the other.
-                let next = block.wrapping_add(blocks.len() * block_bytes);
-                let prefetched =
-                    |part| Prefetched::part(next, group_blocks::<F>() * block_bytes, nth * parts + part, passes);
-                let group = Group { from: memory, lane, scales: (&raw const scales).cast(), blocks: blocks.clone() };
-                add_rows::<L, F>(l, x, pass.clone(), group, prefetched, results);
             }
         }
     }
@@ -188,7 +211,7 @@ struct Unpack<F> {
 impl<F: Format> PanelOp for Unpack<F> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: `unpacked_panel` made this value with its own block and memory for it, and called with lanes that
+        // SAFETY: `UnpackedPanel` made this value with its own block and memory for it, and called with lanes that
         // entered the features. Of no rows, nothing is read.
         unsafe {
             let (scales, x) = (BlockScales::empty(l), self.source.to.cast());
@@ -206,7 +229,7 @@ struct UnpackShort<F> {
 impl<F: Format> PanelOp for UnpackShort<F> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: `unpacked_panel` made this value with its own blocks and memory for them, and called with lanes that
+        // SAFETY: `UnpackedPanel` made this value with its own blocks and memory for them, and called with lanes that
         // entered the features.
         unsafe {
             let mut scales = BlockScales::empty(l);
@@ -286,7 +309,7 @@ impl<F: Format, const R: usize> Unpacked<'_, F, R> {
 impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // SAFETY: `unpacked_panel` called this with its own lanes, blocks and scales, inside the lanes' features.
+        // SAFETY: `UnpackedPanel` called this with its own lanes, blocks and scales, inside the lanes' features.
         unsafe {
             if const { F::TYPE.block_len() < 256 } {
                 self.add_short(l);

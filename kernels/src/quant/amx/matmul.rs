@@ -66,7 +66,7 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
                     // SAFETY: `run_tiles` entered the features, the registers are configured, `quant::matmul` checked the
                     // shapes; the range with the first span cleared the results of all rows and of every panel of a group.
                     unsafe {
-                        if F::TYPE.block_len() == SPAN {
+                        if const { F::TYPE.block_len() == SPAN } {
                             blocks_256::add_blocks::<F>(l, self.weights, group.clone(), &x, ahead, &mut results);
                         } else {
                             blocks_32::add_blocks::<F>(l, self.weights, group.clone(), &x, ahead, &mut results);

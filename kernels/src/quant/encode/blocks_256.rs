@@ -182,10 +182,16 @@ pub(super) fn q2(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     }
 }
 
+/// Q3_K with `levels` 4 and `top` 32, Q6_K with 32 and 128: see [`symmetric`].
 #[inline(always)]
-pub(super) fn q3(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+pub(super) fn q3_or_q6(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32, top: f32) {
     let w = all_weights::<16>(importance);
-    let SubBlocks { d, scales, .. } = symmetric(x, &w, 4.0, 32.0);
+    let SubBlocks { d, scales, .. } = symmetric(x, &w, levels, top);
+    if levels == 4.0 { put_q3(x, d, &scales, out) } else { put_q6(x, d, &scales, out) }
+}
+
+#[inline(always)]
+fn put_q3(x: &[f32], d: f32, scales: &[f32; 16], out: &mut [u8]) {
     let d = put_half(out, 108, d);
     for (s, x) in x.chunks_exact(16).enumerate() {
         let six = (scales[s] + 32.0) as u8;
@@ -196,6 +202,21 @@ pub(super) fn q3(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             let q = (nearest(x * inverse, -4.0, 3.0) + 4.0) as u8;
             put_two_bits(&mut out[32..96], i, q);
             out[i % 32] |= (q >> 2) << (i / 32);
+        }
+    }
+}
+
+#[inline(always)]
+fn put_q6(x: &[f32], d: f32, scales: &[f32; 16], out: &mut [u8]) {
+    let d = put_half(out, 208, d);
+    for (s, x) in x.chunks_exact(16).enumerate() {
+        out[192 + s] = scales[s] as i8 as u8;
+        let inverse = inverse(d * scales[s]);
+        let (half, quarter) = (s / 8, s % 8 / 2);
+        for (i, x) in (16 * s..).zip(x) {
+            let q = (nearest(x * inverse, -32.0, 31.0) + 32.0) as u8;
+            out[half * 64 + i % 64] |= (q & 15) << (quarter / 2 * 4);
+            out[128 + half * 32 + i % 32] |= (q >> 4) << (quarter * 2);
         }
     }
 }
@@ -222,23 +243,6 @@ pub(super) fn q4_or_q5(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], le
             if let Some(bits) = bits.get_mut(i) {
                 *bits |= (q >> 4) << s;
             }
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) fn q6(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let w = all_weights::<16>(importance);
-    let SubBlocks { d, scales, .. } = symmetric(x, &w, 32.0, 128.0);
-    let d = put_half(out, 208, d);
-    for (s, x) in x.chunks_exact(16).enumerate() {
-        out[192 + s] = scales[s] as i8 as u8;
-        let inverse = inverse(d * scales[s]);
-        let (half, quarter) = (s / 8, s % 8 / 2);
-        for (i, x) in (16 * s..).zip(x) {
-            let q = (nearest(x * inverse, -32.0, 31.0) + 32.0) as u8;
-            out[half * 64 + i % 64] |= (q & 15) << (quarter / 2 * 4);
-            out[128 + half * 32 + i % 32] |= (q >> 4) << (quarter * 2);
         }
     }
 }

@@ -54,21 +54,23 @@ impl Op for QuantizeRow<'_> {
     fn eval<L: Lanes>(self, _: L) {
         let Self { weight_type, x, importance, out } = self;
         let len = weight_type.block_len();
+        // Values, not constants: the fits of four and of five bits, and of three and six, are compiled once.
+        let five_bits = matches!(weight_type, WeightType::Q5_0 | WeightType::Q5_1 | WeightType::Q5_K);
+        let (half, top) = if five_bits { (16.0, 31.0) } else { (8.0, 15.0) };
         for (i, (x, out)) in x.chunks_exact(len).zip(out.chunks_exact_mut(weight_type.block_bytes())).enumerate() {
             out.fill(0);
             let importance = importance.map(|all| &all[i * len..(i + 1) * len]);
             match weight_type {
-                WeightType::Q4_0 => blocks_32::symmetric(x, importance, out, 8.0),
-                WeightType::Q5_0 => blocks_32::symmetric(x, importance, out, 16.0),
-                WeightType::Q4_1 => blocks_32::affine(x, importance, out, 15.0),
-                WeightType::Q5_1 => blocks_32::affine(x, importance, out, 31.0),
+                WeightType::Q4_0 | WeightType::Q5_0 => blocks_32::symmetric(x, importance, out, half),
+                WeightType::Q4_1 | WeightType::Q5_1 => blocks_32::affine(x, importance, out, top),
                 WeightType::Q8_0 => blocks_32::q8_0(x, out),
                 WeightType::IQ4_NL => blocks_32::iq4_nl(x, importance, out),
                 WeightType::Q2_K => blocks_256::q2(x, importance, out),
-                WeightType::Q3_K => blocks_256::q3(x, importance, out),
-                WeightType::Q4_K => blocks_256::q4_or_q5(x, importance, out, 15.0),
-                WeightType::Q5_K => blocks_256::q4_or_q5(x, importance, out, 31.0),
-                WeightType::Q6_K => blocks_256::q6(x, importance, out),
+                WeightType::Q3_K | WeightType::Q6_K => {
+                    let (levels, top) = if weight_type == WeightType::Q3_K { (4.0, 32.0) } else { (32.0, 128.0) };
+                    blocks_256::q3_or_q6(x, importance, out, levels, top);
+                }
+                WeightType::Q4_K | WeightType::Q5_K => blocks_256::q4_or_q5(x, importance, out, top),
                 WeightType::IQ4_XS => blocks_256::iq4_xs(x, importance, out),
                 WeightType::MXFP4 => blocks_32::mxfp4(x, importance, out),
                 _ => unreachable!("`is_written` excludes it"),

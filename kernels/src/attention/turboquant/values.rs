@@ -74,7 +74,7 @@ impl<const UPPER: usize, const LOWER: usize> LevelOp for AddValues<'_, '_, UPPER
                     for half in 0..LANES / L::LANES {
                         let run = PackedRun::new(&unpacker, page, runs, (strip, half));
                         let channel = group.first + strip * LANES + half * L::LANES;
-                        if count <= L::QUERIES || UPPER == 8 {
+                        if const { UPPER == 8 } || count <= L::QUERIES {
                             for_query_parts!(L, count, |first, N| {
                                 let part = (&operands[first..], (count - first).min(N));
                                 add_sums::<L, N>(l, (&run, chunks.clone()), part, channel);

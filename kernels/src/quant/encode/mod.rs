@@ -22,9 +22,7 @@ use crate::simd::float::{Lanes, Op};
 /// # Panics
 /// If the type is not [written](WeightType::is_written), `x` is not whole blocks or `out` has a different length.
 pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]) {
-    assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
-    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: wrong length of out");
-    isa.run(QuantizeRow { weight_type, x, importance: None, out });
+    run(isa, QuantizeRow { weight_type, x, importance: None, out });
 }
 
 /// As [`quantize_row`], with errors weighted by `importance`, non-negative, one per element of `x`: the mean square of
@@ -33,10 +31,14 @@ pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]
 /// # Panics
 /// As [`quantize_row`], or if `importance` and `x` differ in length.
 pub fn quantize_row_by_importance(isa: Isa, weight_type: WeightType, x: &[f32], importance: &[f32], out: &mut [u8]) {
-    assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
-    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: wrong length of out");
     assert_eq!(x.len(), importance.len(), "quantize: x and importance differ in length");
-    isa.run(QuantizeRow { weight_type, x, importance: Some(importance), out });
+    run(isa, QuantizeRow { weight_type, x, importance: Some(importance), out });
+}
+
+fn run(isa: Isa, row: QuantizeRow<'_>) {
+    assert!(row.weight_type.is_written(), "quantize: {} is read only", row.weight_type.name());
+    assert_eq!(Some(row.out.len()), row.weight_type.row_bytes(row.x.len()), "quantize: wrong length of out");
+    isa.run(row);
 }
 
 struct QuantizeRow<'a> {

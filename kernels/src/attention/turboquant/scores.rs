@@ -99,8 +99,8 @@ pub(super) enum Scores<'a> {
     Partial(&'a mut [f64]),
 }
 
-/// Ends the scores of `tokens`: the queries' sums plus their products with the mean from channel `from` on. An operation
-/// of its own, which is not compiled for every division into planes.
+/// Ends the scores of `tokens`: the queries' sums plus their products with the mean from channel `from` on. An
+/// operation of its own, which is not compiled for every division into planes.
 pub(super) struct EndScores<'a> {
     pub page: &'a Page<'a>,
     pub from: usize,

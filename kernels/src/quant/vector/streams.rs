@@ -84,7 +84,7 @@ pub(super) unsafe fn multiply_streams<L: ByteLanes>(
     }
 }
 
-/// The first block of each of up to [`STREAMS`] whole panels; then, because they are prefetched anyway, of the last one.
+/// The first block of each of up to [`STREAMS`] whole panels; then, as prefetches need an address, of the last one.
 fn first_blocks(weights: &PackedMatrix<'_>, panels: &[usize]) -> [*const u8; STREAMS] {
     let panel_bytes = PANEL_ROWS * weights.row_bytes();
     let panel = |stream: usize| panels[stream.min(panels.len() - 1)];

@@ -162,19 +162,22 @@ fn stored(floats: &[f32], inputs: usize, type_id: u32) -> (Vec<u8>, Vec<f32>) {
 fn the_tables_in_the_docs_are_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &Path| std::fs::read_to_string(path).expect("a file");
-    let sources_in = |directory: &str| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(root.join(directory)).expect("a directory");
-        let paths = entries.map(|entry| entry.expect("an entry").path());
-        paths.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+    let entries_in = |directory: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").path()).collect()
     };
-    let own = sources_in("tests/wild");
-    let sources = [sources_in("tests"), sources_in("tools/tests"), own.clone()].concat();
+    let is_source = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    let own = entries_in(&root.join("tests/wild"));
+    let mut entries = [entries_in(&root.join("tests")), entries_in(&root.join("tools/tests"))].concat();
+    let directories: Vec<_> = entries.iter().filter(|path| path.is_dir()).cloned().collect();
+    entries.extend(directories.iter().flat_map(|directory| entries_in(directory)));
     let tests_in = |text: &str| -> Vec<String> {
         let after = text.split("#[test]\nfn ").skip(1);
         after.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
     };
-    let mut known: Vec<String> = sources.iter().flat_map(|path| tests_in(&read(path))).collect();
-    known.extend(sources.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
+    let mut known: Vec<String> =
+        entries.iter().filter(|path| is_source(path)).flat_map(|path| tests_in(&read(path))).collect();
+    known.extend(entries.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
     let docs = read(&root.join("docs/checkpoints.md"));
     // The last column of a table.
     let columns = docs.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.rsplit('|').nth(1));

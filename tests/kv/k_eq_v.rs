@@ -1,8 +1,5 @@
 //! K = V: storing only V gives the same result as storing both, exactly in f32, within the format's error otherwise.
 
-mod cases;
-
-use cases::{bits, max_difference, on_every_isa, pass, values};
 use foretoken::OutputRows;
 use foretoken::kv::{
     CodeFormat, ExactZones, KEqV, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, StoreLayout,
@@ -11,6 +8,8 @@ use foretoken::nn::{F32View, RmsNorm, Rotary, tensor};
 use foretoken::{ElementType, Isa};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::cases::{self, bits, max_difference, on_every_isa, pass, values};
 
 fn options(format: KvFormat, k_eq_v: KEqV) -> KvOptions {
     let exact = ExactZones { head: 20, tail: 100, ..ExactZones::default() };

@@ -1,10 +1,7 @@
 //! Every K/V format: the same text with speculation, sizes as reported, and errors for unsupported combinations.
 
-mod cases;
-
 use std::path::Path;
 
-use cases::on_every_isa;
 use foretoken::kv::{
     CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, LayerFormat, StoreLayout,
 };
@@ -13,6 +10,8 @@ use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
+
+use crate::cases::{self, on_every_isa};
 
 #[test]
 fn text_is_the_same_with_speculation() {

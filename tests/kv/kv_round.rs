@@ -1,10 +1,7 @@
 //! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one
 //! leaves none, and its queries read the rows that they would read in plain decoding.
 
-mod cases;
-
 use candle_core::Tensor;
-use cases::on_every_isa;
 use foretoken::kv::{
     Batch, CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, LayerFormat, StoreLayout,
 };
@@ -12,6 +9,8 @@ use foretoken::nn::{F32View, tensor};
 use foretoken::{ElementType, Error, Isa};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::cases::on_every_isa;
 
 /// Positions per page: what `bytes` is counted in.
 const PAGE: usize = 128;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Outputs of transformers for a demo pair's target in f32: tests/demo/ and tests/demo_qwen/, references of
-tests/quantized.rs and tests/speculative_equals_greedy.rs.
+tests/quantized and tests/speculative_equals_greedy.rs.
 
     python3 scripts/demo_reference.py         (needs torch, transformers 5.17.0, tokenizers, safetensors)
     python3 scripts/demo_reference.py qwen    (with transformers 5.23.0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Scaled-down published variants with every field of their config.json, and transformers' outputs for them: tests/shapes/,
-a reference of tests/published_shapes.rs.
+a reference of tests/hf_parity/published_shapes.rs.
 
     python3 scripts/published_shapes.py [NAME...]       (needs torch, transformers 5.23, safetensors)
 

@@ -1,7 +1,9 @@
 //! Sampling with drafts draws from the target's own distribution. Synthetic models over a tiny vocabulary, whose exact
 //! distribution is known, test the pure functions; the engine itself is compared with plain sampling.
 
+#[path = "../cases/mod.rs"]
 mod cases;
+mod penalties;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;

@@ -1,7 +1,9 @@
 //! Extension points: custom drafters, logits processors, log-probabilities, forks and rewinding. None changes the
 //! target's text, except the processor, whose effect is the same with and without speculation.
 
+#[path = "../cases/mod.rs"]
 mod cases;
+mod recurrent;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

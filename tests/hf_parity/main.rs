@@ -1,6 +1,8 @@
 //! Parity with the reference: transformers' outputs for every fixture case, on every instruction set.
 
+#[path = "../cases/mod.rs"]
 mod cases;
+mod published_shapes;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,12 @@
 //! Parity with transformers on twins of the published variants: every field of their config.json, layer patterns, head
 //! ratios, K = V, shared layers, experts (scripts/published_shapes.py).
 
-mod cases;
-
 use std::path::{Path, PathBuf};
 
-use cases::{Case, cache, max_difference, on_every_isa, pass, values};
 use foretoken::gemma4::{AttentionType, Target, TextConfig};
 use foretoken::{ElementType, OutputRows};
+
+use crate::cases::{self, Case, cache, max_difference, on_every_isa, pass, values};
 
 fn shapes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shapes")

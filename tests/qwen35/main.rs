@@ -1,7 +1,11 @@
 //! Qwen3.5 against transformers, and against itself: a dropped round leaves no trace, and rows do
 //! not depend on their batch.
 
+#[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../gguf_writer/mod.rs"]
+mod gguf_writer;
+mod qwen35_files;
 
 use std::sync::Arc;
 

@@ -1,13 +1,9 @@
 //! Qwen3.5 from files: GGUF written by llama.cpp's converter computes what the safetensors do, and
 //! unsupported files are rejected by name.
 
-mod cases;
-mod gguf_writer;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cases::{Case, max_difference, values};
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, ToHuggingFaceOptions, to_gguf, to_hugging_face};
 use foretoken::checkpoint::gguf::{self, Gguf};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
@@ -17,11 +13,13 @@ use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows, OwnDrafter, target_facts};
-use gguf_writer::{GgufFile, Written, array, bool_value, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
+
+use crate::cases::{self, Case, max_difference, values};
+use crate::gguf_writer::{self, GgufFile, Written, array, bool_value, f32_value, str_value, strings, u32_value};
 
 /// The cases of this repository: others may have layers that metadata cannot represent.
 fn shipped() -> Vec<Case> {

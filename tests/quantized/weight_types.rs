@@ -1,13 +1,8 @@
 //! Every weight type: blocks decoded like PyPI's gguf, and files that have them.
 
-mod cases;
-#[path = "../kernels/tests/skipped/mod.rs"]
-mod skipped;
-
 use std::path::Path;
 use std::process::Command;
 
-use cases::{cache, pass, values};
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, Rules, quantize};
@@ -16,6 +11,9 @@ use foretoken::gemma4::Target;
 use foretoken::{ElementType, Isa, Model, OutputRows, WeightType};
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use half::f16;
+
+use crate::cases::{cache, pass, values};
+use crate::skipped;
 
 /// Random bytes (splitmix64).
 fn random_bytes(seed: u64, len: usize) -> Vec<u8> {

@@ -1,7 +1,5 @@
 //! Penalties and DRY: their effect on a row, and that drafts do not change a text under them.
 
-mod cases;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +11,8 @@ use foretoken::{
     DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Result, Sampling,
     SessionOptions, Speculation, SpeculationOptions, Stop,
 };
+
+use crate::cases;
 
 fn penalties(repeat: f32, frequency: f32, presence: f32, last_n: Option<usize>) -> Sampling {
     Sampling { penalties: Penalties { repeat, frequency, presence, last_n }, ..Sampling::default() }

@@ -1,6 +1,10 @@
 //! Quantized weights: the reference's text if the type is fine enough, and logits within the type's own error.
 
+#[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../../kernels/tests/skipped/mod.rs"]
+mod skipped;
+mod weight_types;
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
 //! The seeds of fuzz/: small valid files of every supported kind. All but the texts in fuzz/seeds/constraint and the
-//! synthetic GGUF files, which are in tests/gguf.rs, are written here:
+//! synthetic GGUF files, which are in tests/gguf/main.rs, are written here:
 //! `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Prints what gguf-rs 0.1.8 reads of the headers of GGUF files, as one JSON value: see `tests/gguf_rs.rs`.
+//! Prints what gguf-rs 0.1.8 reads of the headers of GGUF files, as one JSON value: see `tests/gguf/gguf_rs.rs`.
 
 use std::io::{Error, Result};
 

@@ -1,6 +1,10 @@
 //! The GGUF reader: written files are read back, and no file, however wrong, causes more than an error.
 
+mod gguf_rs;
+#[path = "../gguf_writer/mod.rs"]
 mod gguf_writer;
+#[path = "../../kernels/tests/skipped/mod.rs"]
+mod skipped;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

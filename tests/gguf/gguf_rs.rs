@@ -5,20 +5,16 @@
 //!
 //! `FORETOKEN_GGUF_RS` is the program that `cargo build --manifest-path oracle/Cargo.toml` builds; skipped without it.
 
-mod gguf_writer;
-
-#[path = "../kernels/tests/skipped/mod.rs"]
-#[allow(dead_code)]
-mod skipped;
-
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use foretoken::checkpoint::gguf::Gguf;
-use gguf_writer::*;
 use serde_json::Value;
+
+use crate::gguf_writer::*;
+use crate::skipped;
 
 fn file(version: u32) -> GgufFile {
     let mut file = GgufFile::new()

@@ -1,15 +1,10 @@
 //! Drafting ahead: the cache moves to the drafting job and back, whatever happens to the generation.
 
-mod cases;
-mod demo_pair;
-mod slow_drafter;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use demo_pair::{demo, ids, options, plain};
 use foretoken::chat::{ChatTemplate, ReplyParser};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::speculative::{BlockSize, CustomDrafter, DrafterOptions, Drafters, Pending};
@@ -19,7 +14,10 @@ use foretoken::{
     NotStarted, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use parking_lot::Mutex;
-use slow_drafter::Slow;
+
+use crate::cases;
+use crate::demo_pair::{demo, ids, options, plain};
+use crate::slow_drafter::Slow;
 
 /// Threads share engines and options, and pass sequences on.
 #[test]

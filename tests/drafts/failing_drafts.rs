@@ -1,10 +1,6 @@
 //! What fails because of a draft does not change the text: memory, rows of rejected tokens, errors
 //! behind accepted ones.
 
-mod cases;
-mod changed_model;
-mod given;
-
 use std::sync::{Arc, Mutex};
 
 use foretoken::checkpoint::Checkpoint;
@@ -20,8 +16,9 @@ use foretoken::{
     Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 
-use changed_model::ChangedModel;
-use given::{given, outcome};
+use crate::cases;
+use crate::changed_model::ChangedModel;
+use crate::given::{given, outcome};
 
 fn engine(kv_memory: Option<u64>) -> Engine {
     let case = cases::named("dense");

@@ -33,7 +33,7 @@ build() (
     executable suite test -p foretoken-gpu --no-run --test cuda
     executable speed build -p foretoken-gpu --example cuda_speed
     executable engine test --no-run --test cuda
-    for suite in emulated sequences; do executable "$suite" test --features emulated-device --no-run --test "device_$suite"; done
+    executable emulated test --features emulated-device --no-run --test device_emulated
     for example in synthesize verify_curve depth generate batch; do executable "$example" build --example "$example"; done
 )
 
@@ -53,9 +53,9 @@ check() {
     stage "kernels" "$folder/suite" --test-threads 1 --nocapture
     stage "engine" "$folder/engine" --test-threads 1 --nocapture
     # The emulated device's tests: their fixtures are where they were built.
-    for suite in emulated sequences; do
-        stage "engine, $suite" env FORETOKEN_TEST_DEVICE=cuda "$folder/$suite" --test-threads 4
-    done
+    local emulated=(env FORETOKEN_TEST_DEVICE=cuda "$folder/emulated" --test-threads 4)
+    stage "engine, emulated" "${emulated[@]}" --skip device_sequences::
+    stage "engine, sequences" "${emulated[@]}" device_sequences::
     command -v compute-sanitizer >/dev/null || { echo "skipped: compute-sanitizer is not installed" && return; }
     # A kernel is looked up in one image after the other: calls that do not find it are no errors.
     local sanitizer=(compute-sanitizer --error-exitcode 1 --report-api-errors no)

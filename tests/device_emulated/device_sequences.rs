@@ -1,17 +1,5 @@
 //! Sequences that share a device's passes write what each writes alone on the CPU, whichever joins,
 //! leaves, forks, is cancelled or fails.
-//!
-//! It needs a C++ compiler: `c++`, `g++` or `clang++`.
-
-mod cases;
-#[path = "../gpu/tests/emulated/device.rs"]
-#[allow(dead_code)]
-mod device;
-#[path = "../gpu/tests/emulated/machine.rs"]
-#[allow(dead_code)]
-mod machine;
-#[allow(dead_code)]
-mod on_device;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,12 +11,15 @@ use foretoken::{
     PrefixCacheOptions, Sampling, Scheduler, SchedulerOptions, SequenceId, Session, SessionOptions, Speculation,
     SpeculationOptions,
 };
-use on_device::pair::{NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
-use on_device::poison::poison;
-use on_device::widened::{Heads, Widths, widen};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+
+use crate::cases;
+use crate::on_device::pair::{NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
+use crate::on_device::poison::poison;
+use crate::on_device::widened::{Heads, Widths, widen};
+use crate::text;
 
 /// A generation.
 #[derive(Clone)]
@@ -374,10 +365,6 @@ fn drafts_do_not_read_freed_pages() {
         assert_eq!(ids, want, "{left} bytes left");
         pair.machine.empty(taken);
     }
-}
-
-fn text(len: usize) -> Vec<u32> {
-    (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
 }
 
 /// Prompts continue from cached prefixes, also after quantized pages, and nothing of them is left.

@@ -3,13 +3,16 @@
 //!
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`.
 
+#[path = "../cases/mod.rs"]
 mod cases;
-#[path = "../gpu/tests/emulated/device.rs"]
+#[path = "../../gpu/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
-#[path = "../gpu/tests/emulated/machine.rs"]
+mod device_sequences;
+#[path = "../../gpu/tests/emulated/machine.rs"]
 #[allow(dead_code)]
 mod machine;
+#[path = "../on_device/mod.rs"]
 mod on_device;
 
 use std::path::Path;

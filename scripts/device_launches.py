@@ -3,7 +3,7 @@
 
     scripts/device_launches.py FILE
 
-compares kernels, grids and blocks with those that the library recorded (tests/device_launches.rs). scripts/roofline.py computes
+compares kernels, grids and blocks with those that the library recorded (tests/idle_device). scripts/roofline.py computes
 times from them.
 """
 import functools

@@ -1,100 +1,30 @@
 //! The launches of steps and rounds are those enumerated by `scripts/device_launches.py`, which `scripts/roofline.py`
-//! models: kernels, grids and blocks, in order. The device here computes nothing, so it needs no compiler.
-
-mod cases;
-#[path = "../kernels/tests/skipped/mod.rs"]
-mod skipped;
-#[path = "on_device/widened.rs"]
-mod widened;
+//! models: kernels, grids and blocks, in order.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
-use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, SessionOptions, Speculation,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation,
     SpeculationOptions, Stop, WeightType,
 };
 use serde_json::{Value, json};
-use widened::{Heads, Widths, widen};
+
+use crate::widened::{Heads, Widths, widen};
+use crate::{Idle, cases, skipped};
 
 /// Tokens of the prompts: more than one split of attention over all positions.
 const DEPTH: usize = 600;
 
-/// A device that lists recorded launches, and computes nothing.
-#[derive(Default)]
-struct Lists {
-    allocated: AtomicU64,
-    recorded: Arc<Mutex<Vec<Value>>>,
-}
-
-/// Bytes as the host wrote them, else zero.
-struct Bytes {
-    address: u64,
-    bytes: Mutex<Vec<u8>>,
-}
-
-struct Nothing;
-
-// SAFETY: no kernel runs, so no address is used.
-unsafe impl Device for Lists {
-    fn name(&self) -> String {
-        "lists".into()
-    }
-
-    fn free_bytes(&self) -> Result<usize> {
-        Ok(1 << 30)
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
-        let address = self.allocated.fetch_add(bytes.next_multiple_of(256) as u64, Ordering::Relaxed) + 256;
-        Ok(Box::new(Bytes { address, bytes: Mutex::new(vec![0; bytes]) }))
-    }
-
-    unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
-        Ok(())
-    }
-
-    fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
-        let launches =
-            launches.iter().map(|AnyLaunch { launch, .. }| json!([launch.kernel, launch.grid, launch.threads]));
-        self.recorded.lock().expect("a list").push(launches.collect());
-        Ok(Box::new(Nothing))
-    }
-}
-
-impl Memory for Bytes {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        self.bytes.lock().expect("memory")[at..at + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        bytes.copy_from_slice(&self.bytes.lock().expect("memory")[at..at + bytes.len()]);
-        Ok(())
-    }
-}
-
-impl Recording for Nothing {
-    unsafe fn replay(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
 /// The recordings of a generation in rounds of `rows` rows, from the acceptance of the prompt's token on.
 fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
-    let device = Arc::new(Lists::default());
-    let lists = device.recorded.clone();
+    let device = Arc::new(Idle::default());
+    let seen = device.0.clone();
     let device = DeviceChoice::Given(device);
     let engine = Engine::load(&EngineOptions { device, threads: Some(1), ..options.clone() }).expect("an engine");
     let kv = KvOptions { max_context: Some(1024), ..kv.into() };
@@ -109,8 +39,8 @@ fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
     for _ in 0..2 {
         generation.next().expect("a piece").expect("a round");
     }
-    let recorded = lists.lock().expect("a list");
-    recorded.clone()
+    let seen = seen.lock().expect("a list");
+    seen.recorded.clone()
 }
 
 fn config(folder: &Path) -> Value {

@@ -13,9 +13,8 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard};
 
-use counting::{HELD, PEAK};
+use counting::{HELD, PEAK, alone};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::gguf::{Gguf, Value as GgufValue};
 use foretoken::checkpoint::quantize::Importance;
@@ -26,13 +25,6 @@ use gguf_writer::GgufFile;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use twins::{Twin, written};
-
-/// Only one test at a time is counted.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// Memory that loading may take besides the tensors.
 const ROOM: usize = 64 << 20;

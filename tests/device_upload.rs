@@ -17,10 +17,10 @@ mod on_device;
 mod skipped;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
-use counting::{HELD, PEAK};
+use counting::{HELD, PEAK, alone};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
@@ -30,13 +30,6 @@ use foretoken::{
     SpeculationOptions, Stop, WeightType,
 };
 use on_device::machine::Emulated;
-
-/// Only one test at a time is counted.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// More than the pair needs.
 const MEMORY: usize = 1 << 30;

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 struct Counting;
 
@@ -10,6 +11,12 @@ pub static HELD: AtomicUsize = AtomicUsize::new(0);
 
 /// Their peak since it was last set.
 pub static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Only one test at a time is counted.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 // SAFETY: every call goes to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {

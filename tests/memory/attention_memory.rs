@@ -1,13 +1,12 @@
-//! The memory of attention does not grow with depth. Alone in its process, because it counts allocations.
-
-mod counting;
+//! The memory of attention does not grow with depth.
 
 use std::sync::atomic::Ordering;
 
-use counting::{HELD, PEAK};
 use foretoken::kv::{KvAccess, KvCache, KvFormat, KvLayout, KvOptions, StoreLayout};
 use foretoken::nn::tensor;
 use foretoken::{ElementType, Isa};
+
+use crate::counting::{HELD, PEAK, alone};
 
 const HEADS: usize = 2;
 const WIDTH: usize = 64;
@@ -45,6 +44,7 @@ fn peak(len: usize) -> usize {
 
 #[test]
 fn partial_results_of_all_splits_are_never_held() {
+    let _alone = alone();
     for threads in [1, 4] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
         let [shallow, deep] = pool.install(|| [4096, 32768].map(peak));

@@ -20,16 +20,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cases::plain;
 use counting::{HELD, PEAK, alone};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::device::{AnyLaunch, Device, Memory, Recording};
-use foretoken::{
-    Cancel, DeviceChoice, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Result, Speculation,
-    SpeculationOptions, Stop, WeightType,
-};
+use foretoken::{Cancel, DeviceChoice, Engine, EngineOptions, Error, Result, SessionOptions, WeightType};
 use on_device::machine::Emulated;
+use on_device::pair::{mtp, run};
 
 /// More than the pair needs.
 const MEMORY: usize = 1 << 30;
@@ -128,12 +127,7 @@ fn load(options: &EngineOptions, fails: usize) -> (Result<Engine>, Arc<Emulated>
 }
 
 fn ids(engine: &Engine, prompt: &[u32]) -> Vec<u32> {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let speculation = Speculation::With(SpeculationOptions::mtp(3));
-    let options = GenerateOptions { max_tokens: 6, speculation, stop, ..GenerateOptions::default() };
-    let mut session = engine.session(&Default::default()).expect("a session");
-    let pieces = session.generate(prompt, &options).expect("a generation");
-    pieces.flat_map(|piece| piece.expect("a piece").tokens).collect()
+    run(engine, &SessionOptions::default(), prompt, &mtp(3, &plain(6))).0
 }
 
 /// Loads the pair to a device, counts, and compares its text with the CPU's.

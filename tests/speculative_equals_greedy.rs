@@ -6,13 +6,13 @@ mod cases;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cases::on_every_isa;
+use cases::{on_every_isa, plain};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::kv::KvOptions;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters, MtpPreset};
 use foretoken::{
-    DraftPipeline, ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, Piece,
-    Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
+    DraftPipeline, ElementType, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, Piece, Sampling, Scheduler,
+    SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics,
 };
 
 /// Draft block sizes that are compared with plain decoding: all on the widest instruction set.
@@ -92,11 +92,6 @@ fn session_options(rows: ElementType) -> SessionOptions {
     let mut options = SessionOptions::default();
     (options.kv.key, options.kv.value, options.kv.max_round_rows) = (rows.into(), rows.into(), 8);
     options
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
 }
 
 fn speculative(block_size: usize, options: &GenerateOptions) -> GenerateOptions {

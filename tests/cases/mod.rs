@@ -13,7 +13,7 @@ use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ChainModel, DraftKv, DraftRows, DraftStep, Model, Output, OutputRows};
-use foretoken::{ElementType, Isa, Scheduler, SequenceId};
+use foretoken::{ElementType, EndOfGeneration, GenerateOptions, Isa, Scheduler, SequenceId, Speculation, Stop};
 use safetensors::{Dtype, SafeTensors};
 
 /// A directory with a target, optionally an assistant, and `expected.safetensors`.
@@ -190,6 +190,12 @@ pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
 pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], outputs: OutputRows) -> Output {
     let round = kv.begin_round(ids.len()).expect("a round");
     target.forward_one(ids, round, outputs, ids.len()).expect("a forward pass")
+}
+
+/// So many tokens, whichever they are, without drafts.
+pub fn plain(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
 }
 
 /// Steps until no sequence is active: the tokens of each one that wrote any.

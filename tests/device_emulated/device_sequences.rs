@@ -15,8 +15,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::cases;
-use crate::on_device::pair::{NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
+use crate::cases::{self, plain};
+use crate::on_device::pair::{NARROW, Pair, damaged, exact, load, mtp, pair, run};
 use crate::on_device::poison::poison;
 use crate::on_device::widened::{Heads, Widths, widen};
 use crate::text;

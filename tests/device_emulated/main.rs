@@ -18,6 +18,7 @@ mod on_device;
 use std::path::Path;
 use std::sync::Arc;
 
+use cases::plain;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
@@ -30,7 +31,7 @@ use foretoken::{
     Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
-use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, plain, run};
+use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, guess, load, mtp, pair, run};
 use on_device::poison::{poison, poison_row, poison_tensor};
 use on_device::widened::{Heads, Widths, widen};
 use safetensors::SafeTensors;

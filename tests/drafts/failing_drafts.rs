@@ -12,11 +12,11 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, ModelOptions, Request,
-    Result, Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions, Stop,
+    Engine, EngineOptions, Error, GenerateOptions, Isa, LogitsProcessor, Model, ModelOptions, Request, Result,
+    Sampling, Scheduler, SchedulerOptions, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 
-use crate::cases;
+use crate::cases::{self, plain};
 use crate::changed_model::ChangedModel;
 use crate::given::{given, outcome};
 
@@ -25,11 +25,6 @@ fn engine(kv_memory: Option<u64>) -> Engine {
     let (assistant, target) = (case.assistant_path(), case.path.join("target"));
     let options = EngineOptions { threads: Some(1), kv_memory, assistant, ..EngineOptions::new(target) };
     Engine::load(&options).expect("an engine")
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
 }
 
 fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Option<String>) {

@@ -10,8 +10,7 @@ use foretoken::checkpoint::convert::{Outtype, ToGgufOptions, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation,
-    SpeculationOptions, Stop, WeightType,
+    DeviceChoice, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, WeightType,
 };
 use serde_json::{Value, json};
 
@@ -32,8 +31,7 @@ fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
         1 => Speculation::Off,
         _ => Speculation::With(SpeculationOptions::mtp(rows)),
     };
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    let options = GenerateOptions { max_tokens: 32, speculation, stop, ..GenerateOptions::default() };
+    let options = GenerateOptions { speculation, ..cases::plain(32) };
     let mut session = engine.session(&SessionOptions { kv }).expect("a session");
     let mut generation = session.generate(&[7; DEPTH], &options).expect("a generation");
     for _ in 0..2 {

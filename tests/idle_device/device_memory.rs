@@ -4,14 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use foretoken::kv::{KvOptions, KvPreset};
-use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Result, Session, SessionOptions,
-    Speculation, Stop,
-};
+use foretoken::{DeviceChoice, Engine, EngineOptions, Result, Session, SessionOptions};
 use serde_json::{Value, json};
 
+use crate::cases::{self, plain};
 use crate::widened::{Heads, Widths, widen};
-use crate::{Idle, Seen, cases};
+use crate::{Idle, Seen};
 
 /// Tokens of the prompt: the split partials of 16 rows take more than 64 MiB there.
 const DEPTH: usize = 64 << 10;
@@ -38,11 +36,6 @@ fn deep_session(target: &Path) -> (Session, Arc<Mutex<Seen>>) {
     let engine = Engine::load(&options).expect("an engine");
     let kv = KvOptions { max_context: Some(DEPTH + 64), ..KvPreset::Balanced.into() };
     (engine.session(&SessionOptions { kv }).expect("a session"), sizes)
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
 }
 
 #[test]

@@ -7,11 +7,10 @@ use foretoken::kv::{
 };
 use foretoken::nn::tensor;
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation,
-    SpeculationOptions, Stop,
+    ElementType, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Speculation, SpeculationOptions,
 };
 
-use crate::cases::{self, on_every_isa};
+use crate::cases::{self, on_every_isa, plain};
 
 #[test]
 fn text_is_the_same_with_speculation() {
@@ -35,12 +34,11 @@ fn speculation_keeps_the_text(isa: Isa) {
             let exact = ExactZones { head: 16, tail: 20, ..ExactZones::default() };
             let kv = KvOptions { key: format, value: format, exact, max_round_rows: 64, ..KvOptions::default() };
             let mut session = engine.session(&SessionOptions { kv }).expect("a session");
-            let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
             let speculation = match block_size {
                 1 => Speculation::Off,
                 block_size => Speculation::With(SpeculationOptions::mtp(block_size)),
             };
-            let options = GenerateOptions { max_tokens, stop, speculation, ..GenerateOptions::default() };
+            let options = GenerateOptions { speculation, ..plain(max_tokens) };
             let mut generation = session.generate(&prompt, &options).expect("a generation");
             let tokens: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
             let drafted = generation.statistics().drafted;
@@ -73,9 +71,8 @@ fn drafts_over_quantized_rows_are_accepted() {
         let exact = ExactZones { head: 16, tail: 20, ..ExactZones::default() };
         let kv = KvOptions { exact, max_round_rows: 64, ..preset.into() };
         let mut session = engine.session(&SessionOptions { kv }).expect("a session");
-        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         let speculation = Speculation::With(SpeculationOptions::mtp(4));
-        let options = GenerateOptions { max_tokens: 200, stop, speculation, ..GenerateOptions::default() };
+        let options = GenerateOptions { speculation, ..plain(200) };
         let mut generation = session.generate(&prompt, &options).expect("a generation");
         generation.by_ref().for_each(|piece| drop(piece.expect("a piece")));
         generation.statistics().acceptance_rate()

@@ -8,8 +8,8 @@ use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters,
 };
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation,
-    SpeculationOptions, Statistics, Stop, WeightType,
+    DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions,
+    Statistics, WeightType,
 };
 use rand::rngs::StdRng;
 
@@ -82,11 +82,6 @@ pub fn load(options: EngineOptions, prompt: Vec<u32>, files: tempfile::TempDir) 
 pub fn exact(element: ElementType) -> SessionOptions {
     let kv = KvOptions { key: element.into(), value: element.into(), max_round_rows: 48, ..KvOptions::default() };
     SessionOptions { kv: KvOptions { max_context: Some(1024), ..kv } }
-}
-
-pub fn plain(max_tokens: usize) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
 }
 
 pub fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {

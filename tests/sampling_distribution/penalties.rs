@@ -8,8 +8,8 @@ use foretoken::sampler::{Dry, Penalties, Sampler, Xtc};
 use foretoken::speculative::{BlockSize, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    DraftPipeline, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Result, Sampling,
-    SessionOptions, Speculation, SpeculationOptions, Stop,
+    DraftPipeline, Engine, EngineOptions, GenerateOptions, Isa, LogitsProcessor, Result, Sampling, SessionOptions,
+    Speculation, SpeculationOptions,
 };
 
 use crate::cases;
@@ -246,8 +246,7 @@ fn run(pair: &Pair, options: &GenerateOptions) -> (Vec<u32>, usize) {
 }
 
 fn options(sampling: &Sampling, speculation: Speculation) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens: 40, sampling: sampling.clone(), speculation, stop, ..GenerateOptions::default() }
+    GenerateOptions { sampling: sampling.clone(), speculation, ..cases::plain(40) }
 }
 
 /// Greedy ids under penalties are those without drafts, with any drafter: row `i` of a verification

@@ -79,54 +79,55 @@ fn speculation(drafters: &str, block: BlockSize) -> Speculation {
 
 /// Schemas with bounded texts: strings, lists and numbers are limited.
 fn schemas() -> Vec<Value> {
-    let word = json!({"type": "string", "pattern": "^[a-z]{1,12}$"});
-    let small = json!({"type": "integer", "minimum": 0, "maximum": 999});
-    vec![
-        json!({"type": "boolean"}),
-        json!({"type": "null"}),
-        json!({"const": "a \"quoted\" <eos> text"}),
-        json!({"const": {"name": "fixed", "list": [1, 2.5, true, null]}}),
-        json!({"enum": ["red", "green", "blue"]}),
-        json!({"enum": [1, "one", [1], {"one": 1}, null]}),
-        json!({"type": "integer", "minimum": -5, "maximum": 5}),
-        json!({"type": "integer", "exclusiveMinimum": 10, "maximum": 1000, "multipleOf": 7}),
-        json!({"enum": [0.5, -2, 1e3]}),
-        json!({"type": "string", "maxLength": 24}),
-        json!({"type": "string", "minLength": 3, "maxLength": 8}),
-        json!({"type": "string", "pattern": "^[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9})?$"}),
-        json!({"type": "string", "format": "date"}),
-        json!({"type": "string", "format": "date-time"}),
-        json!({"type": "string", "format": "uuid"}),
-        json!({"type": "string", "format": "ipv4"}),
-        json!({"type": ["integer", "null"], "minimum": 0, "maximum": 9}),
-        json!({"type": "array", "items": small, "maxItems": 4}),
-        json!({"type": "array", "items": word, "minItems": 2, "maxItems": 3}),
-        json!({"type": "array", "prefixItems": [word, small], "items": false, "minItems": 2}),
-        json!({"type": "object", "additionalProperties": false}),
-        json!({"type": "object", "properties": {"name": word}, "required": ["name"], "additionalProperties": false}),
-        json!({"type": "object", "properties": {"zeta": small, "alpha": word, "mid": {"type": "boolean"}},
-            "required": ["zeta", "alpha", "mid"], "additionalProperties": false}),
-        json!({"type": "object", "properties": {"a": small, "b": word}, "additionalProperties": false}),
-        json!({"type": "object", "properties": {"kind": {"const": "circle"}, "radius": small},
-            "required": ["kind", "radius"], "additionalProperties": false}),
-        json!({"anyOf": [
-            {"type": "object", "properties": {"kind": {"const": "circle"}, "r": small}, "required": ["kind", "r"],
+    let word = r#"{"type": "string", "pattern": "^[a-z]{1,12}$"}"#;
+    let small = r#"{"type": "integer", "minimum": 0, "maximum": 999}"#;
+    let schemas = r##"[
+        {"type": "boolean"},
+        {"type": "null"},
+        {"const": "a \"quoted\" <eos> text"},
+        {"const": {"name": "fixed", "list": [1, 2.5, true, null]}},
+        {"enum": ["red", "green", "blue"]},
+        {"enum": [1, "one", [1], {"one": 1}, null]},
+        {"type": "integer", "minimum": -5, "maximum": 5},
+        {"type": "integer", "exclusiveMinimum": 10, "maximum": 1000, "multipleOf": 7},
+        {"enum": [0.5, -2, 1e3]},
+        {"type": "string", "maxLength": 24},
+        {"type": "string", "minLength": 3, "maxLength": 8},
+        {"type": "string", "pattern": "^[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9})?$"},
+        {"type": "string", "format": "date"},
+        {"type": "string", "format": "date-time"},
+        {"type": "string", "format": "uuid"},
+        {"type": "string", "format": "ipv4"},
+        {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+        {"type": "array", "items": SMALL, "maxItems": 4},
+        {"type": "array", "items": WORD, "minItems": 2, "maxItems": 3},
+        {"type": "array", "prefixItems": [WORD, SMALL], "items": false, "minItems": 2},
+        {"type": "object", "additionalProperties": false},
+        {"type": "object", "properties": {"name": WORD}, "required": ["name"], "additionalProperties": false},
+        {"type": "object", "properties": {"zeta": SMALL, "alpha": WORD, "mid": {"type": "boolean"}},
+            "required": ["zeta", "alpha", "mid"], "additionalProperties": false},
+        {"type": "object", "properties": {"a": SMALL, "b": WORD}, "additionalProperties": false},
+        {"type": "object", "properties": {"kind": {"const": "circle"}, "radius": SMALL},
+            "required": ["kind", "radius"], "additionalProperties": false},
+        {"anyOf": [
+            {"type": "object", "properties": {"kind": {"const": "circle"}, "r": SMALL}, "required": ["kind", "r"],
                 "additionalProperties": false},
-            {"type": "object", "properties": {"kind": {"const": "square"}, "side": small}, "required": ["kind", "side"],
-                "additionalProperties": false}]}),
-        json!({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]}),
-        json!({"oneOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "string", "maxLength": 5}]}),
-        json!({"$defs": {"point": {"type": "object", "properties": {"x": small, "y": small}, "required": ["x", "y"],
+            {"type": "object", "properties": {"kind": {"const": "square"}, "side": SMALL}, "required": ["kind", "side"],
+                "additionalProperties": false}]},
+        {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]},
+        {"oneOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "string", "maxLength": 5}]},
+        {"$defs": {"point": {"type": "object", "properties": {"x": SMALL, "y": SMALL}, "required": ["x", "y"],
             "additionalProperties": false}},
-            "type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 3}),
-        json!({"type": "object", "properties": {"user": {"type": "object", "properties": {"id": small, "tags":
-            {"type": "array", "items": word, "maxItems": 2}}, "required": ["id", "tags"], "additionalProperties": false}},
-            "required": ["user"], "additionalProperties": false}),
-        json!({"type": "object", "properties": {"unicode": {"enum": ["größe", "日本", "🦀"]}}, "required": ["unicode"],
-            "additionalProperties": false}),
-        json!({"type": "object", "patternProperties": {"^x[0-9]$": small}, "maxProperties": 1,
-            "additionalProperties": false}),
-    ]
+            "type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 3},
+        {"type": "object", "properties": {"user": {"type": "object", "properties": {"id": SMALL, "tags":
+            {"type": "array", "items": WORD, "maxItems": 2}}, "required": ["id", "tags"], "additionalProperties": false}},
+            "required": ["user"], "additionalProperties": false},
+        {"type": "object", "properties": {"unicode": {"enum": ["größe", "日本", "🦀"]}}, "required": ["unicode"],
+            "additionalProperties": false},
+        {"type": "object", "patternProperties": {"^x[0-9]$": SMALL}, "maxProperties": 1,
+            "additionalProperties": false}
+    ]"##;
+    serde_json::from_str(&schemas.replace("WORD", word).replace("SMALL", small)).expect("JSON")
 }
 
 /// Checks with the crate jsonschema that a text is JSON under the schema.

@@ -50,7 +50,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    foretoken_tools::log_warnings();
     foretoken_tools::run(|args| exit_code(command(args)))
 }
 

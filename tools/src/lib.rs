@@ -48,6 +48,11 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
     }
 }
 
+/// Writes the library's warnings to stderr.
+pub fn log_warnings() {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+}
+
 /// An error and its causes on one line, with the options of this command, `A`, for the library's arguments: for errors
 /// that do not end the command.
 pub fn describe<A: Parser>(error: &anyhow::Error) -> String {

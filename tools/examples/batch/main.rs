@@ -67,7 +67,7 @@ fn times(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    foretoken_tools::log_warnings();
     foretoken_tools::run(command)
 }
 

@@ -3,6 +3,7 @@
 mod example;
 #[path = "../../kernels/tests/skipped/mod.rs"]
 mod skipped;
+mod trace_view;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,10 @@
 //! The page that shows a trace, in a real browser.
 
-mod example;
-#[path = "../../kernels/tests/skipped/mod.rs"]
-mod skipped;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use example::example;
+use crate::example::example;
+use crate::skipped;
 
 /// A page of the demo pair's, and the trace that it shows.
 fn page(directory: &Path) -> (PathBuf, String) {

@@ -418,7 +418,7 @@ fn renamed(
     changed(&source, to, "config.json", change);
     let bytes = std::fs::read(source.join("model.safetensors")).expect("the fixture");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let kept = file.tensors().into_iter().filter_map(|(own, tensor)| Some((name(&own)?, tensor)));
+    let kept: Vec<_> = file.tensors().into_iter().filter_map(|(own, tensor)| Some((name(&own)?, tensor))).collect();
     serialize_to_file(kept, None, &to.join("model.safetensors")).expect("written");
     open(to)
 }

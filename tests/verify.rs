@@ -38,7 +38,7 @@ impl Pair {
     }
 
     /// Copies a part, with other keys and with every tensor as changed by `change`.
-    fn plant(&self, part: &str, keys: &[(&str, u32)], mut change: impl FnMut(&str, &mut Tensor) -> bool) {
+    fn plant(&self, part: &str, keys: &[(&str, u32)], change: &mut dyn FnMut(&str, &mut Tensor) -> bool) {
         let path = self.path(part);
         let source = Gguf::open(&path).expect("a file");
         let mut file = GgufWriter::create(&path).expect("a writer");
@@ -103,7 +103,7 @@ fn keep(_: &str, _: &mut Tensor) -> bool {
 
 fn change(pair: &Pair, part: &str, tensor: &'static str, with: fn(&mut Tensor)) {
     let mut found = false;
-    pair.plant(part, &[], |name, tensor_of_file| {
+    pair.plant(part, &[], &mut |name, tensor_of_file| {
         if name == tensor {
             with(tensor_of_file);
             found = true;
@@ -124,7 +124,7 @@ const DEFECTS: [Defect; 15] = [
     ),
     (
         "a missing tensor",
-        |pair| pair.plant("target", &[], |name, _| name != "blk.1.ffn_up.weight"),
+        |pair| pair.plant("target", &[], &mut |name, _| name != "blk.1.ffn_up.weight"),
         &["layers.1.mlp.up_proj.weight", "is missing", "convert the checkpoint again"],
     ),
     (
@@ -182,7 +182,7 @@ const DEFECTS: [Defect; 15] = [
     ),
     (
         "another backbone width than the projection's",
-        |pair| pair.plant("assistant", &[("gemma4-assistant.embedding_length_out", 32)], keep),
+        |pair| pair.plant("assistant", &[("gemma4-assistant.embedding_length_out", 32)], &mut keep),
         &["gemma4-assistant.embedding_length_out", "is 32", "not twice that"],
     ),
     (
@@ -198,7 +198,7 @@ const DEFECTS: [Defect; 15] = [
     (
         "another vocabulary",
         |pair| {
-            pair.plant("assistant", &[], |name, tensor| {
+            pair.plant("assistant", &[], &mut |name, tensor| {
                 if name == "token_embd.weight" {
                     tensor.shape[0] /= 2;
                     tensor.bytes.truncate(tensor.bytes.len() / 2);
@@ -210,7 +210,7 @@ const DEFECTS: [Defect; 15] = [
     ),
     (
         "another window",
-        |pair| pair.plant("assistant", &[("gemma4-assistant.attention.sliding_window", 5)], keep),
+        |pair| pair.plant("assistant", &[("gemma4-assistant.attention.sliding_window", 5)], &mut keep),
         &["its sliding_window is 5, the target's 8", "load the assistant published for this target"],
     ),
     (
@@ -255,7 +255,7 @@ fn an_untied_assistant_needs_its_head() {
 #[test]
 fn several_defects_are_all_found() {
     let pair = Pair::of("nested");
-    pair.plant("target", &[], |name, _| !["blk.1.ffn_up.weight", "blk.3.attn_q.weight"].contains(&name));
+    pair.plant("target", &[], &mut |name, _| !["blk.1.ffn_up.weight", "blk.3.attn_q.weight"].contains(&name));
     change(&pair, "assistant", "masked_embd_ordering", |tensor| tensor.bytes.fill(0));
     assert_eq!(failures(&pair.verify()).len(), 3);
 }

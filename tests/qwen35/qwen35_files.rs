@@ -556,18 +556,13 @@ fn mlx_checkpoints_are_refused_by_name() {
         let path = folder.path().join("model.safetensors");
         let bytes = std::fs::read(&path).expect("the tensors");
         let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-        let transposed = |(name, view): (String, TensorView<'_>)| {
+        let mut tensors = file.tensors();
+        for (_, view) in tensors.iter_mut().filter(|(name, _)| name.ends_with("conv1d.weight")) {
             let mut shape = view.shape().to_vec();
-            if name.ends_with("conv1d.weight") {
-                shape.swap(1, 2);
-            }
-            (name, view.dtype(), shape, view.data().to_vec())
-        };
-        let tensors: Vec<_> = file.tensors().into_iter().map(transposed).collect();
-        let views = tensors
-            .iter()
-            .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
-        serialize_to_file(views, None, &path).expect("the tensors");
+            shape.swap(1, 2);
+            *view = TensorView::new(view.dtype(), shape, view.data()).expect("a tensor");
+        }
+        write(tensors, &path);
         let error =
             Target::load(&Checkpoint::open(folder.path()).expect("a directory"), Isa::best()).expect_err("a refusal");
         assert!(error.to_string().contains("an MLX checkpoint"), "{}: {error}", case.name);
@@ -653,6 +648,11 @@ fn the_tokenizer_is_qwens() {
     assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
 }
 
+/// Writes safetensors: of a list, because every type of an iterator would be another instance of the writer.
+fn write(tensors: Vec<(String, TensorView<'_>)>, path: &Path) {
+    serialize_to_file(tensors, None, path).expect("the tensors");
+}
+
 /// A directory with the case's tensors, except those that `keep` rejects, and a changed config.json.
 fn directory(case: &Case, keep: impl Fn(&str) -> bool, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -662,8 +662,9 @@ fn directory(case: &Case, keep: impl Fn(&str) -> bool, change: impl FnOnce(&mut 
     std::fs::write(folder.path().join("config.json"), config.to_string()).expect("config.json");
     let bytes = std::fs::read(case.path.join("target/model.safetensors")).expect("the tensors");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let kept = file.tensors().into_iter().filter(|(name, _)| keep(name));
-    serialize_to_file(kept, None, &folder.path().join("model.safetensors")).expect("the tensors");
+    let mut kept = file.tensors();
+    kept.retain(|(name, _)| keep(name));
+    write(kept, &folder.path().join("model.safetensors"));
     folder
 }
 
@@ -780,8 +781,7 @@ fn checkpoints_load_with_and_without_a_head() {
                 Some(own) => format!("{trunk}{own}"),
                 None => format!("{around}{name}"),
             };
-        let tensors = file.tensors().into_iter().map(|(name, tensor)| (nested(name), tensor));
-        serialize_to_file(tensors, None, &path).expect("the tensors");
+        write(file.tensors().into_iter().map(|(name, tensor)| (nested(name), tensor)).collect(), &path);
         assert!(Engine::load(&EngineOptions::new(folder.path())).expect(trunk).has_mtp());
         computes_the_references(
             case,
@@ -855,9 +855,8 @@ fn a_tensor_of_the_head_under_two_names_is_refused() {
     let path = folder.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("the tensors");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let twin = file.tensors().into_iter().filter(|(name, _)| name == "mtp.fc.weight");
-    let twin = twin.map(|(name, tensor)| (format!("model.{name}"), tensor));
-    serialize_to_file(file.tensors().into_iter().chain(twin), None, &path).expect("the tensors");
+    let twin = ("model.mtp.fc.weight".to_owned(), file.tensor("mtp.fc.weight").expect("the head's"));
+    write([file.tensors(), vec![twin]].concat(), &path);
     let message = Checkpoint::open(folder.path()).map(drop).expect_err("a refusal").to_string();
     assert!(message.contains("is mtp.fc.weight, which is there under another name as well"), "{message}");
 }
@@ -919,8 +918,7 @@ fn experts_matrices_without_rows_are_refused() {
             let matrix = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor");
             (format!("model.layers.0.mlp.experts.{expert}.down_proj.weight"), matrix)
         };
-        let tensors = file.tensors().into_iter().chain((0..8).map(matrix));
-        serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
+        write(file.tensors().into_iter().chain((0..8).map(matrix)).collect(), &folder.path().join("new"));
         std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
         let source = Checkpoint::open(folder.path()).expect("a directory");
         let result = to_gguf(&source, folder.path().join("x.gguf"), &ToGgufOptions::default());

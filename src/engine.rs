@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::constraint::{CompiledConstraint, Compiler, Constraint, ConstraintState};
 use crate::device::{self, Models};
 use crate::gemma4::{Assistant, Target};
-use crate::kv::PagePool;
+use crate::kv::{KvOptions, PagePool};
 use crate::loading::{self, ReadModels};
 use crate::model::Model;
 use crate::nn::with_team;
@@ -58,7 +58,7 @@ pub(crate) struct Parts {
     /// Warns of the first session whose context is longer than the model was trained for.
     pub(crate) long_context: Once,
     /// Warns of the first session whose automatic context is shorter.
-    pub(crate) short_context: Once,
+    short_context: Once,
 }
 
 impl Parts {
@@ -83,6 +83,18 @@ impl Parts {
             sessions: AtomicU64::new(0),
             long_context: Once::new(),
             short_context: Once::new(),
+        }
+    }
+
+    /// Warns, the first time, of an automatic context that is shorter than the model's. Of a scheduler's sessions only
+    /// the extended context is known to be all that fits.
+    pub(crate) fn warn_of_short_context(&self, options: &KvOptions, context: usize) {
+        let trained = self.sources.model.max_position_embeddings();
+        if context < trained && options.max_context.is_none() {
+            self.short_context.call_once(|| {
+                let what = "the model's context does not fit memory; using the largest that fits";
+                tracing::warn!(model = trained, fits = context, "{what}");
+            });
         }
     }
 

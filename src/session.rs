@@ -58,12 +58,6 @@ impl Session {
                 tracing::warn!(context, trained, "the context is longer than the model was trained for; lower it");
             });
         }
-        if context < trained && options.kv.max_context.is_none() {
-            engine.parts.short_context.call_once(|| {
-                let what = "the model's context does not fit memory; using the largest that fits";
-                tracing::warn!(model = trained, fits = context, "{what}");
-            });
-        }
         let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
         if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(
@@ -372,7 +366,9 @@ impl Engine {
     /// if the CPU cannot quantize heads of this width; [`Error::Device`] if the device has no kernels for a K/V format,
     /// or fails.
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
-        Session::new(self.clone(), options)
+        let session = Session::new(self.clone(), options)?;
+        self.parts.warn_of_short_context(&options.kv, session.kv().max_context());
+        Ok(session)
     }
 }
 

@@ -562,6 +562,20 @@ fn a_context_that_does_not_fit_memory_is_warned_of_once() {
     assert!(lines.len() == 1 && lines.iter().all(is_expected), "{lines:?}");
 }
 
+/// The model's whole context fits without what is cached of an earlier text, and is used: there is nothing to warn of.
+#[test]
+fn a_context_that_fits_without_cached_prefixes_is_not_warned_of() {
+    let (demo, session) = (cases::demo().path.join("target"), SessionOptions::default());
+    let whole = with_memory(&demo, None).session(&session).expect("a session");
+    let context = whole.kv().max_context();
+    let engine = with_memory(&demo, Some(whole.kv().bytes_at(context) as u64));
+    let (mut rng, mut scheduler) = (StdRng::seed_from_u64(30), scheduler(&engine, Some(u64::MAX)));
+    run(&mut scheduler, &session, &[text(&mut rng, 20, 4000)], &options(4, &engine));
+    assert!(engine.pages().held() > 0);
+    let (next, lines) = warnings(|| scheduler.session(&session).expect("a session"));
+    assert_eq!((next.kv().max_context(), lines), (context, Vec::new()));
+}
+
 /// A cached prefix stays if a sequence for which there is no memory cannot have that of prefixes: a context that does
 /// not fit beside a running sequence.
 #[test]

@@ -17,8 +17,15 @@ impl Scheduler {
     /// # Errors
     /// As [`Engine::session`](crate::Engine::session).
     pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
+        let session = self.extended_session(options)?;
+        self.engine.parts.warn_of_short_context(&options.kv, session.kv().max_context());
+        Ok(session)
+    }
+
+    /// See [`Scheduler::session`].
+    fn extended_session(&mut self, options: &SessionOptions) -> Result<Session> {
         let mut session = loop {
-            match self.engine.session(options) {
+            match Session::new(self.engine.clone(), options) {
                 Err(Error::Memory { needed, .. })
                     if self.prefixes.as_mut().is_some_and(|all| all.drop_for_session(&options.kv, needed)) => {}
                 session => break session?,

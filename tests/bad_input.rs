@@ -701,6 +701,8 @@ fn tokenizer_files() {
     let added = |content: &str, id: u32| json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     bad(&|file| file["added_tokens"] = json!([added("b", 1), added("<c>", 3), added("<e>", 5)]), "\"<e>\" has id 5");
     bad(&|file| file["added_tokens"] = json!([added("b", 2)]), "\"b\" has id 2");
+    // A position would be one in another text than the file's.
+    bad(&|file| file["normalizer"] = json!({"type": "Prepend"}), "missing field `prepend`; download it again");
     let sequence = json!({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]});
     bad(&|file| file["pre_tokenizer"] = sequence.clone(), "FixedLength");
     for piece in

@@ -145,15 +145,18 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, AnyError> {
     kinds("decoder", &file.decoder, "decoders", &DECODERS)?;
     // By the crate's own parser: deserializing its types here would compile their visitors again, a
     // thirteenth of this library.
-    let parts: tokenizers::Tokenizer = json!({
+    let parts = json!({
         "normalizer": file.normalizer,
         "pre_tokenizer": file.pre_tokenizer,
         "post_processor": file.post_processor,
         "decoder": file.decoder,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
-    })
-    .to_string()
-    .parse()?;
+    });
+    let parts = parts.to_string().parse::<tokenizers::Tokenizer>().map_err(|error| {
+        // It ends with a position in this text, not in the file.
+        let message = error.to_string();
+        message.rsplit_once(" at line ").map_or(&*message, |(problem, _)| problem).to_owned()
+    })?;
     let mut tokenizer = BpeTokenizer::new(file.model.build()?);
     tokenizer.with_normalizer(parts.get_normalizer().cloned())?;
     tokenizer.with_pre_tokenizer(parts.get_pre_tokenizer().cloned());

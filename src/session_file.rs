@@ -128,7 +128,17 @@ impl Engine {
     /// If the file cannot be read, has another version, is of another model, is damaged or truncated, or its K and V do
     /// not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
-        let mut file = Reading::open(path.as_ref())?;
+        let session = self.read_session(path.as_ref())?;
+        self.parts.warn_of_short_context(session.kv_options(), session.kv().max_context());
+        Ok(session)
+    }
+
+    /// The same for forks with contexts of their own: a shorter context is not warned of.
+    ///
+    /// # Errors
+    /// As [`Engine::load_session`].
+    pub(crate) fn read_session(&self, path: &Path) -> Result<Session> {
+        let mut file = Reading::open(path)?;
         let header = file.header()?;
         if header.model != self.target().fingerprint()? {
             return Err(file.problem("is a session of another model; load the model that it was saved with"));
@@ -177,12 +187,12 @@ impl Engine {
     /// If an option is out of its range, or the positions do not fit memory.
     fn session_of(&self, header: &Header) -> Result<Session> {
         let options = header.options()?;
-        let error = match self.session(&SessionOptions { kv: options.clone() }) {
+        let error = match Session::new(self.clone(), &SessionOptions { kv: options.clone() }) {
             Err(error @ Error::Memory { .. }) => error,
             session => return session,
         };
         let kv = KvOptions { max_context: None, ..options };
-        match self.session(&SessionOptions { kv }) {
+        match Session::new(self.clone(), &SessionOptions { kv }) {
             Ok(mut session) if session.kv().max_context() >= header.len => {
                 let kv = session.decoder().state.kv_mut();
                 kv.set_max_context(kv.max_context().min(header.max_context));

@@ -822,6 +822,27 @@ fn files_can_be_read_by_their_owner_alone() {
     assert_eq!(modes, [0o600], "the text");
 }
 
+/// Memory has no room for the context that a prefix had beside others when it is read back: its forks have another.
+#[test]
+fn the_context_of_a_prefix_in_a_file_is_not_warned_of() {
+    let (demo, session) = (cases::demo().path.join("target"), SessionOptions::default());
+    let whole = with_memory(&demo, None).session(&session).expect("a session");
+    let context = whole.kv().max_context();
+    let engine = with_memory(&demo, Some(whole.kv().bytes_at(context) as u64));
+    let (mut rng, directory) = (StdRng::seed_from_u64(31), tempfile::tempdir().expect("a folder"));
+    let mut scheduler = Scheduler::new(&engine, with_files(directory.path(), u64::MAX));
+    let options = options(4, &engine);
+    let mut conversation = text(&mut rng, 100, 4000);
+    conversation.extend(run(&mut scheduler, &session, std::slice::from_ref(&conversation), &options).remove(0).0);
+    while scheduler.drop_prefix() {}
+    run(&mut scheduler, &session, &[text(&mut rng, 20, 4000)], &options);
+    assert!(engine.pages().held() > 0);
+    conversation.extend(text(&mut rng, 20, 4000));
+    let (results, lines) = warnings(|| run(&mut scheduler, &session, std::slice::from_ref(&conversation), &options));
+    // The last token of the text was not read yet.
+    assert_eq!((results[0].1, lines), (21, Vec::new()));
+}
+
 /// A file is not read for what a prefix in memory has as well.
 #[test]
 fn a_prefix_in_memory_is_used_before_one_in_a_file() {

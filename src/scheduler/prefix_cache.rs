@@ -386,7 +386,7 @@ impl CachedPrefix {
     /// The session of `tokens`, read back if it is in a file.
     fn session(&mut self, engine: &Engine, tokens: &[u32]) -> Result<&mut Session> {
         if let SessionStorage::File { path, .. } = &self.storage {
-            let session = engine.load_session(path)?;
+            let session = engine.read_session(path)?;
             if session.tokens() != tokens {
                 return Err(Error::file(
                     path,

@@ -50,7 +50,9 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
 
 /// Writes the library's warnings to stderr.
 pub fn log_warnings() {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    // A line that cannot be written is lost: reporting that on stderr would panic.
+    log.log_internal_errors(false).init();
 }
 
 /// An error and its causes on one line, with the options of this command, `A`, for the library's arguments: for errors

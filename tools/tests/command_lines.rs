@@ -633,7 +633,9 @@ fn a_full_disk_for_stderr_is_no_error() {
     let directory = tempfile::tempdir().expect("a directory");
     beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
     let model = directory.path().join("model");
-    let all = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "8", "--stats"];
+    let plain = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "8", "--stats"];
+    // These keys are warned of.
+    let all = [&plain[..], &["--cache-type-k", "turbo3"]].concat();
     let written = succeeds("generate", &all).0;
     for (arguments, code, stdout) in [(&all[..], 0, &*written), (&["a", "--max-tokens"][..], 1, "")] {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");

@@ -8,7 +8,7 @@ use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use example::example;
 use serde_json::{Value, json};
@@ -16,13 +16,18 @@ use serde_json::{Value, json};
 const TOKENS: usize = 16;
 
 /// A small matrix: two runs of three modes, after prompts of 32 tokens unless the arguments say otherwise.
-fn bench(out: &Path, further: &[&str]) -> Output {
+fn command(out: &Path, further: &[&str]) -> Command {
     let mut command = example("bench_matrix");
     command.args("--kv f16 --blocks 3 --max-tokens 16 --runs 2 --threads 1".split(' ')).arg("--out").arg(out);
     if !further.contains(&"--prompts") {
         command.args(["--prompts", "32"]);
     }
-    command.args(further).output().expect("a run")
+    command.args(further);
+    command
+}
+
+fn bench(out: &Path, further: &[&str]) -> Output {
+    command(out, further).output().expect("a run")
 }
 
 fn succeeds(out: &Path, further: &[&str]) -> String {
@@ -232,6 +237,17 @@ fn a_server_that_dies_costs_nothing_that_was_measured() {
     assert_eq!((&theirs["rounds"], &theirs["drafted"], &theirs["accepted"]), (&json!(11), &json!(5), &json!(4)));
     let page = read_to_string(out.join("report.html")).expect("a page");
     assert!(page.contains("<td>different</td>"), "the report does not say that the text is different");
+}
+
+/// Runs are recorded although what is said of them cannot be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_for_stderr_costs_no_measurement() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    let run = command(directory.path(), &[]).stderr(full).output().expect("a run");
+    assert!(run.status.success(), "{}", run.status);
+    assert_eq!(runs(directory.path()).len(), 6);
 }
 
 #[test]

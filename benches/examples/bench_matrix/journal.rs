@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use foretoken_tools::eprintln;
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{Cell, Setting};

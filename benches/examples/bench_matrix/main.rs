@@ -20,8 +20,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::{Isa, WeightType};
 use foretoken_tools::arguments::{NamedKv, pair, quantized_type};
-use foretoken_tools::println;
 use foretoken_tools::report::count;
+use foretoken_tools::{eprintln, println};
 
 use journal::{Event, Journal, Origin, Record, Run, Turn};
 use llama::Llama;

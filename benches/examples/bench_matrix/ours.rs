@@ -11,7 +11,7 @@ use foretoken::kv::KvOptions;
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Speculation, Statistics, Stop,
 };
-use foretoken_tools::{measure, report};
+use foretoken_tools::{eprintln, measure, report};
 use tempfile::TempDir;
 
 /// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens

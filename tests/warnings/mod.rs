@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tracing::Subscriber;
+use tracing::{Dispatch, Subscriber};
 
 /// The warnings so far.
 #[derive(Default)]
@@ -36,8 +36,20 @@ impl Subscriber for Warnings {
 
 /// What `work` returns, and the warnings that it logs on this thread.
 pub fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    // While there is one subscriber, a warning that a thread without it is the first to log is disabled on all threads.
+    let _second = Dispatch::new(Warnings::default());
     let warnings = Arc::new(Warnings::default());
     let done = tracing::subscriber::with_default(warnings.clone(), work);
     let lines = std::mem::take(&mut *warnings.0.lock().expect("the lines"));
     (done, lines)
+}
+
+#[test]
+fn a_warning_that_another_thread_logs_first_is_seen() {
+    let log = || tracing::warn!("a warning");
+    let ((), lines) = warnings(|| {
+        std::thread::spawn(log).join().expect("no panic");
+        log();
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
 }

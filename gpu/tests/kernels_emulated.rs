@@ -131,16 +131,17 @@ fn faults_are_reported() {
 }
 
 fn faults(machine: &Machine, dialect: Dialect) {
-    let run = |fault: i32| {
+    let run_of = |fault: i32, len: usize| {
         let mut session = machine.session(dialect, false);
         let device: &mut dyn Device = &mut session;
-        let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+        let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
         let span = device.of(&x);
         let params = Faulty { x: span.address(), fault };
         device
             .run(Ok(Launch { kernel: "faulty", grid: [1; 3], threads: 64, shared: 0, params }))
             .map(|()| device.read(span))
     };
+    let run = |fault| run_of(fault, 64);
     let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
     assert_eq!(run(0), Ok(right.clone()));
     assert!(run(1).is_ok_and(|x| x != right), "a missing barrier shows in the result");
@@ -161,6 +162,9 @@ fn faults(machine: &Machine, dialect: Dialect) {
         let error = run(fault).expect_err("a fault");
         assert!(error.contains(part), "fault {fault}: {error}");
     }
+    // Of whole pages: no bytes are compared.
+    let error = run_of(5, 1 << 14).expect_err("a fault");
+    assert!(error.contains("byte -4 of buffer 0, which has 65536"), "{error}");
     // Later launches are not affected.
     assert_eq!(run(0), Ok(right));
 }

@@ -385,6 +385,7 @@ fn requests_are_as_described() {
         (CHAT, &chat, json!({"logit_bias": [[300, -5], [301, false]]}), json!({"max_tokens": 0})),
         (RESPONSES, &response, json!({"text": {"format": plain}}), json!({"text": {"format": no_schema}})),
         (RESPONSES, &response, json!({"chat_template_kwargs": {"a": 1}}), json!({"chat_template_kwargs": 1})),
+        (RESPONSES, &response, json!({"reasoning_effort": "none"}), json!({"reasoning_effort": "most"})),
         (
             RESPONSES,
             &response,

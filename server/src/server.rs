@@ -55,7 +55,7 @@ pub struct ServerOptions {
     /// Maximum number of open connections; more wait until one is closed. Default: 256.
     pub max_connections: usize,
     /// Time within which a connection's next request head must be received, and within which a client
-    /// must read some of a response. Default: 30 s.
+    /// must read some of a response, above 0. Default: 30 s.
     pub idle_timeout: Duration,
     /// Time that running requests have to end at shutdown, which takes a few seconds more at most. Default: 30 s.
     pub drain_timeout: Duration,
@@ -235,7 +235,9 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     let parallel = options.parallel;
     anyhow::ensure!((1..=MAX_PARALLEL).contains(&parallel), "parallel is {parallel}, must be from 1 to {MAX_PARALLEL}");
     anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
+    anyhow::ensure!(!options.idle_timeout.is_zero(), "idle_timeout is 0, must be above 0");
     anyhow::ensure!(options.defaults.max_tokens != Some(0), "max_tokens is 0, must be at least 1");
+    options.scheduler.prefix_cache.iter().try_for_each(PrefixCacheOptions::check)?;
     if let Some(directory) = options.scheduler.prefix_cache.as_ref().and_then(|cache| cache.directory.as_ref()) {
         anyhow::ensure!(
             directory.is_dir(),

@@ -40,7 +40,8 @@ pub struct PrefixCacheOptions {
     /// Tokens of a prompt between two of its first 64 cached prefixes; between the next 64 twice as many, then four
     /// times as many, and so on. A prompt that diverges from a cached one between two prefixes continues from the
     /// longer one, truncated, if [`Session::rewind`] can do that; else it computes the tokens after the shorter one
-    /// again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix. Default: 256.
+    /// again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix. At least
+    /// 1. Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, and of the prefixes' recurrent
     /// states and tokens, which are in no page and take at most half of it; beyond it the least recently used prefixes
@@ -59,6 +60,19 @@ pub struct PrefixCacheOptions {
 impl Default for PrefixCacheOptions {
     fn default() -> Self {
         Self { interval: 256, max_bytes: None, directory: None, max_file_bytes: 8 << 30 }
+    }
+}
+
+impl PrefixCacheOptions {
+    /// Checks the ranges of the options, as [`Scheduler::add`](crate::Scheduler::add) does.
+    ///
+    /// # Errors
+    /// If one is out of its range.
+    pub fn check(&self) -> Result<()> {
+        match self.interval {
+            0 => Err(Error::argument("interval", "of the prefix cache is 0, must be at least 1")),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -124,10 +138,7 @@ impl PrefixCache {
     /// # Errors
     /// If an option is out of its range.
     pub fn check(&self) -> Result<()> {
-        match self.options.interval {
-            0 => Err(Error::argument("interval", "of the prefix cache is 0, must be at least 1")),
-            _ => Ok(()),
-        }
+        self.options.check()
     }
 
     /// A session with the longest prefix of `prompt` that a cached one has or can be truncated to, in the formats and

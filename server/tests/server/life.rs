@@ -108,6 +108,22 @@ async fn more_parallel_requests_than_can_be_held_are_refused() {
     }
 }
 
+/// With these, every request would be refused, or no connection would live to have one.
+#[tokio::test]
+async fn options_that_serve_nothing_are_refused() {
+    let mut without_interval = options();
+    let cache = PrefixCacheOptions { interval: 0, ..PrefixCacheOptions::default() };
+    without_interval.scheduler.prefix_cache = Some(cache);
+    for (options, problem) in [
+        (without_interval, "interval: of the prefix cache is 0, must be at least 1"),
+        (ServerOptions { idle_timeout: Duration::ZERO, ..options() }, "idle_timeout is 0, must be above 0"),
+        (ServerOptions { max_connections: 0, ..options() }, "max_connections is 0, must be at least 1"),
+    ] {
+        let error = Server::bind(engine(), options).await.err().expect("an error");
+        assert_eq!(error.to_string(), problem);
+    }
+}
+
 /// The largest limits are as none, not more than deadlines and permits can count.
 #[test]
 fn the_largest_limits_serve() {

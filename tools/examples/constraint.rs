@@ -83,6 +83,8 @@ fn schemas() -> Vec<(&'static str, Value)> {
 
 fn measure(args: Args) -> Result<()> {
     ensure!(args.turns > 0, "--turns must be at least 1");
+    // Speeds are measured after the first token.
+    ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let on = args.drafting.options(&engine, args.pipelining.pipeline())?;
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;

@@ -1783,12 +1783,13 @@ fn counts_of_nothing_are_refused() {
     let (of_quantize, no_prompts) = ([utf8(&target), utf8(&gguf), "q8_0", "--threads", "100000"], utf8(&prompts));
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "").expect("a file");
-    let cases: [(&str, &[&str], &str); 15] = [
+    let cases: [(&str, &[&str], &str); 16] = [
         ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
         ("drafters", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
         ("acceptance", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
         ("constraint", &["--turns", "0"], "--turns must be at least 1"),
+        ("constraint", &["--max-tokens", "1"], "--max-tokens must be at least 2"),
         ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
         ("verify_curve", &["--repeats", "0"], "--repeats must be at least 1"),
         ("batch", &["--measure", "--max-tokens", "1"], "--max-tokens must be at least 2 with --measure"),

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation, SpeculationOptions, Statistics};
-use foretoken_tools::arguments::{CentroidChoice, Pair};
+use foretoken_tools::arguments::Pair;
+use foretoken_tools::centroids::CentroidChoice;
 use foretoken_tools::measure::generate;
 use foretoken_tools::println;
 use foretoken_tools::report::count;
@@ -30,7 +31,8 @@ struct Args {
     /// Maximum number of tokens per prompt.
     #[arg(short = 'n', long, default_value_t = 128)]
     max_tokens: usize,
-    /// Centroids of the assistant: own, none, or N/K (builds N, of which K are scored).
+    /// Centroids of the assistant: own, none, auto (its own; if it has none, builds 2048 if a draft step is faster with
+    /// them), or N/K (builds N, of which K are scored).
     #[arg(long, value_name = "WHICH", default_value = "own")]
     centroids: CentroidChoice,
     /// Number of threads. Default: physical cores.
@@ -51,11 +53,10 @@ fn command(args: Args) -> Result<()> {
     let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
     let prompts = input::prompts(&path)?;
     ensure!(!prompts.is_empty(), "{}: has no prompts", path.display());
-    let engine = Engine::load(&EngineOptions {
-        centroids: args.centroids.with_cache(None),
-        threads: args.threads,
-        ..args.pair.options()?
-    })?;
+    let pair = args.pair.options()?;
+    args.centroids.check(pair.assistant.as_deref())?;
+    let (centroids, threads) = (args.centroids.with_cache(None), args.threads);
+    let engine = Engine::load(&EngineOptions { centroids, threads, ..pair })?;
     ensure!(
         engine.has_mtp() || args.blocks.iter().all(|rows| *rows == 1),
         "--assistant: is missing, and the target has no NextN head; pass the target's assistant, or --blocks 1"

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use foretoken::checkpoint::find_assistants;
-use foretoken::gemma4::{BuildCentroids, CentroidConfig, CentroidUsage, Centroids};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
@@ -15,6 +14,7 @@ use foretoken::{
     WeightType, hub,
 };
 
+use crate::centroids::CentroidChoice;
 use crate::environment::{hub_cache, hub_endpoint, hub_offline, hub_token, own_cache};
 use crate::eprintln;
 use crate::progress::ProgressLine;
@@ -66,8 +66,8 @@ impl Load {
     /// for next to the model and reported on stderr.
     ///
     /// # Errors
-    /// If a listed drafter's model is missing, --no-cache has no effect, a checkpoint cannot be downloaded from the
-    /// Hub, the model cannot be read to match assistants, or several match.
+    /// If a listed drafter's model is missing, --no-cache or --centroids has no effect, a checkpoint cannot be
+    /// downloaded from the Hub, the model cannot be read to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         ensure!(
             self.draft_model.is_some() || !drafting.lists(DrafterKind::DraftModel),
@@ -86,6 +86,7 @@ impl Load {
             None if self.no_assistant || drafting.no_speculation => None,
             None => found_assistant(&model)?,
         };
+        self.centroids.check(assistant.as_deref())?;
         Ok(self.compute.options(EngineOptions {
             assistant,
             centroids: self.centroids.with_cache(own_cache().filter(|_| !self.no_cache)),
@@ -206,54 +207,6 @@ pub fn pair(model: Option<&Path>, assistant: Option<&Path>) -> Result<EngineOpti
 /// If it cannot be downloaded.
 pub fn target(model: Option<&Path>) -> Result<PathBuf> {
     model.map_or_else(|| Ok(crate::demo("target")), resolve)
-}
-
-/// The value of `--centroids`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CentroidChoice {
-    /// Its own; if it has none, built ones if that is faster.
-    Auto,
-    /// Its own.
-    Own,
-    /// None.
-    None,
-    /// Built ones.
-    Built(CentroidConfig),
-}
-
-impl FromStr for CentroidChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let sizes = || {
-            let (count, scored) = text.split_once('/')?;
-            let sizes = CentroidConfig { num_centroids: count.parse().ok()?, top_k: scored.parse().ok()? };
-            let fits = (1..=sizes.num_centroids).contains(&sizes.top_k);
-            Some(sizes).filter(|sizes| sizes.num_centroids.is_power_of_two() && fits)
-        };
-        match text {
-            "auto" => Ok(Self::Auto),
-            "own" => Ok(Self::Own),
-            "none" => Ok(Self::None),
-            _ => sizes()
-                .map(Self::Built)
-                .ok_or("must be auto, own, none, or N/K, N a power of two and K at most N".into()),
-        }
-    }
-}
-
-impl CentroidChoice {
-    /// The engine's option, with this cache directory for built centroids.
-    pub fn with_cache(&self, cache: Option<PathBuf>) -> Centroids {
-        match self {
-            Self::Auto => Centroids::Build(BuildCentroids { cache, ..BuildCentroids::default() }),
-            Self::Own => Centroids::Own,
-            Self::None => Centroids::None,
-            Self::Built(sizes) => {
-                Centroids::Build(BuildCentroids { sizes: sizes.clone(), cache, usage: CentroidUsage::Always })
-            }
-        }
-    }
 }
 
 /// The assistant next to the model, if one fits; prints which, or why one is ignored.

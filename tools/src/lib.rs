@@ -1,6 +1,7 @@
 //! Shared code of the commands and the server: entry points, command lines, and reports.
 
 pub mod arguments;
+pub mod centroids;
 mod environment;
 mod errors;
 pub mod html;

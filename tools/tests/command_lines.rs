@@ -387,7 +387,7 @@ fn options_without_effect_are_refused() {
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
     let greedy = "no filter applies at temperature 0, the default; pass a --temperature, or omit it";
-    let cases: [(&str, &[&str], &str); 34] = [
+    let cases: [(&str, &[&str], &str); 36] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -397,6 +397,12 @@ fn options_without_effect_are_refused() {
         ("generate", &["--no-assistant", "--sample-drafts"], "--sample-drafts: nothing drafts; "),
         ("generate", &["--no-assistant", "--centroids", "auto"], "cannot be used with"),
         ("generate", &["--no-cache"], "--no-cache: no centroids are built; pass --centroids auto or N/K, or omit it"),
+        (
+            "generate",
+            &["--model", gguf, "--centroids", "8/2"],
+            "--centroids: no assistant is loaded; pass --assistant, ",
+        ),
+        ("acceptance", &["--model", gguf, "--centroids", "none"], "--centroids: no assistant is loaded; "),
         ("generate", &["--dry-base", "2"], "--dry-base: DRY is off; pass a --dry-multiplier above 0, or omit it"),
         ("generate", &["--dry-multiplier", "0", "--dry-allowed-length", "3"], "--dry-allowed-length: DRY is off; "),
         ("generate", &["--dry-penalty-last-n", "-1"], "--dry-penalty-last-n: DRY is off; "),

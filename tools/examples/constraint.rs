@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
+use foretoken::{
+    Constraint, ConstraintLimits, Engine, GenerateOptions, Sampling, SessionOptions, Speculation, Statistics,
+};
 use foretoken_tools::arguments;
 use foretoken_tools::measure::{generate, median};
 use foretoken_tools::println;
@@ -81,12 +83,21 @@ fn schemas() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn measure(args: Args) -> Result<()> {
+/// # Errors
+/// If an option is out of its range or without effect.
+fn check(args: &Args) -> Result<()> {
     ensure!(args.turns > 0, "--turns must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
+    ensure!(!args.drafting.sample_drafts, "--sample-drafts: all texts are greedy; omit it");
+    Ok(())
+}
+
+fn measure(args: Args) -> Result<()> {
+    check(&args)?;
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let on = args.drafting.options(&engine, args.pipelining.pipeline())?;
+    args.drafting.check_effects(&engine, &on, &Sampling::default())?;
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;
     let base = GenerateOptions { max_tokens: args.max_tokens, ..GenerateOptions::default() };
     let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };

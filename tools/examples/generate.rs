@@ -126,7 +126,7 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
         eprintln!("{}", report::sampling(&generate.sampling));
     }
     let speculation = args.drafting.options(engine, args.pipelining.pipeline())?;
-    args.drafting.check_sampled(&generate.sampling)?;
+    args.drafting.check_effects(engine, &speculation, &generate.sampling)?;
     ensure!(
         args.simulate_acceptance.is_empty() || speculation != Speculation::Off,
         "--simulate-acceptance: nothing drafts; pass --assistant or --spec-type, or omit it"

@@ -333,14 +333,34 @@ impl Drafting {
         }))
     }
 
-    /// Refuses --sample-drafts for texts that are not sampled.
+    /// Refuses options without effect on a command's own texts. Not for a server's defaults: requests may choose other
+    /// drafters, and sample.
     ///
     /// # Errors
-    /// If it was given, and the temperature is 0.
-    pub fn check_sampled(&self, sampling: &Sampling) -> Result<()> {
+    /// If --sample-drafts was given and the temperature is 0, it or --skip-streak was given and no model drafts, or
+    /// nothing drafts with the draft model.
+    pub fn check_effects(&self, engine: &Engine, speculation: &Speculation, sampling: &Sampling) -> Result<()> {
         ensure!(
             !self.sample_drafts || sampling.temperature != 0.0,
             "--sample-drafts: nothing is sampled at temperature 0; pass a --temperature above 0, or omit it"
+        );
+        let Speculation::With(SpeculationOptions { drafters, .. }) = speculation else { return Ok(()) };
+        let (mtp, draft_model) = match drafters {
+            Drafters::Priority(list) | Drafters::Best(list) => {
+                let lists = |kind| list.iter().any(|options| options.kind() == kind);
+                (lists(DrafterKind::Mtp), lists(DrafterKind::DraftModel))
+            }
+            _ => (engine.has_mtp(), !engine.has_mtp() && engine.draft_model().is_some()),
+        };
+        for (option, is_given) in
+            [("--skip-streak", self.skip_streak.is_some()), ("--sample-drafts", self.sample_drafts)]
+        {
+            let has_effect = !is_given || mtp || draft_model;
+            ensure!(has_effect, "{option}: no model drafts; list mtp or draft-model in --spec-type, or omit it");
+        }
+        ensure!(
+            draft_model || engine.draft_model().is_none(),
+            "--draft-model: nothing drafts with it; list draft-model in --spec-type, or omit it"
         );
         Ok(())
     }

@@ -387,7 +387,7 @@ fn options_without_effect_are_refused() {
     succeeds("convert", &[target, gguf]);
     let chat = ["--chat", "--think", "--chat-template-kwargs", r#"{"enable_thinking": false}"#];
     let greedy = "no filter applies at temperature 0, the default; pass a --temperature, or omit it";
-    let cases: [(&str, &[&str], &str); 36] = [
+    let cases: [(&str, &[&str], &str); 41] = [
         ("generate", &["--no-speculation", "--ngram-static", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--ngram-dynamic", "x"], "cannot be used with"),
         ("generate", &["--no-speculation", "--simulate-acceptance", "1"], "cannot be used with"),
@@ -421,6 +421,19 @@ fn options_without_effect_are_refused() {
         ("batch", &["--top-k", "0", "--top-p", "1", "--min-p", "0.1"], &format!("--min-p: {greedy}")),
         ("generate", &["--sample-drafts"], "--sample-drafts: nothing is sampled at temperature 0; "),
         ("batch", &["--sample-drafts", "--temp", "0"], "--sample-drafts: nothing is sampled at temperature 0; "),
+        ("constraint", &["--sample-drafts"], "--sample-drafts: all texts are greedy; omit it"),
+        (
+            "generate",
+            &["--spec-type", "ngram-map-k", "--skip-streak", "2"],
+            "--skip-streak: no model drafts; list mtp ",
+        ),
+        (
+            "batch",
+            &["--spec-type", "ngram-mod", "--sample-drafts", "--temp", "1"],
+            "--sample-drafts: no model drafts; ",
+        ),
+        ("generate", &["--draft-model", target], "--draft-model: nothing drafts with it; list draft-model in "),
+        ("batch", &["--draft-model", target, "--spec-type", "ngram-mod"], "--draft-model: nothing drafts with it; "),
         ("generate", &["--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; set --repeat-penalty, "),
         ("generate", &["--repeat-penalty", "1", "--repeat-last-n", "8"], "--repeat-last-n: all penalties are off; "),
         ("generate", &chat, "--think: contradicts enable_thinking in --chat-template-kwargs"),
@@ -436,6 +449,11 @@ fn options_without_effect_are_refused() {
     for (name, arguments, what) in cases {
         let line = refused(name, arguments);
         assert!(line.contains(what), "{name} {arguments:?}: {line}");
+    }
+    // A draft model that is the only model, or listed before another.
+    for drafters in [&["--no-assistant", "--skip-streak", "2"][..], &["--spec-type", "draft-model,mtp"]] {
+        let all = ["fn main() {", "--draft-model", target, "--threads", "1", "--max-tokens", "4"];
+        succeeds("generate", &[&all[..], drafters].concat());
     }
 }
 

@@ -88,7 +88,7 @@ fn command(args: Args) -> Result<ExitCode> {
     let prompts = prompts(&args, listed.as_deref(), &engine)?;
     let speculation = args.drafting.options(&engine, DraftPipeline::InTurn)?;
     let options = GenerateOptions { speculation, ..args.generate.options(&engine, &Sampling::default())? };
-    args.drafting.check_sampled(&options.sampling)?;
+    args.drafting.check_effects(&engine, &options.speculation, &options.sampling)?;
     match args.measure {
         Some(times) => gains::print(&args, &engine, &prompts, &options, times).map(|()| ExitCode::SUCCESS),
         None => texts::print(&args, &engine, &prompts, &options),

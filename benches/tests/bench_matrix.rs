@@ -261,7 +261,9 @@ fn what_is_wrong_is_named() {
     assert!(fails(&out, &["--prompts", "some"]).contains("\"some\" is not a prompt length"));
     assert!(fails(&out, &["--kv", "q1"]).contains("q1"));
     assert!(fails(&out, &["--mixture", "oracle"]).contains("\"oracle\" is not a drafter"));
-    assert!(fails(&out, &["--blocks", "1"]).contains("2 to 64 rows"));
+    for rows in ["1", "513"] {
+        assert!(fails(&out, &["--blocks", rows]).contains(&format!("--blocks: is {rows}, must be from 2 to 512")));
+    }
     for rate in ["nan", "inf", "-0.5", "1.5"] {
         let out = directory.path().join("rates");
         assert!(fails(&out, &["--simulate-acceptance", rate]).contains("must be from 0 to 1"), "{rate}");

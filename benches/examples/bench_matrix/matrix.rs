@@ -190,8 +190,9 @@ impl Plan {
 /// The modes in order, the one that the others are compared with first.
 fn modes(args: &Args) -> Result<Vec<(String, Speculation)>> {
     let mut modes = vec![(OFF.to_owned(), Speculation::Off)];
+    let most = KvOptions::default().max_round_rows;
     for rows in &args.blocks {
-        ensure!((2..=64).contains(rows), "--blocks: {rows}: a block has 2 to 64 rows");
+        ensure!((2..=most).contains(rows), "--blocks: is {rows}, must be from 2 to {most}");
         let speculation = Speculation::With(SpeculationOptions::mtp(*rows));
         modes.push((format!("B = {rows}"), speculation));
     }

@@ -32,7 +32,7 @@ struct Args {
     #[arg(long, value_name = "TYPE", value_parser = quantized_type)]
     quantize: Option<WeightType>,
     /// Tokens per window.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = PerplexityOptions::default().window)]
     window: usize,
     /// Maximum number of windows. Default: all of the text.
     #[arg(long, value_name = "N")]

@@ -294,11 +294,11 @@ impl Chain {
 
     /// The parameters of DRY; a multiplier of 0 is off.
     fn dry(&self, tokenizer: &Tokenizer) -> Dry {
-        let given = self.dry_sequence_breaker.iter().map(String::as_str);
+        let (given, default) = (self.dry_sequence_breaker.iter().map(String::as_str), Dry::default());
         Dry {
             multiplier: self.dry_multiplier.unwrap_or(0.0),
-            base: self.dry_base.unwrap_or(1.75),
-            allowed_length: self.dry_allowed_length.unwrap_or(2),
+            base: self.dry_base.unwrap_or(default.base),
+            allowed_length: self.dry_allowed_length.unwrap_or(default.allowed_length),
             last_n: self.dry_penalty_last_n.and_then(|n| usize::try_from(n).ok()),
             breakers: match self.dry_sequence_breaker.is_empty() {
                 true => breakers(tokenizer, BREAKERS),

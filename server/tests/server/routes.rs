@@ -327,6 +327,20 @@ fn the_page_and_the_description() {
     let text = described.body_mut().read_to_string().expect("a text");
     let described: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(described["info"]["version"], env!("CARGO_PKG_VERSION"));
+    // The numbers that the page offers are those of requests.
+    let fields = &described["components"]["schemas"]["ChatRequest"]["properties"];
+    for input in page.split("<input id=\"").skip(1) {
+        let id = input.split('"').next().expect("an id");
+        let attribute = |name: &str| {
+            let value = input.split('>').next()?.split(&format!(" {name}=\"")).nth(1)?.split('"').next()?;
+            value.parse::<f64>().ok()
+        };
+        let is_within = |own: Option<f64>, limit: &str, sign: f64| {
+            own.zip(fields[id][limit].as_f64()).is_none_or(|(own, limit)| sign * own >= sign * limit)
+        };
+        assert!(is_within(attribute("min"), "minimum", 1.0), "{id}");
+        assert!(is_within(attribute("max"), "maximum", -1.0), "{id}");
+    }
     for (path, methods) in described["paths"].as_object().expect("an object") {
         let url = server.url(&path.replace("{id}", "demo"));
         let status = match methods.get("post") {

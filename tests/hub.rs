@@ -212,6 +212,15 @@ fn has_the_weights(directory: &Path) {
     assert!(read(directory) == read(&fixture().0.join("target")), "not the file");
 }
 
+/// As huggingface_hub reads it, with or without the slash.
+#[test]
+fn an_endpoint_may_end_with_a_slash() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    let options = HubOptions { endpoint: format!("{}/", server.endpoint), ..options };
+    has_the_weights(&resolve("test/target", &options).expect("the target"));
+}
+
 #[test]
 fn a_pair_loads_by_name() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));

@@ -32,6 +32,9 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The repository's directory or GGUF file in the cache, complete.
 pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
+    // Paths follow it with a slash of their own.
+    let endpoint = options.endpoint.trim_end_matches('/').to_owned();
+    let options = &HubOptions { endpoint, ..options.clone() };
     let cache = match &options.cache {
         // The client compares path components, so paths have to be absolute.
         Some(path) => std::path::absolute(path).map_err(Error::io(path))?,

@@ -9,7 +9,7 @@ pub fn hub_cache() -> Option<PathBuf> {
 
 /// The Hub's address, if it is not the public one.
 pub fn hub_endpoint() -> Option<String> {
-    Some(text_variable("HF_ENDPOINT")?.trim_end_matches('/').to_owned())
+    text_variable("HF_ENDPOINT")
 }
 
 /// Whether only the Hub's cache is used.

@@ -231,6 +231,7 @@ fn check(args: &Args) -> Result<Vec<String>> {
     for path in args.chat_template_file.iter().chain(&args.cache_dir) {
         std::fs::metadata(path).with_context(|| path.display().to_string())?;
     }
+    args.drafting.check_dynamic()?;
     let api_keys = api_keys(args)?;
     let has_model = args.load.model.is_some() || foretoken_tools::demo("target").exists();
     ensure!(has_model, "the demo pair is not where the server was built; pass --model");

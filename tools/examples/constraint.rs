@@ -90,7 +90,7 @@ fn check(args: &Args) -> Result<()> {
     // Speeds are measured after the first token.
     ensure!(args.max_tokens > 1, "--max-tokens must be at least 2");
     ensure!(!args.drafting.sample_drafts, "--sample-drafts: all texts are greedy; omit it");
-    Ok(())
+    args.drafting.check_dynamic()
 }
 
 fn measure(args: Args) -> Result<()> {

@@ -365,6 +365,19 @@ impl Drafting {
         Ok(())
     }
 
+    /// For commands that read the file of --ngram-dynamic, and do not create it.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn check_dynamic(&self) -> Result<()> {
+        match &self.ngram_dynamic {
+            Some(path) if !path.exists() => {
+                bail!("--ngram-dynamic: {} does not exist; generate creates it", path.display())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// # Errors
     /// If an option of drafts was given, but there are none.
     fn check_unused(&self, pipeline: DraftPipeline) -> Result<()> {

@@ -341,6 +341,11 @@ fn files_of_ngram_counts_need_their_drafter() {
         let line = "Error: --ngram-dynamic: only the drafter ngram-cache uses it; list it in --spec-type\n";
         assert_eq!(refused("generate", &[&all[..], more].concat()), line, "{more:?}");
     }
+    // Others read the file that generate writes.
+    let line = format!("Error: --ngram-dynamic: {} does not exist; generate creates it\n", utf8(&counts));
+    for name in ["batch", "constraint"] {
+        assert_eq!(refused(name, &["--spec-type", "ngram-cache", "--ngram-dynamic", utf8(&counts)]), line, "{name}");
+    }
     succeeds("generate", &[&all[..], &["--spec-type", "ngram-cache"]].concat());
     assert!(counts.is_file());
     let corpus = ["--ngram-static", utf8(&counts)];

@@ -150,6 +150,7 @@ fn wrong_arguments_are_refused() {
         (&["--kv-memory", "2T"], "is not a number of bytes"),
         (&["--kv-memory", "18446744073709551615G"], "is not a number of bytes"),
         (&["--cache-dir", &nowhere], &*nowhere),
+        (&["--spec-type", "ngram-cache", "--ngram-dynamic", &nowhere], "--ngram-dynamic: "),
         (&["--cache-dir", ".", "--no-prefix-cache"], "--no-prefix-cache"),
         (&["--chat-template-file", &nowhere], &*nowhere),
         (&["--model", &nowhere], &*nowhere),

@@ -83,6 +83,7 @@ fn command(args: Args) -> Result<ExitCode> {
     ensure!(args.max_rows > 0, "--max-rows must be at least 1");
     // Speeds are measured after the first token.
     ensure!(args.measure.is_none() || args.generate.max_tokens() > 1, "--max-tokens must be at least 2 with --measure");
+    args.drafting.check_dynamic()?;
     let listed = listed(&args)?;
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, listed.as_deref(), &engine)?;

@@ -352,6 +352,16 @@ mod tests {
         Args::try_parse_from([&["foretoken-server"], more].concat()).unwrap_or_else(|error| panic!("{error}")).defaults
     }
 
+    #[test]
+    fn limits_have_the_defaults_of_the_library() {
+        let args = Args::try_parse_from(["foretoken-server"]).unwrap_or_else(|error| panic!("{error}"));
+        let own = ServerOptions::new(SocketAddr::new(args.host, args.port), "demo");
+        let counts = (usize::from(args.parallel), args.max_queue, args.max_connections);
+        assert_eq!(counts, (own.parallel, own.max_queue, own.max_connections));
+        let timeouts = [args.idle_timeout, args.drain_timeout].map(Duration::from_secs);
+        assert_eq!((timeouts, args.kv.options()), ([own.idle_timeout, own.drain_timeout], own.session));
+    }
+
     /// The samplers of `generate`; those that are off keep their parameters for requests.
     #[test]
     fn defaults_of_requests() {

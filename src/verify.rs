@@ -8,7 +8,9 @@ use foretoken_kernels::quant::WeightType;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::checkpoint::{Checkpoint, Expected, Kind, RawTensor, TensorType, is_unneeded, survey, token_ordering};
+use crate::checkpoint::{
+    Architecture, Checkpoint, Expected, Kind, RawTensor, TensorType, is_unneeded, survey, token_ordering,
+};
 use crate::gemma4::{AssistantConfig, check_pair, implied_of_assistant, is_assistants_table};
 use crate::{
     Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions, Speculation, SpeculationOptions, family,
@@ -201,7 +203,11 @@ impl Report {
     }
 
     fn pair(&mut self, target: &Checkpoint, assistant: &AssistantConfig) {
-        let donors = target.target_config().and_then(|target| check_pair(assistant, &target));
+        let config = target.model_type().and_then(|name| match Architecture::of(&name).takes_assistants() {
+            true => target.target_config(),
+            false => Err(family::not_implemented("assistant", "omit it", target)),
+        });
+        let donors = config.and_then(|config| check_pair(assistant, &config));
         self.note(Part::Pair, "fit", donors, |donors| {
             format!("the assistant's layers read K and V of the target's layers {donors:?}")
         });

@@ -235,6 +235,15 @@ fn every_planted_defect_is_found() {
     }
 }
 
+/// Not that the model itself is not implemented.
+#[test]
+fn a_family_without_assistants_refuses_one() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
+    let failures = failures(&of(&models.join("demo-qwen"), &models.join("demo/assistant")));
+    let fit = failures.iter().find(|failure| failure.contains(" fit: ")).expect("a misfit");
+    assert!(fit.contains("assistant: is not implemented for qwen3_5_text; omit it"), "{fit}");
+}
+
 /// As its loader does: a directory without the head is not sound, whatever other tables it has.
 #[test]
 fn an_untied_assistant_needs_its_head() {

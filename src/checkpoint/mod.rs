@@ -27,6 +27,7 @@ mod separate_experts;
 mod spelling;
 mod step_bytes;
 mod tensor;
+mod tower_names;
 mod unsupported;
 mod unsupported_tensors;
 
@@ -56,4 +57,5 @@ pub(crate) use recode::survey;
 pub(crate) use safetensors::{HEAD, weights};
 pub(crate) use step_bytes::is_unread;
 pub use tensor::{RawTensor, TensorType};
+pub(crate) use tower_names::is_tower;
 pub(crate) use unsupported_tensors::is_unneeded;

@@ -6,8 +6,9 @@ use super::files::{Checkpoint, Files};
 use super::gguf::TensorInfo;
 use super::head_names::is_head;
 use super::inner_assistant::is_inner_assistants;
+use super::tower_names::is_tower;
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig, is_assistants_table, is_tower, is_unused_kv};
+use crate::gemma4::{AssistantConfig, TextConfig, is_assistants_table, is_unused_kv};
 
 impl Checkpoint {
     /// Bytes of weights read per step of the target: those of the loaded model

@@ -6,8 +6,8 @@ use super::compressed::descriptions;
 use super::fields::Fields;
 use super::files::Checkpoint;
 use super::tensor::{TensorType, tensor_type};
+use super::tower_names::is_tower;
 use super::unsupported::INSTEAD;
-use crate::gemma4::is_tower;
 use crate::{Error, Result};
 
 /// Alternative to a GGUF file with unsupported types.

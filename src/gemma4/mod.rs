@@ -30,4 +30,4 @@ pub(crate) use implied::{implied, implied_of_assistant};
 pub(crate) use pair::check_pair;
 pub use rope_config::RopeConfig;
 pub use target::Target;
-pub(crate) use tensor_names::{is_assistants_table, is_tower, is_unused_kv};
+pub(crate) use tensor_names::{is_assistants_table, is_unused_kv};

@@ -1,14 +1,6 @@
-//! Which tensors of a checkpoint belong to no text model.
+//! Tensors of a checkpoint that its model may leave unused.
 
 use super::config::TextConfig;
-
-/// Tensors of image and audio towers, which text does not use: of any family, and in combined GGUF files (`v.`, `a.`,
-/// `mm.`).
-pub(crate) fn is_tower(name: &str) -> bool {
-    ["visual.", "vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
-        .iter()
-        .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
-}
 
 /// Tables that an assistant may leave unused: the target's embedding, which embeds its tokens, and the one of its own
 /// embedding and output head that does not score them.

@@ -13,8 +13,7 @@ use crate::Result;
 use crate::checkpoint::convert::options::ToGgufOptions;
 use crate::checkpoint::convert::plan::{Change, Description, Directory, plan, positive};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head};
-use crate::gemma4::is_tower;
+use crate::checkpoint::{Checkpoint, RawTensor, TensorType, is_head, is_tower};
 use crate::nn::{Bytes, DeltaNetConfig};
 
 /// Describes the GGUF file of a checkpoint.

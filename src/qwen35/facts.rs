@@ -3,8 +3,7 @@
 use super::config::{LayerType, TextConfig};
 use super::nextn::{LM_HEAD, has_nextn, is_unread_nextn};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts, is_head};
-use crate::gemma4::is_tower;
+use crate::checkpoint::{Checkpoint, OwnDrafter, TargetFacts, is_head, is_tower};
 
 /// Summarizes a target.
 ///

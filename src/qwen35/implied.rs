@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::nextn::{EMBED_TOKENS, LM_HEAD, has_nextn, is_unread_nextn};
 use crate::Result;
-use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head};
-use crate::gemma4::is_tower;
+use crate::checkpoint::{Checkpoint, Expected, Implied, Kind, is_head, is_tower};
 
 /// What a target's configuration implies, including the NextN head's tensors if any of them is present.
 ///

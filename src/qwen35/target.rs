@@ -7,8 +7,7 @@ use super::layer::{DecoderLayer, Mixer};
 use super::nextn::{Head, is_nextn, is_unread_nextn};
 use super::norm::zero_centred;
 use super::text_model::TextModel;
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head};
-use crate::gemma4::is_tower;
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_head, is_tower};
 use crate::kv::{
     Batch, DeltaNetMatrices, DeltaNetState, KvCache, KvOptions, PagePool, Recurrent, SequenceState, available_memory,
 };

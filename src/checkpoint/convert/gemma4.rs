@@ -5,8 +5,8 @@ use super::plan::{Description, Directory, plan};
 use super::{config_json, describe};
 use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
-use crate::checkpoint::{Checkpoint, Expected, Fields, is_head};
-use crate::gemma4::{AssistantConfig, TextConfig, implied, implied_of_assistant, is_tower};
+use crate::checkpoint::{Checkpoint, Expected, Fields, is_head, is_tower};
+use crate::gemma4::{AssistantConfig, TextConfig, implied, implied_of_assistant};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";
 

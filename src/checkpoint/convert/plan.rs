@@ -12,8 +12,7 @@ use crate::checkpoint::gguf::names::layer;
 use crate::checkpoint::recode::recode;
 use crate::checkpoint::separate_experts::{Place, place};
 use crate::checkpoint::unsupported_tensors::{STRAY_SCALE, is_scale};
-use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType, token_ordering};
-use crate::gemma4::is_tower;
+use crate::checkpoint::{Checkpoint, Expected, Fields, RawTensor, TensorType, is_tower, token_ordering};
 use crate::{Error, Result};
 
 /// The contents of a GGUF file, except the tokenizer.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::chat::{CallSyntax, ChannelCalls, Channels, ChatOptions, ReplySyntax};
-use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGgufOptions;
 use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::{Architecture, Checkpoint, Implied, LoadOptions, TargetFacts};
@@ -58,8 +57,8 @@ static QWEN35: Family = Family {
 
 static GEMMA4: Family = Family {
     load: gemma4,
-    describe: description,
-    directory: gemma4_directory,
+    describe: gemma4::description,
+    directory: gemma4::directory,
     facts: gemma4::facts,
     vocab_size: |checkpoint| Ok(checkpoint.target_config()?.vocab_size),
     implied: gemma4::implied,

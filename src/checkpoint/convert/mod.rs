@@ -3,9 +3,6 @@
 //!
 //! Tensors are streamed in chunks of a few megabytes. The new file gets its name once it is complete.
 
-mod config_json;
-mod describe;
-pub(crate) mod gemma4;
 mod hugging_face;
 pub(crate) mod options;
 pub(crate) mod plan;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
+use super::config::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 
 /// A target's configuration.
 pub(super) fn target(config: &TextConfig) -> Value {

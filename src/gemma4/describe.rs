@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::options::AssistantLayout;
-use super::plan::positive;
+use super::config::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
+use crate::checkpoint::convert::options::AssistantLayout;
+use crate::checkpoint::convert::plan::positive;
 use crate::checkpoint::gguf::GgufWriter;
-use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 use crate::{Error, Result};
 
 /// Frequency divisor of a pair that does not rotate.

@@ -1,12 +1,13 @@
 //! Contents of a Gemma 4's GGUF file, and of its directory.
 
-use super::options::{AssistantLayout, ToGgufOptions};
-use super::plan::{Description, Directory, plan};
+use super::config::{AssistantConfig, TextConfig};
+use super::implied::{implied, implied_of_assistant};
 use super::{config_json, describe};
 use crate::Result;
+use crate::checkpoint::convert::options::{AssistantLayout, ToGgufOptions};
+use crate::checkpoint::convert::plan::{Description, Directory, plan};
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
 use crate::checkpoint::{Checkpoint, Expected, Fields, is_head, is_tower};
-use crate::gemma4::{AssistantConfig, TextConfig, implied, implied_of_assistant};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";
 

@@ -10,6 +10,7 @@ mod config_json;
 mod convert;
 mod describe;
 mod facts;
+pub(crate) mod gguf;
 mod implied;
 mod layer;
 mod moe;

@@ -3,11 +3,9 @@
 
 use super::config::{LayerType, MAX_TAPS, MoeConfig, TensorLayout, TextConfig, other_family};
 use crate::Result;
-use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
+use crate::checkpoint::gguf::{ARCHITECTURE, Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
 use crate::checkpoint::{Checkpoint, ConfigSource, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, NameOf};
 use crate::nn::DeltaNetConfig;
-
-const ARCHITECTURE: &str = "general.architecture";
 
 impl TextConfig {
     /// The configuration of a checkpoint.

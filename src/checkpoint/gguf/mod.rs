@@ -19,11 +19,13 @@ mod sampling;
 mod scales;
 mod split;
 mod tokenizer;
-mod types;
+pub(crate) mod types;
 mod writer;
 
-pub(crate) use config::{MAX_IDS, architecture, eos_token_ids, is_assistant, refuse_unsupported, rows};
-pub use config::{assistant_config, suppressed_tokens, target_config};
+pub(crate) use crate::gemma4::gguf::is_assistant;
+pub use crate::gemma4::gguf::{assistant_config, target_config};
+pub use config::suppressed_tokens;
+pub(crate) use config::{ARCHITECTURE, MAX_IDS, architecture, eos_token_ids, only, refuse_unsupported, rows};
 pub use file::{Gguf, GgufTensor};
 pub use header::TensorInfo;
 pub(crate) use keys::{Keys, truth};

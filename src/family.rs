@@ -62,9 +62,12 @@ static GEMMA4: Family = Family {
     facts: gemma4::facts,
     vocab_size: |checkpoint| Ok(checkpoint.target_config()?.vocab_size),
     implied: gemma4::implied,
-    reply: |tokenizer, options| Some(channels(tokenizer, options)),
+    reply: |tokenizer, options| Some(Box::new(Channels::new(tokenizer, !options.tools.is_empty())?)),
     calls: |tokenizer| Some(Box::new(ChannelCalls::new(tokenizer)?)),
 };
+
+/// In the order in which they claim a tokenizer by its tokens.
+static FAMILIES: [&Family; 2] = [&QWEN35, &GEMMA4];
 
 /// Loads the target of a checkpoint of any family, to memory or to a device.
 ///
@@ -125,19 +128,15 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     (of(checkpoint)?.implied)(checkpoint)
 }
 
-/// The reply syntax whose markers are tokens of the tokenizer.
+/// The reply syntax whose markers are tokens of the tokenizer; without any, everything is text.
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
-    let found = [&QWEN35, &GEMMA4].into_iter().find_map(|family| (family.reply)(tokenizer, options));
-    found.unwrap_or_else(|| channels(tokenizer, options))
+    let found = FAMILIES.iter().find_map(|family| (family.reply)(tokenizer, options));
+    found.unwrap_or_else(|| Box::new(Channels::plain()))
 }
 
 /// The syntax of calls whose tokens are the tokenizer's.
 pub(crate) fn call_syntax(tokenizer: &Tokenizer) -> Option<Box<dyn CallSyntax>> {
-    [&QWEN35, &GEMMA4].into_iter().find_map(|family| (family.calls)(tokenizer))
-}
-
-fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
-    Box::new(Channels::new(tokenizer, !options.tools.is_empty()))
+    FAMILIES.iter().find_map(|family| (family.calls)(tokenizer))
 }
 
 /// The family of a checkpoint. What reading its files needs is in [`Architecture`].

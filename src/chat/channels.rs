@@ -8,7 +8,7 @@ use crate::tokenizer::Tokenizer;
 /// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel,
 /// `<|channel>thought\n .. <channel|>`, a tool call is `<|tool_call> .. <tool_call|>`. Calls that are
 /// malformed, or without offered tools, are text, including the names of their control tokens: no output is
-/// lost. If the tokenizer has no such tokens, everything is text.
+/// lost.
 pub(crate) struct Channels {
     /// In the order of [`MARKERS`].
     markers: [Option<u32>; MARKERS.len()],
@@ -77,10 +77,15 @@ struct Call {
 }
 
 impl Channels {
-    /// `tools`: whether tools were offered to the model.
-    pub(crate) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
+    /// `tools`: whether tools were offered to the model. `None` if the tokenizer has no such tokens.
+    pub(crate) fn new(tokenizer: &Tokenizer, tools: bool) -> Option<Self> {
         let markers = MARKERS.map(|(_, of)| marker(tokenizer, of));
-        Self { markers, tools, state: State::Text }
+        markers.iter().any(Option::is_some).then_some(Self { markers, tools, state: State::Text })
+    }
+
+    /// Without markers: everything is text.
+    pub(crate) fn plain() -> Self {
+        Self { markers: [None; MARKERS.len()], tools: false, state: State::Text }
     }
 
     fn text(&mut self, text: &str, parts: &mut Vec<ReplyPart>) {

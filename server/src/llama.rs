@@ -192,10 +192,7 @@ pub(crate) fn rendered(served: &Served, mut fields: Fields) -> Result<Chat, ApiE
     Ok(chat)
 }
 
-/// Gemma's beginning-of-text token.
-const BOS: &str = "<bos>";
-
-/// `POST /tokenize`: the tokens of `content`, with one `<bos>` if `add_special` is set or the text begins with it. Names of
+/// `POST /tokenize`: the tokens of `content`, with one BOS if `add_special` is set or the text begins with it. Names of
 /// control tokens are text if `parse_special` is false. A text that is certainly longer than the context is refused.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
@@ -206,17 +203,17 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let written = app.run_blocking(app.admit(1)?, "content", move |served| {
         let tokenizer = served.engine.tokenizer()?;
         prompt::check_length(served, text.len())?;
-        // `encode` refuses an empty text, whose only token is <bos>.
+        // `encode` refuses an empty text, whose only token is BOS.
         let encoded = match parse_special {
             _ if text.is_empty() => Vec::new(),
             true => tokenizer.encode(&text)?,
             false => tokenizer.encode_text(&text)?,
         };
-        // `encode` writes one <bos>, whether or not the text spells it.
-        let bos = tokenizer.id(BOS);
-        let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
-        let begins_with_bos = add_special || parse_special && text.starts_with(BOS);
-        let tokens = bos.filter(|_| begins_with_bos).into_iter().chain(own.iter().copied());
+        // `encode` writes BOS, whether or not the text spells it.
+        let bos = tokenizer.bos();
+        let own = encoded.iter().copied().skip_while(|id| Some(*id) == bos);
+        let is_spelled = |bos| tokenizer.token(bos).is_some_and(|name| text.starts_with(&name));
+        let tokens = bos.filter(|bos| add_special || parse_special && is_spelled(*bos)).into_iter().chain(own);
         // Written token by token: an array of values would take far more memory than its text.
         let mut body = String::from("{\"tokens\":[");
         for (i, id) in tokens.enumerate() {

@@ -85,6 +85,26 @@ fn token_texts_are_those_of_the_text() {
     assert_eq!(choice["message"]["content"], json!(String::from_utf8_lossy(&bytes)));
 }
 
+#[test]
+fn the_post_processor_may_add_bos() {
+    let bos = "<|endoftext|>";
+    let single = json!([{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    let special_tokens = json!({bos: {"id": bos, "ids": [0], "tokens": [bos]}});
+    let engine = with_tokenizer(|tokenizer| {
+        tokenizer["post_processor"] =
+            json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens});
+    });
+    let server = start_on(&engine, None);
+    let tokens = |body: Value| server.ask("/tokenize", &body)["tokens"].clone();
+    let text = tokens(json!({"content": "x"}));
+    assert_eq!(text.as_array().map(Vec::len), Some(1), "{text}");
+    let with_bos = json!([0, text[0]]);
+    assert_eq!(tokens(json!({"content": "x", "add_special": true})), with_bos);
+    assert_eq!(tokens(json!({"content": format!("{bos}x"), "add_special": true})), with_bos);
+    assert_eq!(tokens(json!({"content": format!("{bos}x")})), with_bos);
+    assert_eq!(tokens(json!({"content": "", "add_special": true})), json!([0]));
+}
+
 /// A token may end a stop string, and go on with bytes that are no character.
 #[test]
 fn stop_strings_before_invalid_bytes() {

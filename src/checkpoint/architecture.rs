@@ -39,9 +39,18 @@ impl Architecture {
         self == Self::Gemma4
     }
 
-    /// The regular expression of the pre-tokenizer of that name in GGUF files, which splits texts.
+    /// The pre-tokenizer of byte-level tokenizers, if the family has those: its name in GGUF files, and the regular
+    /// expression that splits texts.
+    pub fn pre_tokenizer(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Gemma4 => None,
+            Self::Qwen35 => Some(qwen35::SPLIT),
+        }
+    }
+
+    /// The regular expression of the pre-tokenizer of that name in GGUF files, of any family.
     pub fn pre_tokenizer_pattern(name: &str) -> Option<&'static str> {
-        let (own, pattern) = qwen35::SPLIT;
-        (name == own).then_some(pattern)
+        let mut all = [Self::Gemma4, Self::Qwen35].into_iter().filter_map(Self::pre_tokenizer);
+        all.find(|(own, _)| *own == name).map(|(_, pattern)| pattern)
     }
 }

@@ -6,14 +6,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::tokenizer_file::{AddedToken, TokenizerFile};
-use crate::checkpoint::architecture::Architecture;
 use crate::{Error, Result};
 
-/// Checks that readers give the ids of `source`, for byte-level BPE with the pre-tokenizer of the name `pre`.
+/// Checks that readers give the ids of `source`, for byte-level BPE with a pre-tokenizer that splits at
+/// `pattern`; `None` if the family has none.
 ///
 /// # Errors
 /// If a step or a flag differs.
-pub(super) fn check(path: &Path, source: &TokenizerFile, pre: &str) -> Result<()> {
+pub(super) fn check(path: &Path, source: &TokenizerFile, pattern: Option<&str>) -> Result<()> {
     let refused = |field: String, problem: String| {
         let problem = format!("{problem}, which a GGUF file cannot represent; use the directory");
         Err(Error::Config { path: path.to_owned(), field, problem })
@@ -30,8 +30,8 @@ pub(super) fn check(path: &Path, source: &TokenizerFile, pre: &str) -> Result<()
         }
         (is_spaces(&normalizers), splits.iter().all(|split| is_split(split, &json!({ "String": " " }))))
     } else {
-        let pattern = Architecture::pre_tokenizer_pattern(pre).unwrap_or_default();
-        (matches!(normalizers[..], [only] if only["type"] == "NFC"), is_byte_level(&splits, pattern))
+        let splits = pattern.is_some_and(|pattern| is_byte_level(&splits, pattern));
+        (matches!(normalizers[..], [only] if only["type"] == "NFC"), splits)
     };
     if !normalizes {
         return step("normalizer", &source.normalizer);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::representable;
 use super::tokenizer_file::{AddedToken, Merge, TokenizerFile};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Fields, is_present, regular_file};
+use crate::checkpoint::{Architecture, Fields, is_present, regular_file};
 use crate::tokenizer::byte_token;
 use crate::{Error, Result, chat};
 
@@ -45,12 +45,12 @@ pub(super) fn declare(
         return declare_ids(file, config);
     }
     let source = read(&path)?;
-    let pre = architecture.strip_suffix("moe").unwrap_or(architecture);
-    representable::check(&path, &source, pre)?;
+    let pre = Architecture::of(architecture).pre_tokenizer();
+    representable::check(&path, &source, pre.map(|(_, pattern)| pattern))?;
     let (tokens, kinds) = tokens(&path, &source, vocab_size)?;
     file.value("tokenizer.ggml.model", if source.model.byte_fallback { "gemma4" } else { "gpt2" })?;
-    if !source.model.byte_fallback {
-        file.value("tokenizer.ggml.pre", pre)?;
+    if let Some((name, _)) = pre.filter(|_| !source.model.byte_fallback) {
+        file.value("tokenizer.ggml.pre", name)?;
     }
     file.array("tokenizer.ggml.tokens", tokens.iter().map(String::as_str))?;
     file.array("tokenizer.ggml.scores", tokens.iter().map(|_| SCORE))?;

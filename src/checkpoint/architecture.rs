@@ -1,7 +1,7 @@
 //! Model families as far as reading files needs them: by `model_type` (config.json) or `general.architecture` (GGUF).
 
-use super::gguf::names::{GEMMA4, Names};
-use crate::qwen35;
+use super::gguf::names::Names;
+use crate::{gemma4, qwen35};
 
 /// A model family's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Architecture {
     /// Tensor names, given the block of the NextN head in a GGUF file, if any.
     pub fn names(self, nextn: Option<u32>) -> Names {
         match self {
-            Self::Gemma4 => GEMMA4,
+            Self::Gemma4 => gemma4::names::NAMES,
             Self::Qwen35 => qwen35::names(nextn),
         }
     }

@@ -2,11 +2,12 @@
 
 use super::config::{AssistantConfig, TextConfig};
 use super::implied::{implied, implied_of_assistant};
+use super::names::gguf_names;
 use super::{config_json, describe};
 use crate::Result;
 use crate::checkpoint::convert::options::{AssistantLayout, ToGgufOptions};
 use crate::checkpoint::convert::plan::{Description, Directory, plan};
-use crate::checkpoint::gguf::{GgufWriter, gguf_names};
+use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, Expected, Fields, is_head, is_tower};
 
 const ROPE_FREQS: &str = "rope_freqs.weight";

@@ -14,6 +14,7 @@ pub(crate) mod gguf;
 mod implied;
 mod layer;
 mod moe;
+pub(crate) mod names;
 mod on_device;
 mod pair;
 mod per_layer;

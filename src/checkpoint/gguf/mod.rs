@@ -24,13 +24,13 @@ mod writer;
 
 pub(crate) use crate::gemma4::gguf::is_assistant;
 pub use crate::gemma4::gguf::{assistant_config, target_config};
+pub use crate::gemma4::names::{gguf_names, hugging_face_name};
 pub use config::suppressed_tokens;
 pub(crate) use config::{ARCHITECTURE, MAX_IDS, architecture, eos_token_ids, only, refuse_unsupported, rows};
 pub use file::{Gguf, GgufTensor};
 pub use header::TensorInfo;
 pub(crate) use keys::{Keys, truth};
 pub use metadata::{Array, Value, ValueType};
-pub use names::{gguf_names, hugging_face_name};
 pub(crate) use sampling::declare_sampling;
 pub use sampling::sampling_defaults;
 pub(crate) use split::split_part;

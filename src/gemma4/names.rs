@@ -1,14 +1,10 @@
-//! Tensor names: llama.cpp's and Hugging Face's, without the latter's prefix (`model.language_model.`, `model.`).
-//!
-//! Assistants exist in four layouts: `nextn.*`, llama.cpp's; `mtp.*`, `mtp_*` and `assistant.*`, those of forks.
+//! Tensor names, llama.cpp's and Hugging Face's. Assistants exist in four layouts: `nextn.*`, llama.cpp's; `mtp.*`,
+//! `mtp_*` and `assistant.*`, those of forks.
 
 use crate::checkpoint::gguf::names::{GATE_UP, Names};
 
 /// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is llama.cpp's.
-const GLOBAL: [(&str, &str); 20] = [
-    ("token_embd.weight", "embed_tokens.weight"),
-    ("output_norm.weight", "norm.weight"),
-    ("output.weight", "lm_head.weight"),
+const GLOBAL: [(&str, &str); 17] = [
     ("per_layer_token_embd.weight", "embed_tokens_per_layer.weight"),
     ("per_layer_model_proj.weight", "per_layer_model_projection.weight"),
     ("per_layer_proj_norm.weight", "per_layer_projection_norm.weight"),
@@ -76,10 +72,11 @@ pub fn hugging_face_name(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::gguf::names::OUTER;
 
     #[test]
     fn names_go_there_and_back() {
-        for (gguf, hf) in GLOBAL {
+        for &(gguf, hf) in OUTER.iter().chain(&GLOBAL) {
             assert_eq!(hugging_face_name(gguf).as_deref(), Some(hf));
             assert!(gguf_names(hf).iter().any(|name| name == gguf));
         }

@@ -1,6 +1,6 @@
 //! Tensor names, llama.cpp's and Hugging Face's, and the pre-tokenizer's.
 
-use crate::checkpoint::gguf::names::{GATE_UP, Names, OUTER};
+use crate::checkpoint::gguf::names::{GATE_UP, Names};
 
 /// Names inside layer `i`: after `blk.i.`, and after `layers.i.`. The first of several GGUF names is llama.cpp's.
 const LAYER: [(&str, &str); 28] = [
@@ -53,7 +53,7 @@ pub(crate) const SPLIT: (&str, &str) = (
 
 /// The tensor names of a checkpoint whose NextN head is block `nextn`.
 pub(crate) fn names(nextn: Option<u32>) -> Names {
-    Names { global: OUTER, layer: &LAYER, nextn, head: &HEAD }
+    Names { global: &[], layer: &LAYER, nextn, head: &HEAD }
 }
 
 #[cfg(test)]

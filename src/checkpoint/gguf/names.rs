@@ -5,6 +5,7 @@ type Table = &'static [(&'static str, &'static str)];
 
 /// The tensor names of a family, in GGUF and at Hugging Face. Several in GGUF may map to one there.
 pub struct Names {
+    /// Outside the layers, except [`OUTER`].
     pub(crate) global: Table,
     /// Inside layer `i`: after `blk.i.`, and after `layers.i.`.
     pub(crate) layer: Table,
@@ -29,7 +30,7 @@ impl Names {
     pub(crate) fn gguf(&self, name: &str) -> Vec<String> {
         match self.block(name) {
             Some((index, table, rest)) => with(table, rest).map(|name| format!("blk.{index}.{name}")).collect(),
-            None => with(self.global, name).map(str::to_owned).collect(),
+            None => with(OUTER, name).chain(with(self.global, name)).map(str::to_owned).collect(),
         }
     }
 
@@ -55,7 +56,7 @@ impl Names {
                 None => of(self.head, rest).map(|name| format!("mtp.{name}")),
             },
             Some((index, rest)) => of(self.layer, rest).map(|name| format!("layers.{index}.{name}")),
-            None => of(self.global, name).map(str::to_owned),
+            None => of(OUTER, name).or_else(|| of(self.global, name)).map(str::to_owned),
         }
     }
 

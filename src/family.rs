@@ -130,8 +130,8 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
 
 /// The reply syntax whose markers are tokens of the tokenizer; without any, everything is text.
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
-    let found = FAMILIES.iter().find_map(|family| (family.reply)(tokenizer, options));
-    found.unwrap_or_else(|| Box::new(Channels::plain()))
+    let plain: Box<dyn ReplySyntax> = Box::<Channels>::default();
+    FAMILIES.iter().find_map(|family| (family.reply)(tokenizer, options)).unwrap_or(plain)
 }
 
 /// The syntax of calls whose tokens are the tokenizer's.

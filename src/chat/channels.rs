@@ -8,7 +8,8 @@ use crate::tokenizer::Tokenizer;
 /// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel,
 /// `<|channel>thought\n .. <channel|>`, a tool call is `<|tool_call> .. <tool_call|>`. Calls that are
 /// malformed, or without offered tools, are text, including the names of their control tokens: no output is
-/// lost.
+/// lost. The default has no markers: everything is text.
+#[derive(Default)]
 pub(crate) struct Channels {
     /// In the order of [`MARKERS`].
     markers: [Option<u32>; MARKERS.len()],
@@ -55,8 +56,9 @@ pub(super) fn without_channels(tokenizer: &Tokenizer, text: &str) -> Option<Stri
     is_marked.then(|| text.split(close).flat_map(|piece| piece.split(open).next()).collect())
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 enum State {
+    #[default]
     Text,
     /// The name of a channel, to the end of its line.
     ChannelName(String),
@@ -81,11 +83,6 @@ impl Channels {
     pub(crate) fn new(tokenizer: &Tokenizer, tools: bool) -> Option<Self> {
         let markers = MARKERS.map(|(_, of)| marker(tokenizer, of));
         markers.iter().any(Option::is_some).then_some(Self { markers, tools, state: State::Text })
-    }
-
-    /// Without markers: everything is text.
-    pub(crate) fn plain() -> Self {
-        Self { markers: [None; MARKERS.len()], tools: false, state: State::Text }
     }
 
     fn text(&mut self, text: &str, parts: &mut Vec<ReplyPart>) {

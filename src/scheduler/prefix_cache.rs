@@ -40,8 +40,8 @@ pub struct PrefixCacheOptions {
     /// Tokens of a prompt between two of its first 64 cached prefixes; between the next 64 twice as many, then four
     /// times as many, and so on. A prompt that diverges from a cached one between two prefixes continues from the
     /// longer one, truncated, if [`Session::rewind`] can do that; else it computes the tokens after the shorter one
-    /// again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix. At least
-    /// 1. Default: 256.
+    /// again, and is cached at that place. A pass reads at most the tokens up to the next cached prefix. At least 1.
+    /// Default: 256.
     pub interval: usize,
     /// Limit in bytes of the engine's pages in use, those of running sequences included, and of the prefixes' recurrent
     /// states and tokens, which are in no page and take at most half of it; beyond it the least recently used prefixes

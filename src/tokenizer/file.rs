@@ -6,8 +6,8 @@ use std::fmt;
 
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
-use tokenizers::AddedToken;
+use serde_json::Value;
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 use super::bpe::{Bpe, BpeOptions, BpeTokenizer, Merges};
 use super::vocabulary::{Text, Vocabulary};
@@ -143,25 +143,11 @@ pub(super) fn tokenizer(json: &[u8]) -> Result<BpeTokenizer, AnyError> {
     kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
     kinds("post_processor", &file.post_processor, "processors", &POST_PROCESSORS)?;
     kinds("decoder", &file.decoder, "decoders", &DECODERS)?;
-    // By the crate's own parser: deserializing its types here would compile their visitors again, a
-    // thirteenth of this library.
-    let parts = json!({
-        "normalizer": file.normalizer,
-        "pre_tokenizer": file.pre_tokenizer,
-        "post_processor": file.post_processor,
-        "decoder": file.decoder,
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    });
-    let parts = parts.to_string().parse::<tokenizers::Tokenizer>().map_err(|error| {
-        // It ends with a position in this text, not in the file.
-        let message = error.to_string();
-        message.rsplit_once(" at line ").map_or(&*message, |(problem, _)| problem).to_owned()
-    })?;
     let mut tokenizer = BpeTokenizer::new(file.model.build()?);
-    tokenizer.with_normalizer(parts.get_normalizer().cloned())?;
-    tokenizer.with_pre_tokenizer(parts.get_pre_tokenizer().cloned());
-    tokenizer.with_post_processor(parts.get_post_processor().cloned());
-    tokenizer.with_decoder(parts.get_decoder().cloned());
+    tokenizer.with_normalizer(serde_json::from_value::<Option<NormalizerWrapper>>(file.normalizer)?)?;
+    tokenizer.with_pre_tokenizer(serde_json::from_value::<Option<PreTokenizerWrapper>>(file.pre_tokenizer)?);
+    tokenizer.with_post_processor(serde_json::from_value::<Option<PostProcessorWrapper>>(file.post_processor)?);
+    tokenizer.with_decoder(serde_json::from_value::<Option<DecoderWrapper>>(file.decoder)?);
     let declared: Vec<_> = file.added_tokens.iter().map(|added| (added.token.content.clone(), added.id)).collect();
     tokenizer.add_tokens(file.added_tokens.into_iter().map(|added| added.token))?;
     // Those that the model lacks are numbered in their order: a missing one would shift all after it.
